@@ -24,8 +24,8 @@ from tenuto.cli.base import Command, Group
 from tenuto.cli.root import cli
 from tenuto.client import target
 from tenuto.crash_points import POINTS
-from tenuto.manifest.schema import schema as schema_of_yaml
-from tenuto.manifest.tasks import NAMES as YAML_NAMES
+from tenuto.manifest.schema import json_schema as schema_of_yaml
+from tenuto.manifest.tasks import FIELD_NAMES as YAML_NAMES
 from tenuto.metrics import TABLE as METRICS
 from tenuto.model import errors
 from tenuto.model.tasks import commands
@@ -431,11 +431,11 @@ def metrics() -> str:
             metric.kind,
             ", ".join(code(label) for label in metric.labels),
             metric.help,
-            tellers[metric.told],
+            tellers[metric.reported_by],
         )
         for metric in METRICS
     ]
-    return table(("metric", "kind", "labels", "", "told by"), rows)
+    return table(("metric", "kind", "labels", "", "reported by"), rows)
 
 
 def decisions() -> str:

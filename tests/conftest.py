@@ -98,7 +98,7 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _migrate(url: str) -> None:
     async def migrate() -> None:
-        store = app.open_store(url)
+        store = app.create_store(url)
         await store.migrate()
         await store.close()
 

@@ -165,7 +165,7 @@ LOOKED_UP: dict[str, Call] = {
     "definition to delete": lambda e, f, bad: e.definitions.delete(bad),
     "definitions to export": lambda e, f, bad: e.definitions.export(["fine", bad]),
     "definition to start": lambda e, f, bad: e.flows.start(bad),
-    "running group": lambda e, f, bad: e.flows.live_group(bad),
+    "running group": lambda e, f, bad: e.flows.find_open_group(bad),
     **{f"schedule to {each}": naming("schedules", each) for each in (*TURNS, "next")},
     **{f"trigger to {each}": naming("triggers", each) for each in TURNS},
     "rate limit": lambda e, f, bad: e.rate_limits.delete(bad),
@@ -352,7 +352,7 @@ async def test_the_ends_of_time(engine: Engine) -> None:
         told = await answer(engine.submit(new(run_at=at, queue_ttl_s=10)))
         assert told in ("accepted", "invalid_value")
     await engine.submit(new())
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     await claim_one(engine)
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.contract.flowing import Wrong, worked
 
 from tenuto import app
-from tenuto.cli.flows.flow_tree import lines
+from tenuto.cli.flows.flow_tree import tree_lines
 from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.settings import Settings
@@ -51,5 +51,7 @@ async def test_an_example_ends_as_it_is_drawn(
                 await engine.inbox.answer(item.id, approve=True)
         await worked(engine, agent, handler)
         assert (await engine.flow_views.show(flow)).status == "COMPLETED"
-        shown = [f"{line.branch}{line.text}" for line in lines(await engine.flow_views.graph(flow))]
+        shown = [
+            f"{line.branch}{line.text}" for line in tree_lines(await engine.flow_views.graph(flow))
+        ]
     assert shown == drawing.splitlines()

@@ -97,7 +97,7 @@ def test_a_home_that_nobody_has(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("XDG_DATA_HOME", "~nobody-of-this-name")
     with pytest.raises(Invalid, match=r"^XDG_DATA_HOME "):
         load()
-    assert load({"database": "postgresql://host/db"}).url() == "postgresql://host/db"
+    assert load({"database": "postgresql://host/db"}).database_url() == "postgresql://host/db"
     monkeypatch.setenv("XDG_CONFIG_HOME", "~nobody-of-this-name")
     with pytest.raises(Invalid, match=r"^XDG_CONFIG_HOME "):
         read_login()
@@ -116,9 +116,9 @@ def test_files_that_are_nested_too_deep(home: Path) -> None:
 
 def test_a_workspace_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     for where in ({}, {"database": "sqlite:///t.db"}, {"data": "folder"}):
-        with pytest.raises(Invalid, match="leave the workspace out"):
+        with pytest.raises(Invalid, match="omit the workspace"):
             resolve_target(workspace=WORKSPACE, **where)
-        with pytest.raises(Invalid, match="leave the token out"):
+        with pytest.raises(Invalid, match="omit the token"):
             resolve_target(token="t", **where)
     monkeypatch.setenv("TENUTO_WORKSPACE", WORKSPACE)
     with pytest.raises(Invalid, match="unset TENUTO_WORKSPACE"):
@@ -203,11 +203,11 @@ async def test_workers_of_up_reach_the_database_as_it_does(
     await WorkerPool(None, chosen, 1)._start()  # type: ignore[arg-type]
     for name, value in started[0].items():
         monkeypatch.setenv(name, value)
-    assert load() == msgspec.structs.replace(chosen, data=str(chosen.folder()))
+    assert load() == msgspec.structs.replace(chosen, data=str(chosen.data_folder()))
     (home / "tenuto.toml").write_text(
         'pooler = "transaction"\ndatabase_direct = "postgresql://server/db"\n'
     )
-    assert load() == msgspec.structs.replace(chosen, data=str(chosen.folder()))
+    assert load() == msgspec.structs.replace(chosen, data=str(chosen.data_folder()))
 
 
 async def test_a_worker_of_the_benchmark_works_on_the_database_that_is_measured(

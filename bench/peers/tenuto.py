@@ -31,7 +31,7 @@ class _Tenuto(Peer):
         return self.target
 
     async def connect(self) -> None:
-        store = app.open_store(self.url())
+        store = app.create_store(self.url())
         await store.migrate()
         await store.close()
         self._stack = AsyncExitStack()

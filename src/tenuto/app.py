@@ -1,4 +1,7 @@
-"""Puts the parts together: the only module that knows every concrete class."""
+"""Builds the programs from their parts and runs them: worker, coordinator, API and `up`.
+
+The only module that imports every concrete class.
+"""
 
 import asyncio
 import gc
@@ -25,9 +28,9 @@ from tenuto.engine.agents.subtask_tree import SpawnLimits
 from tenuto.engine.engine import Engine
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid, Unavailable
-from tenuto.settings import Settings, listed
+from tenuto.settings import Settings, split_commas
 from tenuto.store.protocol import Store
-from tenuto.store.schema import NEEDS
+from tenuto.store.schema import REQUIRED_SCHEMA
 from tenuto.store.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
@@ -41,50 +44,50 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("tenuto")
 
-_GC = (50_000, 20, 50)
-_SWITCH_S = 0.0005
-_LONGEST_REASON = 300
-_HINT_S = 10
+_GC_THRESHOLDS = (50_000, 20, 50)
+_SWITCH_INTERVAL_S = 0.0005
+_MAX_REASON_CHARS = 300
+_HINT_TIMEOUT_S = 10
 PARENT_PIPE = "TENUTO_PARENT_PIPE"
-"""Set for a child that must stop when its standard input ends."""
+"""Environment variable of a child process that must stop when its standard input ends."""
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result, on the fastest event loop that is installed.
+    """Runs the coroutine on the fastest event loop that is installed and returns its result.
 
-    An exit that something on the loop raises, as a task that a handler started may, is a failure of
-    whoever waits for it and not the end of the program: others work here, too.
+    If another task on the loop raises an exit, for example a task that a handler started, only the
+    code that waits for that task fails. The program goes on, because other tasks run here, too.
     """
     try:
-        _tune()
-        with asyncio.Runner(loop_factory=_fastest()) as runner:
+        _tune_interpreter()
+        with asyncio.Runner(loop_factory=_fastest_loop_factory()) as runner:
             task = runner.get_loop().create_task(main)
             while True:
                 try:
-                    runner.run(_ended(task))
-                except (SystemExit, KeyboardInterrupt) as left:
-                    if task.done() or _is_a_persons(left):
+                    runner.run(_wait_until_done(task))
+                except (SystemExit, KeyboardInterrupt) as error:
+                    if task.done() or _is_ctrl_c(error):
                         raise
-                    log.exception("something on the event loop raised an exit; the others go on")
+                    log.exception("a task on the event loop raised an exit; others continue")
                 else:
                     return task.result()
     finally:
-        main.close()  # interrupted before it began, it would complain
+        main.close()  # a coroutine that never started would warn
 
 
-def _tune() -> None:
-    """Set the interpreter up for a process that does one thing."""
-    # A worker makes many objects that die young and hardly any cycles: look for those less often,
-    # and never among what the program was loaded with.
+def _tune_interpreter() -> None:
+    """Configures the interpreter for a process with a single purpose."""
+    # A worker creates many short-lived objects and hardly any reference cycles: search for cycles
+    # less often, and never among the objects that were loaded with the program.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_GC)
-    # A thread that writes to SQLite wants the interpreter only between two statements.
-    sys.setswitchinterval(_SWITCH_S)
+    gc.set_threshold(*_GC_THRESHOLDS)
+    # A thread that writes to SQLite needs the interpreter only between two statements.
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
-def _fastest() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """What makes the fastest event loop that is installed."""
+def _fastest_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Returns a factory of uvloop event loops, or `None` if uvloop is not installed."""
     try:
         import uvloop  # noqa: PLC0415  optional
     except ImportError:
@@ -92,8 +95,11 @@ def _fastest() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _ended(task: "asyncio.Task[T]") -> None:
-    """Over when the task is; asked to end, it ends the task, which may have the last word."""
+async def _wait_until_done(task: "asyncio.Task[T]") -> None:
+    """Waits until the task is done.
+
+    If cancelled, it cancels the task, and raises only if the task then really ends cancelled.
+    """
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
@@ -103,69 +109,75 @@ async def _ended(task: "asyncio.Task[T]") -> None:
             raise
 
 
-def _is_a_persons(left: BaseException) -> bool:
-    """Whether somebody may have pressed Ctrl-C; where a program listens to it nothing is raised."""
-    listens = signal.getsignal(signal.SIGINT)
-    listened_to = callable(listens) and listens is not signal.default_int_handler
-    return isinstance(left, KeyboardInterrupt) and not listened_to
+def _is_ctrl_c(error: BaseException) -> bool:
+    """True if a user may have pressed Ctrl-C.
+
+    A program with its own handler of SIGINT gets no exception from Ctrl-C.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    has_own_handler = callable(handler) and handler is not signal.default_int_handler
+    return isinstance(error, KeyboardInterrupt) and not has_own_handler
 
 
 def process_name(clock: Clock) -> str:
-    """`{host}:{pid}:{uuid}`: this process among all."""
+    """Returns `{host}:{pid}:{uuid}`, which is unique among all processes."""
     return f"{socket.gethostname()}:{os.getpid()}:{clock.new_id()}"
 
 
-def shown(url: str) -> str:
-    """The address without its password."""
+def display_url(url: str) -> str:
+    """Returns the URL with its password masked."""
     return logs.without_password(url)
 
 
 def sqlite_path(url: str) -> str | None:
-    """The file of a SQLite address, `None` for another kind of database.
+    """Returns the file of a SQLite URL; `None` for another kind of database.
 
-    `sqlite:///t.db` is relative to here, `sqlite:////var/t.db` absolute.
+    `sqlite:///t.db` is relative to the current folder, `sqlite:////var/t.db` is absolute.
     """
     if not url.startswith("sqlite:"):
         return None
-    path = url.removeprefix("sqlite:///")
-    if path == url or not path.strip("/"):
+    file = url.removeprefix("sqlite:///")
+    if file == url or not file.strip("/"):
         raise Invalid(f"{url!r} names no file; use sqlite:///path", "database_invalid")
-    return path
+    return file
 
 
-def configured_store(settings: Settings, *, many: bool = False) -> Store:
-    """The settings' store; nothing is connected yet. `many`: it will serve many tenants."""
+def create_configured_store(settings: Settings, *, many_tenants: bool = False) -> Store:
+    """Creates the settings' store, not yet connected. `many_tenants`: it will serve many."""
     if not settings.pooler:
-        return open_store(settings.url(), many=many)
+        return create_store(settings.database_url(), many_tenants=many_tenants)
     from tenuto.store.postgres.pooler import Pooler  # noqa: PLC0415  asyncpg only when used
     from tenuto.store.postgres.store import PostgresStore  # noqa: PLC0415
 
     pooler = Pooler(settings.database_runtime, settings.database_direct)
-    return PostgresStore(settings.url(), pooler=pooler)
+    return PostgresStore(settings.database_url(), pooler=pooler)
 
 
-def open_store(url: str, *, many: bool = False) -> Store:
-    """The same for an address, where no pooler is in between."""
+def create_store(url: str, *, many_tenants: bool = False) -> Store:
+    """Creates the store of a database URL, not yet connected, for use without a pooler."""
     path = sqlite_path(url)
     if path is not None:
         if path != ":memory:":
             try:
                 private.make_folder(Path(path).parent)
             except OSError as error:
-                raise Unavailable(f"cannot make a folder for {path}: {error}") from error
+                raise Unavailable(f"cannot create the folder of {path}: {error}") from error
         return SqliteStore(path)
     if url.startswith(("postgresql://", "postgres://")):
         from tenuto.store.postgres.store import PostgresStore  # noqa: PLC0415  asyncpg only when used
 
-        return PostgresStore(url, many=many)
+        return PostgresStore(url, share_connections=many_tenants)
     raise Invalid(
-        f"{shown(url)!r} is not a database address; use sqlite:///path or postgresql://...",
+        f"{display_url(url)!r} is not a database address; use sqlite:///path or postgresql://...",
         "database_invalid",
     )
 
 
-async def identities(engine: Engine) -> "dict[str, Identity]":
-    """Who the engine's connections act as, by whose they are; empty where there are no roles."""
+async def connection_identities(engine: Engine) -> "dict[str, Identity]":
+    """Returns the database roles of the engine's connections, by "system" and "tenants".
+
+    Empty for SQLite, which has no roles.
+    """
     if isinstance(engine.store, SqliteStore):
         return {}
     from tenuto.store.postgres.store import PostgresStore  # noqa: PLC0415  asyncpg only when used
@@ -179,35 +191,37 @@ async def identities(engine: Engine) -> "dict[str, Identity]":
 
 
 def open_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:
-    """The hints that go with a store."""
+    """Creates the broker of hints that belongs to the store: in memory, local or PostgreSQL."""
     path = sqlite_path(url)
     if path == ":memory:":
         return MemoryWakeups()
     if path is not None:
         return LocalWakeups(path, name[-20:], store.clock)
     from tenuto.broker.postgres import PostgresWakeups  # noqa: PLC0415  asyncpg only when used
-    from tenuto.store.postgres.sessions import DIRECT  # noqa: PLC0415
+    from tenuto.store.postgres.sessions import DIRECT_SETTINGS  # noqa: PLC0415
     from tenuto.store.postgres.store import PostgresStore  # noqa: PLC0415
 
     assert isinstance(store, PostgresStore)
     if (direct := store.direct) is None:
         return MemoryWakeups()
     wakeups = PostgresWakeups(
-        lambda: direct.connect(DIRECT, command_timeout=_HINT_S), store.clock, listen=listen
+        lambda: direct.connect(DIRECT_SETTINGS, command_timeout=_HINT_TIMEOUT_S),
+        store.clock,
+        listen=listen,
     )
-    direct.when_given_up(wakeups.reconnect)
+    direct.on_server_abandoned(wakeups.reconnect)
     return wakeups
 
 
 @asynccontextmanager
-async def opened(
-    settings: Settings, *, listen: bool = False, many: bool = False
+async def open_store_and_hints(
+    settings: Settings, *, listen: bool = False, many_tenants: bool = False
 ) -> AsyncIterator[tuple[Store, Wakeups]]:
-    """The settings' store and its hints. An embedded database is made and migrated by itself."""
-    url = settings.url()
-    store = configured_store(settings, many=many)
+    """Opens the settings' store and its hints; first creates and migrates an embedded database."""
+    url = settings.database_url()
+    store = create_configured_store(settings, many_tenants=many_tenants)
     try:
-        if isinstance(store, SqliteStore) and (await store.schema()).schema < NEEDS:
+        if isinstance(store, SqliteStore) and (await store.schema()).schema < REQUIRED_SCHEMA:
             await store.migrate()
         await store.open()
         wakeups = open_wakeups(url, store, process_name(store.clock), listen=listen)
@@ -225,32 +239,32 @@ async def opened(
 async def connect(
     settings: Settings, *, actor: str | None = None, listen: bool = False
 ) -> AsyncIterator[Engine]:
-    """An engine on the settings' database."""
-    async with opened(settings, listen=listen) as (store, wakeups):
-        vault = cache(lambda: open_vault(settings))
-        engine = Engine(store, wakeups, actor=actor, vault=vault)
-        engine.core.tree = SpawnLimits(settings.max_depth, settings.max_children)
+    """Opens an engine on the settings' database. `listen`: it also receives hints."""
+    async with open_store_and_hints(settings, listen=listen) as (store, wakeups):
+        key_ring = cache(lambda: open_key_ring(settings))
+        engine = Engine(store, wakeups, actor=actor, key_ring=key_ring)
+        engine.core.spawn_limits = SpawnLimits(settings.max_depth, settings.max_children)
         engine.core.transcript_kb = settings.transcript_kb
-        engine.core.lanes.ceiling = settings.ceiling()
-        engine.system.lanes.ceiling = settings.ceiling()
+        engine.core.lanes.ceiling = settings.quota_ceiling()
+        engine.system.lanes.ceiling = settings.quota_ceiling()
         yield engine
 
 
-def open_vault(settings: Settings) -> "KeyRing":
-    """The keys that seal secrets: the settings', or a file in the data folder."""
+def open_key_ring(settings: Settings) -> "KeyRing":
+    """Loads the encryption keys from the setting `keys`, else from a file in the key folder."""
     from tenuto.encryption_keys import load_ring  # noqa: PLC0415  not for every command
 
     return load_ring(key_folder(settings), settings.keys or None)
 
 
 def key_folder(settings: Settings) -> Path:
-    """Where the file of keys is: beside an embedded database, else in the data folder."""
-    path = sqlite_path(settings.url())
-    return settings.folder() if path in (None, ":memory:") else Path(path or "").parent
+    """Returns the folder of the key file: that of an embedded database, else the data folder."""
+    path = sqlite_path(settings.database_url())
+    return settings.data_folder() if path in (None, ":memory:") else Path(path or "").parent
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker process was asked to work."""
+    """Command-line options of a worker process."""
 
     agent: str = "local"
     slots: int | None = None
@@ -263,16 +277,21 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int | None = None
 
 
-def _tell(role: str, settings: Settings, metrics_port: int | None = None) -> None:
-    """Set up what a program that runs until it is stopped tells of itself."""
+def _set_up_logs_and_metrics(
+    role: str, settings: Settings, metrics_port: int | None = None
+) -> None:
+    """Sets up the logs, traces and, if a port is given, the metrics endpoint of this process."""
     logs.set_up(style=settings.log)
-    tracing.set_up(role, wanted=settings.otel)
+    tracing.set_up(role, enabled=settings.otel)
     if metrics_port is not None:
-        _tell_metrics(settings.host, metrics_port)
+        _serve_metrics(settings.host, metrics_port)
 
 
-def _tell_metrics(host: str, port: int) -> None:
-    """Answer Prometheus where no API does; `Unavailable` when somebody else has the port."""
+def _serve_metrics(host: str, port: int) -> None:
+    """Serves metrics to Prometheus from a process without an API.
+
+    Raises `Unavailable` if another program uses the port.
+    """
     from prometheus_client import start_http_server  # noqa: PLC0415  not for every command
 
     from tenuto.metrics import PROCESS_METRICS  # noqa: PLC0415
@@ -281,62 +300,71 @@ def _tell_metrics(host: str, port: int) -> None:
         start_http_server(port, host, PROCESS_METRICS.registry)
     except OSError as error:
         raise Unavailable(
-            f"cannot tell metrics on {host}:{port}: {error.strerror or error}", "port_taken"
+            f"cannot serve metrics on {host}:{port}: {error.strerror or error}", "port_taken"
         ) from error
 
 
-def serve_worker(settings: Settings, options: WorkerOptions, reach: "Connect | None" = None) -> int:
-    """Work until asked to stop, for the engine that `reach` gives if it is elsewhere."""
-    _tell("worker", settings, options.metrics_port)
-    return run(_worker(settings, options, reach))
+def serve_worker(
+    settings: Settings, options: WorkerOptions, connect_remote: "Connect | None" = None
+) -> int:
+    """Runs a worker until it is asked to stop and returns the exit code.
+
+    `connect_remote` connects to the engine of a server; the default is the settings' database.
+    """
+    _set_up_logs_and_metrics("worker", settings, options.metrics_port)
+    return run(_run_worker(settings, options, connect_remote))
 
 
 def serve_coordinator(settings: Settings, metrics_port: int | None = None) -> int:
-    """Coordinate until asked to stop; the exit code."""
-    _tell("coordinator", settings, metrics_port)
-    return run(_coordinator(settings))
+    """Runs a coordinator until it is asked to stop and returns the exit code."""
+    _set_up_logs_and_metrics("coordinator", settings, metrics_port)
+    return run(_run_coordinator(settings))
 
 
 def serve_api(settings: Settings) -> int:
-    """Answer requests until asked to stop; the exit code."""
-    _tell("api", settings)
-    return run(_api(settings))
+    """Serves the API until it is asked to stop and returns the exit code."""
+    _set_up_logs_and_metrics("api", settings)
+    return run(_run_api(settings))
 
 
 def serve_up(settings: Settings, workers: int) -> int:
-    """Coordinator here and workers as child processes, until asked to stop; the exit code."""
-    _tell("up", settings)
-    return run(_up(settings, workers))
+    """Runs coordinator and API here and workers as child processes until it is asked to stop.
+
+    Returns the exit code.
+    """
+    _set_up_logs_and_metrics("up", settings)
+    return run(_run_up(settings, workers))
 
 
-def stop_on_signals(tell: Callable[[], None] = lambda: None) -> asyncio.Event:
-    """An event that SIGTERM, SIGINT, or the end of a supervising parent sets.
+def stop_on_signals(on_signal: Callable[[], None] = lambda: None) -> asyncio.Event:
+    """Returns an event that SIGTERM, SIGINT, or the exit of a supervising parent process sets.
 
-    Of a signal `tell` hears at once, even while the event loop is kept busy.
+    A signal also calls `on_signal` at once, even while the event loop is busy.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def heard(_number: int, _frame: object) -> None:
+    def handle_signal(_number: int, _frame: object) -> None:
         loop.call_soon_threadsafe(stop.set)
-        tell()
+        on_signal()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, heard)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, handle_signal)
     if os.environ.get(PARENT_PIPE):
-        # Standard input is a pipe that only the parent holds: its end is the parent's end.
-        def read() -> None:
+        # Standard input is a pipe that only the parent holds open: it ends when the parent exits.
+        def on_readable() -> None:
             if not os.read(0, 4096):
-                loop.remove_reader(0)  # an ended pipe stays readable: one look is enough
+                loop.remove_reader(0)  # an ended pipe stays readable: once is enough
                 stop.set()
 
-        loop.add_reader(0, read)
+        loop.add_reader(0, on_readable)
     return stop
 
 
-async def _worker(
-    settings: Settings, options: WorkerOptions, reach: "Connect | None" = None
+async def _run_worker(
+    settings: Settings, options: WorkerOptions, connect_remote: "Connect | None" = None
 ) -> int:
+    """Runs a worker with one agent until it is asked to stop; returns the exit code."""
     from tenuto.worker.session import Supervisor  # noqa: PLC0415  not for every command
     from tenuto.worker.worker import Worker  # noqa: PLC0415
 
@@ -344,17 +372,19 @@ async def _worker(
         settings = msgspec.structs.replace(settings, slots=options.slots)
     worker: Worker | None = None
 
-    def end_soon() -> None:
+    def request_drain() -> None:
         if worker is not None:
             worker.request_drain()
 
-    stop = stop_on_signals(end_soon)
-    async with reach() if reach is not None else connect(settings, listen=True) as engine:
-        worker = Worker(engine, settings, connect=reach or (lambda: connect(settings)))
+    stop = stop_on_signals(request_drain)
+    async with (
+        connect_remote() if connect_remote is not None else connect(settings, listen=True) as engine
+    ):
+        worker = Worker(engine, settings, connect=connect_remote or (lambda: connect(settings)))
         engine.actor = worker.id
         supervisor = Supervisor()
         try:
-            await _host(worker, supervisor, options)
+            await _host_agent(worker, supervisor, options)
             log.info("worker %s hosts %s", worker.id, options.agent)
             await worker.run(stop)
         finally:
@@ -362,9 +392,10 @@ async def _worker(
     return 0
 
 
-async def _host(worker: "Worker", supervisor: "Supervisor", options: WorkerOptions) -> None:
+async def _host_agent(worker: "Worker", supervisor: "Supervisor", options: WorkerOptions) -> None:
+    """Registers the agent of the options on the worker, with a command or with handlers."""
     from tenuto.worker.runtime.command import CommandRuntime  # noqa: PLC0415  not for every command
-    from tenuto.worker.runtime.environment import allowed_by  # noqa: PLC0415
+    from tenuto.worker.runtime.environment import allowed_environment  # noqa: PLC0415
 
     if options.app is not None:
         await _host_app(worker, options)
@@ -379,18 +410,18 @@ async def _host(worker: "Worker", supervisor: "Supervisor", options: WorkerOptio
         runtimes=("command",) if options.command else (),
         accept_commands=options.accept_commands,
     )
-    runtime = CommandRuntime(supervisor, options.command, allowed_by(worker.settings))
+    runtime = CommandRuntime(supervisor, options.command, allowed_environment(worker.settings))
     await worker.host(profile, runtime)
 
 
 async def _host_app(worker: "Worker", options: WorkerOptions) -> None:
-    """Host the handlers that a user's module names: `module:attribute`, a dict by task type."""
+    """Hosts the handlers of a user's module; `module:attribute` names a dict by task type."""
     assert options.app is not None
-    handlers = _loaded(options.app)
-    by_type = isinstance(handlers, dict) and all(
-        each is None or isinstance(each, str) for each in handlers
+    handlers = _load_handlers(options.app)
+    is_by_type = isinstance(handlers, dict) and all(
+        key is None or isinstance(key, str) for key in handlers
     )
-    if not by_type or not all(callable(each) for each in handlers.values()):
+    if not is_by_type or not all(callable(handler) for handler in handlers.values()):
         raise Invalid(f"{options.app} is not a dict of handlers by task type")
     await worker.host_functions(
         options.agent,
@@ -401,46 +432,46 @@ async def _host_app(worker: "Worker", options: WorkerOptions) -> None:
     )
 
 
-def _loaded(name: str) -> Any:
-    """What `module:attribute` names; `Invalid` whatever the module does when it is loaded."""
-    module, _, attribute = name.partition(":")
+def _load_handlers(name: str) -> Any:
+    """Returns the object that `module:attribute` names; `Invalid` if the import fails at all."""
+    module_name, _, attribute = name.partition(":")
     sys.path.insert(0, "")
     try:
-        return getattr(importlib.import_module(module), attribute or "handlers")
+        return getattr(importlib.import_module(module_name), attribute or "handlers")
     except (Exception, SystemExit) as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise Invalid(f"cannot load {name!r}: {why[:_LONGEST_REASON]}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise Invalid(f"cannot load {name!r}: {reason[:_MAX_REASON_CHARS]}") from error
 
 
 @asynccontextmanager
-async def service(settings: Settings) -> AsyncIterator["Service"]:
-    """What an API serves from, opened."""
+async def open_service(settings: Settings) -> AsyncIterator["Service"]:
+    """Opens the store, hints and keys that the API needs."""
     from tenuto.api.service import Service  # noqa: PLC0415  not for every command
     from tenuto.webhooks.url_guard import UrlGuard  # noqa: PLC0415
 
-    async with opened(settings, listen=True, many=True) as (store, wakeups):
-        guard = UrlGuard(listed(settings.webhook_allow))
-        yield Service(store, wakeups, open_vault(settings), settings, guard.look_up)
+    async with open_store_and_hints(settings, listen=True, many_tenants=True) as (store, wakeups):
+        guard = UrlGuard(split_commas(settings.webhook_allow))
+        yield Service(store, wakeups, open_key_ring(settings), settings, guard.resolve_allowed)
 
 
-async def _api(settings: Settings) -> int:
+async def _run_api(settings: Settings) -> int:
     from tenuto.api.server import serve  # noqa: PLC0415  not for every command
 
     stop = stop_on_signals()
-    async with service(settings) as served:
-        await serve(served, stop)
+    async with open_service(settings) as service:
+        await serve(service, stop)
     return 0
 
 
-async def _coordinator(settings: Settings) -> int:
+async def _run_coordinator(settings: Settings) -> int:
     stop = stop_on_signals()
     async with connect(settings, listen=bool(settings.gateways)) as engine:
-        await _coordinate(engine, settings, stop)
+        await _run_system_duties(engine, settings, stop)
     return 0
 
 
-async def _coordinate(engine: Engine, settings: Settings, stop: asyncio.Event) -> None:
-    """All that belongs to no tenant: the coordinator's duties, and what webhooks are to be told."""
+async def _run_system_duties(engine: Engine, settings: Settings, stop: asyncio.Event) -> None:
+    """Runs what belongs to no tenant: the coordinator, webhook deliveries, pushes to gateways."""
     from tenuto.coordinator.coordinator import Coordinator  # noqa: PLC0415  not for every command
     from tenuto.engine.webhooks.deliveries import Deliveries  # noqa: PLC0415
     from tenuto.webhooks.deliver import Deliverer  # noqa: PLC0415
@@ -450,53 +481,59 @@ async def _coordinate(engine: Engine, settings: Settings, stop: asyncio.Event) -
     name = process_name(engine.clock)
     engine.actor = name
     log.info("coordinator %s", name)
-    sender = Sender(UrlGuard(listed(settings.webhook_allow)), settings.webhook_timeout_s)
+    sender = Sender(UrlGuard(split_commas(settings.webhook_allow)), settings.webhook_timeout_s)
     deliverer = Deliverer(Deliveries(engine.system), sender, settings.tick_s)
     duties = [Coordinator(engine, settings, name=name).run(stop), deliverer.run(stop)]
     if settings.gateways:
-        duties.append(_dispatcher(engine, settings, name).run(stop))
+        duties.append(_create_dispatcher(engine, settings, name).run(stop))
     await asyncio.gather(*duties)
 
 
-def _dispatcher(engine: Engine, settings: Settings, name: str) -> "Dispatcher":
-    """What pushes tasks to gateways while this coordinator leads."""
+def _create_dispatcher(engine: Engine, settings: Settings, name: str) -> "Dispatcher":
+    """Creates the dispatcher, which pushes tasks to gateways while this coordinator leads."""
     from tenuto.api.auth.attempt_tokens import AttemptTokens  # noqa: PLC0415  not for every command
     from tenuto.coordinator.coordinator import NAME  # noqa: PLC0415
-    from tenuto.coordinator.dispatch import DEADLINE, Dispatcher, DispatcherConfig  # noqa: PLC0415
+    from tenuto.coordinator.dispatch import SPAWN_SHARE, Dispatcher, DispatcherConfig  # noqa: PLC0415
     from tenuto.coordinator.gateway import Gateway  # noqa: PLC0415
     from tenuto.engine.agents.push import PushSessions  # noqa: PLC0415
 
-    tokens = AttemptTokens(open_vault(settings), engine.clock)
+    tokens = AttemptTokens(open_key_ring(settings), engine.clock)
 
     async def leads() -> bool:
+        """Returns True if this coordinator leads now, or if no leader is elected."""
         if not settings.leader:
             return True
-        leader = await engine.upkeep.leader(NAME)
+        leader = await engine.maintenance.leader(NAME)
         return leader is not None and leader.holder == name and leader.until > engine.clock.now()
 
-    deadline_s = DEADLINE * settings.spawn_timeout_s
-    means = DispatcherConfig(
+    deadline_s = SPAWN_SHARE * settings.spawn_timeout_s
+    config = DispatcherConfig(
         gateways={
-            each: Gateway(each, url, settings.gateway_token, deadline_s=deadline_s)
-            for each, url in settings.gateway_urls().items()
+            gateway: Gateway(gateway, url, settings.gateway_token, deadline_s=deadline_s)
+            for gateway, url in settings.gateway_urls().items()
         },
         issue=lambda agent, workspace, fence: tokens.issue(agent, workspace, fence)[0],
         leads=leads,
         actor=name,
     )
-    return Dispatcher(PushSessions(engine.system), means, settings)
+    return Dispatcher(PushSessions(engine.system), config, settings)
 
 
-async def _up(settings: Settings, workers: int) -> int:
+async def _run_up(settings: Settings, workers: int) -> int:
+    """Runs coordinator, API and workers until asked to stop; returns the exit code."""
     from tenuto.api.server import serve  # noqa: PLC0415  not for every command
     from tenuto.worker.process_pool import WorkerPool  # noqa: PLC0415
 
     stop = stop_on_signals()
     listen = bool(settings.gateways)
-    async with connect(settings, listen=listen) as engine, service(settings) as served:
-        children = WorkerPool(engine, settings, workers)
-        log.info("up on %s with %d worker(s); Ctrl-C drains", shown(settings.url()), workers)
+    async with connect(settings, listen=listen) as engine, open_service(settings) as service:
+        worker_pool = WorkerPool(engine, settings, workers)
+        log.info(
+            "up on %s with %d worker(s); Ctrl-C drains",
+            display_url(settings.database_url()),
+            workers,
+        )
         await asyncio.gather(
-            _coordinate(engine, settings, stop), children.run(stop), serve(served, stop)
+            _run_system_duties(engine, settings, stop), worker_pool.run(stop), serve(service, stop)
         )
     return 0

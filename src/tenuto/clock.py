@@ -1,6 +1,6 @@
-"""Time, randomness and ids enter the program here and nowhere else.
+"""The program's only source of time, randomness and ids.
 
-Everything that needs them takes a `Clock`; tests and the simulator pass their own.
+Code that needs them takes a `Clock`; tests and the simulator pass their own.
 """
 
 import asyncio
@@ -12,53 +12,56 @@ from uuid import UUID
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
-_BOOT: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+_BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def from_micros(micros: int) -> datetime:
-    """The instant that many microseconds after 1970 in UTC; `OverflowError` beyond the calendar."""
+    """Returns the UTC time `micros` µs after 1970; `OverflowError` beyond the calendar."""
     return EPOCH + timedelta(microseconds=micros)
 
 
 def to_micros(at: datetime) -> int:
-    """Whole microseconds from 1970 in UTC to that instant."""
+    """Returns the whole microseconds from 1970 in UTC to `at`."""
     return (at - EPOCH) // MICROSECOND
 
 
 def boot_time() -> float:
-    """Seconds since the machine started, suspended time included where the system counts it.
+    """Returns the seconds since the machine started.
 
-    A closed lid must not make a process believe that less time has passed than has.
+    They include the time that the machine was suspended, where the system counts it: a process
+    must not believe that less time has passed than has, because a laptop slept.
     """
-    return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)
+    return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
 
 class Clock:
-    """The machine's clock and entropy."""
+    """The machine's clock and source of randomness."""
 
     def __init__(self) -> None:
         self._random = random.Random(os.urandom(16))  # noqa: S311  ids and jitter, never keys
         self._last_id = 0
 
     def now(self) -> datetime:
+        """Returns the current time in UTC."""
         return datetime.now(UTC)
 
     def elapsed(self) -> float:
-        """Seconds on a scale that never runs backwards."""
+        """Returns seconds on a scale that never runs backwards; only differences have a meaning."""
         return boot_time()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
     def random(self) -> float:
+        """Returns a random number from 0 up to, but not including, 1."""
         return self._random.random()
 
     def new_id(self) -> UUID:
-        """A UUIDv7 above every other that this clock made: ids sort by creation."""
+        """Returns a UUIDv7 above all that this clock created before: ids sort by creation."""
         return self.new_ids(1)[0]
 
     def new_ids(self, count: int, at: datetime | None = None) -> list[UUID]:
-        """As many of them, in order, for things made at that instant or now."""
+        """Returns `count` ids in ascending order, for objects created at `at`, by default now."""
         base = int((at or self.now()).timestamp() * 1000) << 80 | 7 << 76 | 2 << 62
         getrandbits, last, ids = self._random.getrandbits, self._last_id, []
         for _ in range(count):
@@ -76,5 +79,5 @@ class Clock:
         return UUID(int=value)
 
     def new_token(self) -> str:
-        """128 bits nobody can guess."""
+        """Returns 128 random bits, as hexadecimal text, that nobody can guess."""
         return os.urandom(16).hex()

@@ -1,4 +1,4 @@
-"""Named places where a test makes a process kill itself: `CRASH_AT=worker.before_complete`."""
+"""Named places where a test can make a process kill itself: `CRASH_AT=worker.before_complete`."""
 
 import os
 import signal
@@ -40,11 +40,11 @@ POINTS = frozenset(
         "webhooks.sent",
     }
 )
-_AT = os.environ.get("CRASH_AT")
-assert _AT is None or _AT in POINTS, f"no crash point {_AT!r}"
+_CRASH_AT = os.environ.get("CRASH_AT")
+assert _CRASH_AT is None or _CRASH_AT in POINTS, f"CRASH_AT names no crash point: {_CRASH_AT!r}"
 
 
 def crash_point(name: str) -> None:
-    """Die here, as by a power cut, when the environment says so."""
-    if _AT is not None and name == _AT:
+    """Kills this process with SIGKILL if `CRASH_AT` has this name; simulates a power cut."""
+    if _CRASH_AT is not None and name == _CRASH_AT:
         os.kill(os.getpid(), signal.SIGKILL)

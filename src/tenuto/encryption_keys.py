@@ -1,8 +1,8 @@
-"""Keys, and what is sealed with them: AES-256-GCM, bound to the place where it is stored.
+"""Encryption keys, and encryption with them: AES-256-GCM, bound to where the value is stored.
 
-A ring of keys comes from a setting or from a file that only its owner may read. The first key of a
-ring is the current one and seals; the others only open what they sealed before. No key is used
-itself: each purpose has a key derived from it.
+A key ring comes from a setting or from a file that only its owner may read. The first key of a
+ring is the current one and encrypts; the others only decrypt what they encrypted before. No key is
+used directly: each purpose has a key derived from it.
 """
 
 import errno
@@ -30,30 +30,30 @@ Keys = dict[str, bytes]
 KEY_BYTES = 32
 FILE = "keys.json"
 _NONCE_BYTES = 12
-_MOST_BYTES = 1 << 16
-_MOST_KEYS = 100
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_MAX_FILE_BYTES = 1 << 16
+_MAX_KEYS = 100
+_DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _KEY_ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 class Encrypted(msgspec.Struct, frozen=True):
-    """What only the ring can read: the id of the key, and base64 of nonce and ciphertext."""
+    """An encrypted value: the id of its key, and base64 of nonce and ciphertext."""
 
     key_id: str
     data: str
 
 
 class KeyRing:
-    """A ring of keys. `read` answers the ring anew, for ids that were added meanwhile."""
+    """A ring of keys. `reload` reads the ring again, for ids that were added meanwhile."""
 
-    def __init__(self, keys: Keys, read: Callable[[], Keys] | None = None) -> None:
-        self._keys = _checked(keys)
-        self._read = read
+    def __init__(self, keys: Keys, reload: Callable[[], Keys] | None = None) -> None:
+        self._keys = _validate_keys(keys)
+        self._reload = reload
         self._ciphers: dict[str, AESGCM] = {}
 
     @property
     def current(self) -> str:
-        """The id of the key that seals."""
+        """The id of the key that encrypts."""
         return next(iter(self._keys))
 
     @property
@@ -61,77 +61,86 @@ class KeyRing:
         """The ids of all keys, the current one first."""
         return tuple(self._keys)
 
-    def seal(self, plain: str, *, workspace: UUID, table: str, row: str, column: str) -> Encrypted:
-        """The text sealed for one place; nowhere else can it be opened."""
+    def encrypt(
+        self, plain: str, *, workspace: UUID, table: str, row: str, column: str
+    ) -> Encrypted:
+        """Encrypts the text for one row and column; it cannot be decrypted for any other."""
         key_id, nonce = self.current, os.urandom(_NONCE_BYTES)
-        place = _associated_data(workspace, table, row, column, key_id)
-        sealed = self._cipher(key_id).encrypt(nonce, plain.encode(), place)
-        return Encrypted(key_id, b64encode(nonce + sealed).decode())
+        associated_data = _associated_data(workspace, table, row, column, key_id)
+        ciphertext = self._cipher(key_id).encrypt(nonce, plain.encode(), associated_data)
+        return Encrypted(key_id, b64encode(nonce + ciphertext).decode())
 
-    def open(self, sealed: Encrypted, *, workspace: UUID, table: str, row: str, column: str) -> str:
-        """The text; `Incompatible` when it was altered or moved, or its key is not in the ring."""
+    def decrypt(
+        self, encrypted: Encrypted, *, workspace: UUID, table: str, row: str, column: str
+    ) -> str:
+        """Returns the text; `Incompatible` if it was altered or moved, or its key is missing."""
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415  not for every command
 
-        cipher = self._cipher(sealed.key_id)
-        place = _associated_data(workspace, table, row, column, sealed.key_id)
+        cipher = self._cipher(encrypted.key_id)
+        associated_data = _associated_data(workspace, table, row, column, encrypted.key_id)
         try:
-            data = b64decode(sealed.data, validate=True)
-            return cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], place).decode()
+            data = b64decode(encrypted.data, validate=True)
+            return cipher.decrypt(
+                data[:_NONCE_BYTES], data[_NONCE_BYTES:], associated_data
+            ).decode()
         except (InvalidTag, ValueError) as error:
             raise Incompatible(
-                f"what {table}.{column} has sealed was altered or is from elsewhere",
+                f"the encrypted value in {table}.{column} was altered or belongs to another row",
                 "secret_unreadable",
             ) from error
 
     def derive(self, purpose: str) -> bytes:
-        """The current key's 32 bytes for a purpose; they tell nothing about any other."""
-        return _derived(self._keys[self.current], purpose)
+        """Returns 32 bytes derived from the current key for a purpose; they reveal no other key."""
+        return _derive_key(self._keys[self.current], purpose)
 
     def derive_all(self, purpose: str) -> Keys:
-        """The same of every key, by its id, the current one first."""
-        return {key_id: _derived(key, purpose) for key_id, key in self._keys.items()}
+        """Returns the key derived for a purpose from each key, by key id, the current one first."""
+        return {key_id: _derive_key(key, purpose) for key_id, key in self._keys.items()}
 
     def derive_from(self, key_id: str, purpose: str) -> bytes:
-        """The same of one key; `Incompatible` when it is not in the ring."""
-        return _derived(self._key(key_id), purpose)
+        """Returns the key derived from the given key; `Incompatible` if that is not in the ring."""
+        return _derive_key(self._key(key_id), purpose)
 
     def _key(self, key_id: str) -> bytes:
-        if key_id not in self._keys and self._read is not None:
-            self._keys = _checked(self._read())
+        """Returns a key, after reloading the ring if the id is unknown."""
+        if key_id not in self._keys and self._reload is not None:
+            self._keys = _validate_keys(self._reload())
         if key_id not in self._keys:
             raise Incompatible(f"key {key_id[:40]!r} is not in the ring", "secret_unreadable")
         return self._keys[key_id]
 
     def _cipher(self, key_id: str) -> "AESGCM":
+        """Returns the cached cipher of a key."""
         from cryptography.hazmat.primitives.ciphers.aead import (  # noqa: PLC0415  as above
             AESGCM,
         )
 
         if key_id not in self._ciphers:
-            self._ciphers[key_id] = AESGCM(_derived(self._key(key_id), "seal"))
+            self._ciphers[key_id] = AESGCM(_derive_key(self._key(key_id), "seal"))
         return self._ciphers[key_id]
 
 
 def load_ring(folder: Path, text: str | None) -> KeyRing:
-    """The ring that the text spells, or the one in the folder's file, which is made if missing."""
+    """Returns the ring in `text`, else that of the folder's key file; creates a missing file."""
     if text:
-        return KeyRing(_parsed(text.split(",")))
+        return KeyRing(_parse_keys(text.split(",")))
     if not (folder / FILE).exists():
         with _lock_key_file(folder):
             if not (folder / FILE).exists():
-                _write(folder, _new_key({}))
-    return KeyRing(_read(folder), lambda: _read(folder))
+                _write_key_file(folder, _new_key({}))
+    return KeyRing(_read_key_file(folder), lambda: _read_key_file(folder))
 
 
 def add_key(folder: Path) -> KeyRing:
-    """The folder's ring with a new current key; what the older ones sealed stays readable."""
+    """Adds a new current key to the folder's file and returns the ring, with the old keys."""
     with _lock_key_file(folder):
-        known = _read(folder) if (folder / FILE).exists() else {}
-        _write(folder, _new_key(known) | known)
-        return load_ring(folder, None)  # before anybody adds another
+        existing = _read_key_file(folder) if (folder / FILE).exists() else {}
+        _write_key_file(folder, _new_key(existing) | existing)
+        return load_ring(folder, None)  # before another process adds a key
 
 
-def _derived(key: bytes, purpose: str) -> bytes:
+def _derive_key(key: bytes, purpose: str) -> bytes:
+    """Derives the key for a purpose with HKDF."""
     from cryptography.hazmat.primitives.hashes import SHA256  # noqa: PLC0415  as above
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415
 
@@ -139,89 +148,98 @@ def _derived(key: bytes, purpose: str) -> bytes:
 
 
 def _associated_data(workspace: UUID, table: str, row: str, column: str, key_id: str) -> bytes:
-    """A place's own spelling: JSON, so that no two places can share it."""
+    """Returns what binds a value to its place: JSON, so that no two places have the same."""
     return msgspec.json.encode([workspace, table, row, column, key_id])
 
 
-def _new_key(known: Keys) -> Keys:
+def _new_key(existing: Keys) -> Keys:
+    """Returns a random key under a new random id."""
     key_id = os.urandom(4).hex()
-    return _new_key(known) if key_id in known else {key_id: os.urandom(KEY_BYTES)}
+    return _new_key(existing) if key_id in existing else {key_id: os.urandom(KEY_BYTES)}
 
 
-def _checked(keys: Keys) -> Keys:
-    if not 0 < len(keys) <= _MOST_KEYS:
-        raise _refused(f"a ring has 1 to {_MOST_KEYS} keys, not {len(keys)}")
+def _validate_keys(keys: Keys) -> Keys:
+    """Returns the keys unchanged; raises `Invalid` if their number, an id or a key is invalid."""
+    if not 0 < len(keys) <= _MAX_KEYS:
+        raise _invalid_keys_error(f"a key ring has 1 to {_MAX_KEYS} keys, not {len(keys)}")
     for number, (key_id, key) in enumerate(keys.items(), start=1):
         if not _KEY_ID.fullmatch(key_id):
-            raise _refused(f"key {number}: an id has 1 to 32 letters, digits, '_' or '-'")
+            raise _invalid_keys_error(
+                f"key {number}: an id has 1 to 32 letters, digits, '_' or '-'"
+            )
         if len(key) != KEY_BYTES:
-            raise _refused(f"key {number} has {len(key)} bytes instead of {KEY_BYTES}")
+            raise _invalid_keys_error(f"key {number} has {len(key)} bytes instead of {KEY_BYTES}")
         if len(set(key)) == 1:
-            raise _refused(f"key {number} repeats one byte and can be guessed")
+            raise _invalid_keys_error(f"key {number} repeats one byte and can be guessed")
     return keys
 
 
-def _parsed(entries: Iterable[str]) -> Keys:
-    """The keys in `id:base64` entries. No refusal repeats any part of a key."""
+def _parse_keys(entries: Iterable[str]) -> Keys:
+    """Parses entries of the form `id:base64`. No error message contains any part of a key."""
     keys: Keys = {}
     for number, entry in enumerate(entries, start=1):
-        key_id, _, spelled = entry.strip().partition(":")
+        key_id, _, encoded = entry.strip().partition(":")
         if key_id in keys:
-            raise _refused(f"key {number} has the id of an earlier one")
+            raise _invalid_keys_error(f"key {number} has the same id as an earlier key")
         try:
-            keys[key_id] = b64decode(spelled, validate=True)
+            keys[key_id] = b64decode(encoded, validate=True)
         except ValueError:
-            raise _refused(f"key {number} is not spelled id:base64") from None
+            raise _invalid_keys_error(f"key {number} does not have the form id:base64") from None
     return keys
 
 
-def _read(folder: Path) -> Keys:
+def _read_key_file(folder: Path) -> Keys:
+    """Reads the key file; raises `Invalid` if it is unreadable or open to other users."""
     path = folder / FILE
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
-                raise _refused(f"{path} is open to others: chmod 600 {path}")
-            entries = msgspec.json.decode(file.read(_MOST_BYTES), type=list[str])
+                raise _invalid_keys_error(f"{path} is open to other users; run: chmod 600 {path}")
+            entries = msgspec.json.decode(file.read(_MAX_FILE_BYTES), type=list[str])
     except OSError as error:
-        raise _refused(f"cannot read {path}: {error.strerror}") from error
+        raise _invalid_keys_error(f"cannot read {path}: {error.strerror}") from error
     except msgspec.MsgspecError:
-        raise _refused(f"{path} is not a JSON list of id:base64") from None
-    return _parsed(entries)
+        raise _invalid_keys_error(f"{path} is not a JSON list of id:base64") from None
+    return _parse_keys(entries)
 
 
 @contextmanager
 def _lock_key_file(folder: Path) -> Iterator[None]:
-    """Nobody else changes the folder's keys meanwhile."""
+    """Locks the folder's key file; no other process changes it during the block."""
     try:
         private.make_folder(folder)
         with open(folder / f"{FILE}.lock", "a", opener=private.opener) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
-        why = f"cannot keep keys in {folder}: {error.strerror}"
-        raise Unavailable(why, "storage_full") if error.errno in _FULL else _refused(why) from error
+        reason = f"cannot store keys in {folder}: {error.strerror}"
+        raise (
+            Unavailable(reason, "storage_full")
+            if error.errno in _DISK_FULL_ERRNOS
+            else _invalid_keys_error(reason)
+        ) from error
 
 
-def _write(folder: Path, keys: Keys) -> None:
-    """Replace the file as a whole: a reader finds the old ring or the new one."""
-    fresh = folder / f"{FILE}.new"
-    fresh.unlink(missing_ok=True)
+def _write_key_file(folder: Path, keys: Keys) -> None:
+    """Replaces the key file as a whole: a reader finds either the old ring or the new one."""
+    new_file = folder / f"{FILE}.new"
+    new_file.unlink(missing_ok=True)
     entries = [f"{key_id}:{b64encode(key).decode()}" for key_id, key in keys.items()]
     try:
-        with open(fresh, "xb", opener=private.opener) as file:
+        with open(new_file, "xb", opener=private.opener) as file:
             file.write(msgspec.json.encode(entries))
             file.flush()
             os.fsync(file.fileno())
-        fresh.replace(folder / FILE)
+        new_file.replace(folder / FILE)
     except OSError:
-        fresh.unlink(missing_ok=True)
+        new_file.unlink(missing_ok=True)
         raise
-    place = os.open(folder, os.O_RDONLY)
+    folder_fd = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(place)
+        os.fsync(folder_fd)
     finally:
-        os.close(place)
+        os.close(folder_fd)
 
 
-def _refused(why: str) -> Invalid:
-    return Invalid(why, "keys_invalid")
+def _invalid_keys_error(reason: str) -> Invalid:
+    return Invalid(reason, "keys_invalid")

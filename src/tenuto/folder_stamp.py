@@ -1,4 +1,4 @@
-"""Whether names have come to a folder, or gone from it, without looking at what is in it."""
+"""Detects that names were added to a folder or removed from it, without listing the folder."""
 
 import os
 
@@ -6,15 +6,15 @@ from tenuto.clock import Clock
 
 Stamp = tuple[int, int]
 _TICK_NS = 100_000_000
-"""A folder may change twice within a tick of its time of change; this is longer than any."""
+"""A folder may change twice within one tick of its modification time; this is longer than any."""
 
 
 def folder_stamp(path: str, clock: Clock) -> Stamp | None:
-    """What is equal as long as a folder holds the same names; `None` while it has just changed.
+    """Returns a value that is equal while a folder has the same names; `None` just after a change.
 
-    One question to the system, and none about the files: whoever asks for the times of a file makes
-    the next write to it, and its sync, slower. `OSError` if there is no such folder.
+    Makes one system call, and none on the files: reading the times of a file makes the next write
+    to the file, and its sync, slower. Raises `OSError` if there is no such folder.
     """
-    found = os.stat(path)  # noqa: PTH116  at every transaction: the plain call
-    settled = clock.now().timestamp() * 1e9 - found.st_mtime_ns > _TICK_NS
-    return (found.st_ino, found.st_mtime_ns) if settled else None
+    status = os.stat(path)  # noqa: PTH116  at every transaction: the plain call
+    is_settled = clock.now().timestamp() * 1e9 - status.st_mtime_ns > _TICK_NS
+    return (status.st_ino, status.st_mtime_ns) if is_settled else None

@@ -1,4 +1,4 @@
-"""Logs: one line each on standard error, for people or as JSON, escaped and without secrets."""
+"""Logs: one line per record on standard error, as text or JSON, escaped and without secrets."""
 
 import logging
 import re
@@ -12,121 +12,131 @@ from uuid import UUID
 
 from tenuto import tracing
 from tenuto.model.printable import encodable, indented, printable, printable_json
-from tenuto.model.tenancy.redact import LEAST, MASK, Redactor, secret_variants
+from tenuto.model.tenancy.redact import MASK, MIN_LENGTH, Redactor, secret_variants
 
 REQUEST: ContextVar[str | None] = ContextVar("request", default=None)
-"""The id of the request that is being answered."""
+"""The id of the request that is being handled."""
 TASK: ContextVar[UUID | str | None] = ContextVar("task", default=None)
 """The id of the task that is being run."""
 
-MOST_SECRETS = 1000
-"""Values that are known at a time; those heard of longest ago are given up."""
+MAX_SECRETS = 1000
+"""Secret values kept at a time; the value that was added longest ago is evicted."""
 STACK_MARK = "    | "
-"""Begins each line of a stack, so that no text in it can be taken for a record."""
+"""Starts each line of a stack trace, so that no text in it can be taken for a log record."""
 _TOKENS = re.compile(r"(?:tnt|tns)_[\w-]{8,}|whsec_[\w+/=-]{8,}|eyJ[\w-]{5,}\.[\w-]{5,}\.[\w-]*")
 _PASSWORD = re.compile(
     r"(postgres(?:ql)?://[^/@:\s]*:)[^\s?]*@|(://[^/@:\s]*:)[^/\s]*@|([?&](?:ssl)?password=)[^&\s]+"
 )
-"""A password before a host, up to the last `@`, or one among the options of an address.
+"""Matches a password before a host, up to the last `@`, or one among the options of a URL.
 
-In an address of PostgreSQL a password may hold a `/` that nobody escaped.
+In a PostgreSQL URL a password may contain a `/` that is not escaped.
 """
 
 
 class _SecretMasker:
-    """The secret values that this process has opened. However many: a look at a text is short."""
+    """The secret values that this process has decrypted.
+
+    Searching a text for them takes little time, however many there are.
+    """
 
     def __init__(self) -> None:
         self._values: OrderedDict[str, set[str]] = OrderedDict()
         self._by_start: defaultdict[str, set[str]] = defaultdict(set)
         self._lock = threading.Lock()
 
-    def keep(self, values: Iterable[str]) -> None:
+    def add(self, values: Iterable[str]) -> None:
+        """Adds values or marks them as newest; evicts the oldest beyond `MAX_SECRETS`."""
         with self._lock:
             for value in values:
                 if value not in self._values:
-                    self._values[value] = {word[:LEAST] for word in secret_variants(value)}
+                    self._values[value] = {
+                        variant[:MIN_LENGTH] for variant in secret_variants(value)
+                    }
                     for start in self._values[value]:
                         self._by_start[start].add(value)
                 self._values.move_to_end(value)
-            while len(self._values) > MOST_SECRETS:
-                self._give_up(*self._values.popitem(last=False))
+            while len(self._values) > MAX_SECRETS:
+                self._evict(*self._values.popitem(last=False))
 
-    def _give_up(self, value: str, starts: set[str]) -> None:
+    def _evict(self, value: str, starts: set[str]) -> None:
         for start in starts:
             self._by_start[start].discard(value)
             if not self._by_start[start]:
                 del self._by_start[start]
 
     def redact(self, text: str) -> str:
+        """Returns the text with all known secret values masked."""
         if not self._values:
             return text
-        seen = {text[place : place + LEAST] for place in range(len(text) - LEAST + 1)}
+        windows = {text[at : at + MIN_LENGTH] for at in range(len(text) - MIN_LENGTH + 1)}
         with self._lock:
-            starts = seen & self._by_start.keys()
-            suspects = {value for start in starts for value in self._by_start[start]}
-        return Redactor(suspects).text(text) if suspects else text
+            starts = windows & self._by_start.keys()
+            candidates = {value for start in starts for value in self._by_start[start]}
+        return Redactor(candidates).redact_text(text) if candidates else text
 
 
 _SECRETS = _SecretMasker()
 
 
 def mask_in_logs(values: Iterable[str]) -> None:
-    """Strike these values out of every line of the log from now on."""
-    _SECRETS.keep(values)
+    """Redacts these values in every later log record."""
+    _SECRETS.add(values)
 
 
 def without_password(url: str) -> str:
-    """The text with a mask for the password of each address in it."""
+    """Returns the text with the password of each URL in it masked."""
 
-    def masked(found: re.Match[str]) -> str:
-        database, other, option = found.groups()
-        return f"{option}{MASK}" if option else f"{database or other}{MASK}@"
+    def mask(match: re.Match[str]) -> str:
+        postgres_prefix, url_prefix, option = match.groups()
+        return f"{option}{MASK}" if option else f"{postgres_prefix or url_prefix}{MASK}@"
 
-    return _PASSWORD.sub(masked, url)
+    return _PASSWORD.sub(mask, url)
 
 
 def redact(text: str) -> str:
-    """The text without known secrets, anything that looks like a token of ours, or passwords."""
+    """Returns the text without known secrets, passwords, and all that looks like our tokens."""
     return without_password(_TOKENS.sub(MASK, _SECRETS.redact(text)))
 
 
 class _RedactingFilter(logging.Filter):
-    """Makes a record say what may be seen of it, before anything writes it.
+    """Redacts a record before any formatter sees it.
 
     Afterwards `msg` and the fields are text without secrets, and `exc_text` holds every stack.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = _seen(_message(record)), None
+        record.msg, record.args = _redact_encodable(_format_message(record)), None
         if (fields := getattr(record, "fields", None)) is not None:
             record.fields = {
-                name: value if isinstance(value, bool | int | float | None) else _seen(str(value))
+                name: value
+                if isinstance(value, bool | int | float | None)
+                else _redact_encodable(str(value))
                 for name, value in fields.items()
             }
         stacks = [record.exc_text, record.stack_info]
         if record.exc_info and not record.exc_text:
             stacks[0] = logging.Formatter().formatException(record.exc_info)
-        record.exc_text = _seen("\n".join(filter(None, stacks))) or None
+        record.exc_text = _redact_encodable("\n".join(filter(None, stacks))) or None
         record.stack_info = None
         return True
 
 
-def _message(record: logging.LogRecord) -> str:
-    """What the record says. An argument may be a stranger's object, whose text cannot be made."""
+def _format_message(record: logging.LogRecord) -> str:
+    """Returns the record's text. An argument may be a foreign object whose `str` fails."""
     try:
         return record.getMessage()
-    except Exception as error:  # noqa: BLE001  a line of the log must not end what it is about
+    except Exception as error:  # noqa: BLE001  logging must never fail its caller
         where = f"{record.pathname}:{record.lineno}"
         return f"a record from {where} cannot be formatted: {type(error).__name__}"
 
 
-def _seen(text: str) -> str:
+def _redact_encodable(text: str) -> str:
+    """Returns the redacted text with only characters that can be encoded."""
     return encodable(redact(text))
 
 
-class _Plain(logging.Formatter):
-    """A record as one printable line; the lines of a stack follow it, each with a mark."""
+class _PlainFormatter(logging.Formatter):
+    """Formats a record as one printable line; stack lines follow, each with `STACK_MARK`."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-8s %(name)s: %(message)s", "%H:%M:%S")
@@ -140,11 +150,11 @@ class _Plain(logging.Formatter):
         return line
 
 
-class _Json(logging.Formatter):
-    """A record as one line of JSON, with what it belongs to where that is known."""
+class _JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON, with its request, trace and task where known."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = {
+        fields = {
             "ts": datetime.fromtimestamp(record.created, UTC),
             "level": record.levelname,
             "logger": record.name,
@@ -155,24 +165,24 @@ class _Json(logging.Formatter):
             "stack": record.exc_text,
             **getattr(record, "fields", {}),
         }
-        return printable_json({name: value for name, value in said.items() if value is not None})
+        return printable_json({name: value for name, value in fields.items() if value is not None})
 
 
-def handler(style: str = "") -> logging.Handler:
-    """What writes records to standard error: `json`, or for people."""
-    made = logging.StreamHandler(sys.stderr)
-    made.addFilter(_RedactingFilter())
-    made.setFormatter(_Json() if style == "json" else _Plain())
-    return made
+def create_handler(style: str = "") -> logging.Handler:
+    """Creates a handler for standard error: JSON for the style `json`, else plain text."""
+    stream_handler = logging.StreamHandler(sys.stderr)
+    stream_handler.addFilter(_RedactingFilter())
+    stream_handler.setFormatter(_JsonFormatter() if style == "json" else _PlainFormatter())
+    return stream_handler
 
 
 def set_up(level: str = "INFO", style: str = "") -> None:
-    """Send this program's log to standard error, and the warnings of libraries and of Python."""
-    made = handler(style)
-    ours = logging.getLogger("tenuto")
-    ours.handlers[:] = [made]
-    ours.setLevel(level)
-    ours.propagate = False
+    """Sends this program's log, and the warnings of libraries and Python, to standard error."""
+    stream_handler = create_handler(style)
+    logger = logging.getLogger("tenuto")
+    logger.handlers[:] = [stream_handler]
+    logger.setLevel(level)
+    logger.propagate = False
     if not logging.root.handlers:
-        logging.root.addHandler(made)
+        logging.root.addHandler(stream_handler)
     logging.captureWarnings(capture=True)

@@ -1,4 +1,4 @@
-"""The one loop of the program: everything periodic is a bounded `once` called by it."""
+"""The program's only loop function: everything periodic is a bounded `once` that it calls."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
@@ -7,7 +7,7 @@ from tenuto.clock import Clock
 
 
 class NextTick:
-    """Over when everybody who could speak at this turn of the loop has spoken."""
+    """Waits one event-loop tick: all callbacks that are ready now run first."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield
@@ -18,20 +18,20 @@ async def run_periodically(
     pause: Callable[[], float],
     stop: asyncio.Event,
     clock: Clock,
-    poke: asyncio.Event | None = None,
+    wake: asyncio.Event | None = None,
 ) -> None:
-    """Call `once` until `stop`, with a pause in between that `poke` cuts short."""
+    """Calls `once` until `stop` is set, with pauses of `pause()` seconds that `wake` cuts short."""
     while not stop.is_set():
         await once()
         await wait_first_event(
-            [event for event in (stop, poke) if event is not None], pause(), clock
+            [event for event in (stop, wake) if event is not None], pause(), clock
         )
-        if poke is not None:
-            poke.clear()
+        if wake is not None:
+            wake.clear()
 
 
 async def wait_first_event(events: list[asyncio.Event], seconds: float, clock: Clock) -> bool:
-    """Return when one of the events is set or the time is over; answers whether one is set."""
+    """Waits until one of the events is set or the time is over; returns True if one is set."""
     if any(event.is_set() for event in events):
         return True
     loop = asyncio.get_running_loop()

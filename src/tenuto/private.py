@@ -1,42 +1,42 @@
-"""Makes folders and files that only their owner may use, whatever the umask is."""
+"""Creates folders and files that only their owner can access, whatever the umask is."""
 
 import os
 import stat
 from pathlib import Path
 
-FOLDER = 0o700
-FILE = 0o600
-_OTHERS = 0o077
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+_OTHERS_MODE_BITS = 0o077
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and the parents that are missing; those that exist keep their modes."""
-    for missing in reversed([each for each in path.parents if not each.exists()]):
-        missing.mkdir(FOLDER, exist_ok=True)
-    path.mkdir(FOLDER, exist_ok=True)
+    """Creates a folder and its missing parents; existing folders keep their modes."""
+    for missing in reversed([parent for parent in path.parents if not parent.exists()]):
+        missing.mkdir(FOLDER_MODE, exist_ok=True)
+    path.mkdir(FOLDER_MODE, exist_ok=True)
 
 
 def opener(path: str, flags: int) -> int:
-    """For `open`: a file that it makes is private."""
-    return os.open(path, flags, FILE)
+    """Opener for `open`: a file that `open` creates is private."""
+    return os.open(path, flags, FILE_MODE)
 
 
-def exposed(path: Path) -> str | None:
-    """What others may do to a file or folder: its mode, as `0644`; `None` if nothing."""
+def mode_if_exposed(path: Path) -> str | None:
+    """Returns the mode, as `0644`, of a path that other users can access; `None` if they cannot."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError:
         return None
-    return f"{mode:04o}" if mode & _OTHERS else None
+    return f"{mode:04o}" if mode & _OTHERS_MODE_BITS else None
 
 
-def fault_of(folder: Path, owners: set[int]) -> str | None:
-    """Why a folder is not private to one of these users; `None` if it is."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+def privacy_problem(folder: Path, owners: set[int]) -> str | None:
+    """Returns the reason why a folder is not private to one of these users; `None` if it is."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         return "it is a link or a file, not a folder"
-    if found.st_uid not in owners:
-        return f"it belongs to user {found.st_uid}"
-    if found.st_mode & _OTHERS:
-        return f"its mode {stat.S_IMODE(found.st_mode):04o} lets others in"
+    if status.st_uid not in owners:
+        return f"it belongs to user {status.st_uid}"
+    if status.st_mode & _OTHERS_MODE_BITS:
+        return f"its mode {stat.S_IMODE(status.st_mode):04o} gives other users access"
     return None

@@ -1,4 +1,4 @@
-"""What makes requests over TLS trustworthy, read once per process."""
+"""Certificates for requests over TLS, loaded once per process."""
 
 import ssl
 from functools import cache
@@ -7,11 +7,14 @@ import httpx2
 
 
 @cache
-def trusted() -> ssl.SSLContext:
-    """Verifies servers by the system's or certifi's certificates; to load them takes 15 ms."""
+def ssl_context() -> ssl.SSLContext:
+    """Returns a context that verifies servers by the system's or certifi's certificates.
+
+    Loading the certificates takes 15 ms.
+    """
     return httpx2.create_ssl_context()
 
 
-def trusted_for(url: str) -> ssl.SSLContext | bool:
-    """What verifies the servers of an address; nothing is loaded for one without TLS."""
-    return trusted() if url.startswith("https:") else False
+def verify_option(url: str) -> ssl.SSLContext | bool:
+    """Returns the option `verify` for requests to the URL; loads nothing for a URL without TLS."""
+    return ssl_context() if url.startswith("https:") else False

@@ -1,6 +1,7 @@
-"""Traces: a span for each thing a task goes through, by OpenTelemetry where its SDK is set up.
+"""Traces: one span for each step of a task, by OpenTelemetry where its SDK is set up.
 
-A task carries the place in its trace as a W3C `traceparent`, so that whoever claims it goes on.
+A task carries its position in its trace as a W3C `traceparent`, so that the worker that claims the
+task continues the trace.
 """
 
 import logging
@@ -24,123 +25,130 @@ log = logging.getLogger("tenuto")
 T = TypeVar("T")
 
 _PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-_NOTHING: AbstractContextManager[object] = nullcontext()
-_SWITCHES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_NO_SPAN: AbstractContextManager[object] = nullcontext()
+_ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
-def _place(parent: str | None) -> SpanContext | None:
-    """The place in a trace that a `traceparent` names; `None` for any other text."""
-    found = _PARENT.fullmatch(parent or "")
-    if found is None or found[0].startswith("ff"):
+def _parse_traceparent(parent: str | None) -> SpanContext | None:
+    """Returns the span that a `traceparent` names; `None` for any other text."""
+    match = _PARENT.fullmatch(parent or "")
+    if match is None or match[0].startswith("ff"):
         return None
-    trace_number, span_number = int(found[1], 16), int(found[2], 16)
-    place = SpanContext(
-        trace_number, span_number, is_remote=True, trace_flags=TraceFlags(int(found[3], 16))
+    trace_number, span_number = int(match[1], 16), int(match[2], 16)
+    span_context = SpanContext(
+        trace_number, span_number, is_remote=True, trace_flags=TraceFlags(int(match[3], 16))
     )
-    return place if place.is_valid else None
+    return span_context if span_context.is_valid else None
 
 
-def _within(parent: str | None) -> contexts.Context | None:
-    """The context of a `traceparent`; `None`, which is the one in force, when it names none."""
-    place = _place(parent)
-    return None if place is None else trace.set_span_in_context(NonRecordingSpan(place))
+def _parent_context(parent: str | None) -> contexts.Context | None:
+    """Returns the context of a `traceparent`; `None`, the current context, if it names no span."""
+    span_context = _parse_traceparent(parent)
+    return (
+        None if span_context is None else trace.set_span_in_context(NonRecordingSpan(span_context))
+    )
 
 
 @lru_cache(maxsize=1)
 def _tracer(provider: trace.TracerProvider) -> trace.Tracer | None:
-    """Makes the spans; `None` while no SDK is set up."""
+    """Returns the provider's tracer; `None` while no SDK is set up."""
     return None if isinstance(provider, ProxyTracerProvider) else provider.get_tracer("tenuto")
 
 
-def _made_by() -> trace.Tracer | None:
-    # Asking for the provider reads the environment each time: twice a task, for nothing mostly.
+def _active_tracer() -> trace.Tracer | None:
+    """Returns the tracer that creates spans; `None` while no SDK is set up."""
+    # Reading the provider reads the environment each time: twice per task, mostly for nothing.
     if getattr(trace, "_TRACER_PROVIDER", True) is None:
         return None
     return _tracer(trace.get_tracer_provider())
 
 
 def is_on() -> bool:
-    """Whether spans are made."""
-    return _made_by() is not None
+    """True if spans are created."""
+    return _active_tracer() is not None
 
 
 def span(
     name: str, parent: str | None = None, task: object = None
 ) -> AbstractContextManager[object]:
-    """A span around the block, under the parent or else under the one in force."""
-    tracer = _made_by()
+    """Returns a span for a `with` block, a child of `parent` or else of the current span."""
+    tracer = _active_tracer()
     if tracer is None:
-        return _NOTHING if parent is None else use_parent_trace(parent)
-    return tracer.start_as_current_span(name, _within(parent), attributes=_about(task))
+        return _NO_SPAN if parent is None else use_parent_trace(parent)
+    return tracer.start_as_current_span(name, _parent_context(parent), attributes=_attributes(task))
 
 
-def spanned(name: str, work: Coroutine[Any, Any, T], task: object = None) -> Coroutine[Any, Any, T]:
-    """The work within a span; the work itself, which costs nothing, while no spans are made."""
-    return work if _made_by() is None else _spanned(name, work, task)
+def with_span(
+    name: str, work: Coroutine[Any, Any, T], task: object = None
+) -> Coroutine[Any, Any, T]:
+    """Wraps the coroutine in a span; returns it unchanged while no spans are created."""
+    return work if _active_tracer() is None else _run_in_span(name, work, task)
 
 
-async def _spanned(name: str, work: Coroutine[Any, Any, T], task: object) -> T:
+async def _run_in_span(name: str, work: Coroutine[Any, Any, T], task: object) -> T:
     with span(name, task=task):
         return await work
 
 
 def record_span(
-    name: str, parent: str | None, begun: datetime, ended: datetime, *, task: object
+    name: str, parent: str | None, started_at: datetime, ended_at: datetime, *, task: object
 ) -> str | None:
-    """Note a span that is over, under the parent; answers where its successor goes on."""
-    tracer = _made_by()
+    """Records a finished span under `parent` and returns the `traceparent` for its successor."""
+    tracer = _active_tracer()
     if tracer is None:
         return parent
-    # Without a parent it begins a trace: what is in force here belongs to somebody else.
-    within = _within(parent) or contexts.Context()
-    made = tracer.start_span(
-        name, within, attributes=_about(task), start_time=to_micros(begun) * 1000
+    # Without a parent the span starts a trace: the current context belongs to other work.
+    context = _parent_context(parent) or contexts.Context()
+    recorded = tracer.start_span(
+        name, context, attributes=_attributes(task), start_time=to_micros(started_at) * 1000
     )
-    made.end(to_micros(ended) * 1000)
-    return to_traceparent(made.get_span_context())
+    recorded.end(to_micros(ended_at) * 1000)
+    return to_traceparent(recorded.get_span_context())
 
 
-def _about(task: object) -> dict[str, str]:
+def _attributes(task: object) -> dict[str, str]:
+    """Returns the attributes of a span that belongs to the task."""
     return {} if task is None else {"tenuto.task": str(task)}
 
 
 @contextmanager
 def use_parent_trace(parent: str | None) -> Iterator[None]:
-    """Let spans of the block belong to a trace that began elsewhere."""
-    within = _within(parent)
-    if within is None:
+    """Makes the spans of the block belong to the trace of `parent`, started in another process."""
+    context = _parent_context(parent)
+    if context is None:
         yield
         return
-    token = contexts.attach(within)
+    token = contexts.attach(context)
     try:
         yield
     finally:
         contexts.detach(token)
 
 
-def to_traceparent(place: SpanContext) -> str | None:
-    """A place in a trace as a `traceparent`; `None` outside of any."""
-    if not place.is_valid:
+def to_traceparent(span_context: SpanContext) -> str | None:
+    """Returns the span's `traceparent`; `None` if it belongs to no trace."""
+    if not span_context.is_valid:
         return None
-    return f"00-{place.trace_id:032x}-{place.span_id:016x}-{place.trace_flags:02x}"
+    trace_id, span_id = span_context.trace_id, span_context.span_id
+    return f"00-{trace_id:032x}-{span_id:016x}-{span_context.trace_flags:02x}"
 
 
 def current_traceparent() -> str | None:
-    """The place in the trace that is in force, as a `traceparent`."""
+    """Returns the current span's `traceparent`; `None` outside of any trace."""
     if not contexts.get_current():
-        return None  # nobody ever said where
+        return None  # no trace was ever started or continued here
     return to_traceparent(trace.get_current_span().get_span_context())
 
 
 def trace_id() -> str | None:
-    """The id of the trace that is in force."""
-    place = trace.get_current_span().get_span_context()
-    return f"{place.trace_id:032x}" if place.is_valid else None
+    """Returns the id of the current trace; `None` outside of any trace."""
+    span_context = trace.get_current_span().get_span_context()
+    return f"{span_context.trace_id:032x}" if span_context.is_valid else None
 
 
-def set_up(role: str, *, wanted: bool) -> None:
-    """Send spans by OTLP as the `OTEL_*` variables say, if that is wanted or they name a place."""
-    if not wanted and not any(os.environ.get(name) for name in _SWITCHES):
+def set_up(role: str, *, enabled: bool) -> None:
+    """Sends spans by OTLP as the `OTEL_*` variables say, if enabled or if they name an endpoint."""
+    if not enabled and not any(os.environ.get(name) for name in _ENDPOINT_VARIABLES):
         return
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
@@ -150,13 +158,13 @@ def set_up(role: str, *, wanted: bool) -> None:
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
     except ImportError as error:
-        told = f"traces need the extra `otel` (pip install 'tenuto[otel]'): {error}"
-        if wanted:
-            raise Invalid(told) from error
-        log.warning("%s", told)
+        message = f"tracing needs the extra `otel` (pip install 'tenuto[otel]'): {error}"
+        if enabled:
+            raise Invalid(message) from error
+        log.warning("%s", message)
         return
-    named = {"OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"} & set(os.environ)
-    who = Resource.create({} if named else {"service.name": f"tenuto-{role}"})
-    provider = TracerProvider(resource=who)
+    names_set = {"OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"} & set(os.environ)
+    resource = Resource.create({} if names_set else {"service.name": f"tenuto-{role}"})
+    provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)

@@ -18,7 +18,7 @@ from tenuto.api.service import Service
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.tenancy.access import SCOPES, Role
 from tenuto.settings import Settings
-from tenuto.tls import trusted_for
+from tenuto.tls import verify_option
 
 V1 = "/api/v1"
 Caller = Callable[..., Any]
@@ -36,12 +36,12 @@ class Api:
         """A client that bears the token."""
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         client = httpx2.AsyncClient(
-            base_url=self.url, headers=headers, timeout=30, verify=trusted_for(self.url)
+            base_url=self.url, headers=headers, timeout=30, verify=verify_option(self.url)
         )
         return await self._stack.enter_async_context(client)
 
     async def workspace(self, name: str) -> UUID:
-        return await self.service.identity.make_workspace(name, None)
+        return await self.service.identity.create_workspace(name, None)
 
     async def token(
         self,
@@ -50,7 +50,7 @@ class Api:
         scopes: tuple[str, ...] = SCOPES,
         **more: Any,
     ) -> str:
-        made = await self.service.identity.make_token(workspace, "test", role, scopes, **more)
+        made = await self.service.identity.create_token(workspace, "test", role, scopes, **more)
         return made.token
 
     async def acting(
@@ -63,12 +63,12 @@ class Api:
 @asynccontextmanager
 async def running(settings: Settings, deadlines: Deadlines | None = None) -> AsyncIterator[Api]:
     """A server on these settings, until the block ends."""
-    store = app.open_store(settings.url())
+    store = app.create_store(settings.database_url())
     await store.migrate()
     await store.close()
     stop = asyncio.Event()
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    async with app.service(settings) as service, AsyncExitStack() as stack:
+    async with app.open_service(settings) as service, AsyncExitStack() as stack:
         task = asyncio.create_task(serve(service, stop, told.set_result, deadlines=deadlines))
         task.add_done_callback(lambda _: told.done() or told.cancel())
         await asyncio.wait([told])

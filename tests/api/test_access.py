@@ -10,10 +10,10 @@ import jwt
 import pytest
 from tests.api.conftest import V1, Api, problem, replaced, running
 
-from tenuto.api.app import routes
-from tenuto.api.auth.attempt_tokens import AUDIENCE, ISSUER, KIND, PURPOSE, AttemptTokens
+from tenuto.api.app import litestar_app
+from tenuto.api.auth.attempt_tokens import AUDIENCE, ISSUER, JWT_TYPE, PURPOSE, AttemptTokens
 from tenuto.api.auth.route_access import PUBLIC, ROUTES, RouteAccess
-from tenuto.api.edge.openapi import document
+from tenuto.api.edge.openapi import openapi_document
 from tenuto.app import key_folder
 from tenuto.encryption_keys import add_key
 from tenuto.engine.engine import DEFAULT_WORKSPACE
@@ -27,7 +27,7 @@ NOT_IN_THE_CONTRACT = {"GET /openapi.json", "GET /docs"}
 
 
 def test_the_table_names_every_route_and_no_other() -> None:
-    paths = document(routes())["paths"]
+    paths = openapi_document(litestar_app())["paths"]
     served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
     assert served | NOT_IN_THE_CONTRACT == set(ROUTES)
 
@@ -110,7 +110,7 @@ async def test_an_expired_token_does_not_hold(api: Api) -> None:
     assert (await client.get(f"{V1}/me")).status_code == 200
     while api.service.clock.now() <= soon:
         await api.service.clock.sleep(0.05)
-    api.service.callers.forget()
+    api.service.token_cache.clear()
     assert problem(await client.get(f"{V1}/me")) == (401, "unauthenticated")
 
 
@@ -145,8 +145,8 @@ async def test_a_person_logs_in_and_out(api: Api, owner: httpx2.AsyncClient) -> 
 @pytest.mark.parametrize(
     ("path", "half", "body"),
     [
-        ("users", "_membership", {"name": "ada", "password": "correct horse battery"}),
-        ("workspaces", "_stored", {"name": "hers"}),
+        ("users", "_membership_statement", {"name": "ada", "password": "correct horse battery"}),
+        ("workspaces", "_token_row", {"name": "hers"}),
     ],
 )
 async def test_what_is_made_in_two_steps_is_made_whole_or_not_at_all(
@@ -295,12 +295,12 @@ async def test_a_forged_token_is_nobodys(api: Api, owner: httpx2.AsyncClient) ->
     claims = jwt.decode(mine["token"], options={"verify_signature": False})
     key = api.service.vault.derive(PURPOSE)
     kid = api.service.vault.current
-    good = {"kid": kid, "typ": KIND}
+    good = {"kid": kid, "typ": JWT_TYPE}
     forged = [
         jwt.encode(claims, "x" * 32, algorithm="HS256", headers=good),
         jwt.encode(claims, "", algorithm="none", headers=good),
         jwt.encode(claims, key * 2, algorithm="HS512", headers=good),
-        jwt.encode(claims, key, algorithm="HS256", headers={"kid": "other", "typ": KIND}),
+        jwt.encode(claims, key, algorithm="HS256", headers={"kid": "other", "typ": JWT_TYPE}),
         jwt.encode(claims, key, algorithm="HS256", headers={"kid": kid, "typ": "JWT"}),
         jwt.encode(claims | {"aud": "else"}, key, algorithm="HS256", headers=good),
         jwt.encode(claims | {"iss": "else"}, key, algorithm="HS256", headers=good),
@@ -338,11 +338,11 @@ RIGHT = [("exp", 10**30), ("iat", 10**30), ("iat", -1), ("tok", "x")]
 
 async def test_a_signed_claim_of_the_wrong_type_is_nobodys(api: Api) -> None:
     """Whoever has the key still gets no fault out of the server."""
-    tokens = api.service.attempts
+    tokens = api.service.attempt_tokens
     good, _ = tokens.issue(uuid4(), DEFAULT_WORKSPACE, Fence(uuid4(), 1, "t" * 32))
     claims = jwt.decode(good, options={"verify_signature": False})
     key = api.service.vault.derive(PURPOSE)
-    headers: dict[str, Any] = {"kid": api.service.vault.current, "typ": KIND}
+    headers: dict[str, Any] = {"kid": api.service.vault.current, "typ": JWT_TYPE}
     for claim in CLAIMS:
         for value in WRONG:
             if (claim, value) in RIGHT:
@@ -351,5 +351,5 @@ async def test_a_signed_claim_of_the_wrong_type_is_nobodys(api: Api) -> None:
                 json.dumps(claims | {claim: value}).encode(), key, "HS256", headers
             )
             with pytest.raises(Unauthenticated):
-                tokens.caller(raw, None)
-    assert tokens.caller(good, None).workspace == DEFAULT_WORKSPACE
+                tokens.caller_of(raw, None)
+    assert tokens.caller_of(good, None).workspace == DEFAULT_WORKSPACE

@@ -19,7 +19,7 @@ from tests.moved_time import MovedTime
 
 from tenuto.api.edge import json_checks
 from tenuto.api.edge.json_checks import check_large, check_small
-from tenuto.api.edge.middleware import PATIENCE_S
+from tenuto.api.edge.middleware import UNREAD_BODY_S
 from tenuto.model.errors import Invalid
 from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
@@ -99,7 +99,7 @@ async def test_an_unread_body_does_not_spoil_the_next_request(
         )
         assert (await client.answer())[0] == 401
         await client.send(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
-        moved_time.advance(PATIENCE_S)
+        moved_time.advance(UNREAD_BODY_S)
         assert await client.is_closed()
 
 
@@ -168,7 +168,7 @@ async def test_others_are_answered_while_a_large_body_is_checked(api: Api) -> No
         assert (await other.get(f"{V1}/me")).status_code == 200
         meanwhile += 1
     assert problem(await large) == (422, "invalid_json")
-    assert "'0000000' is given twice" in (await large).json()["detail"]
+    assert "duplicate name '0000000'" in (await large).json()["detail"]
     assert meanwhile > 5
 
 
@@ -262,9 +262,9 @@ def test_both_checks_agree_about_hostile_text(body: bytes) -> None:
 def test_values_are_counted_outside_of_strings(
     monkeypatch: pytest.MonkeyPatch, body: bytes, count: int
 ) -> None:
-    monkeypatch.setattr(json_checks, "MOST_VALUES", count + 1)
+    monkeypatch.setattr(json_checks, "MAX_VALUES", count + 1)
     assert verdict(check_large, body) == "ok"
-    monkeypatch.setattr(json_checks, "MOST_VALUES", count)
+    monkeypatch.setattr(json_checks, "MAX_VALUES", count)
     assert verdict(check_large, body) == "too_many_values"
 
 

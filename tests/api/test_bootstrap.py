@@ -8,7 +8,7 @@ import pytest
 from tests.api.conftest import V1, Api, replaced, running
 
 from tenuto import app
-from tenuto.api.server import _bootstrap
+from tenuto.api.server import _bootstrap_owner_token
 from tenuto.settings import Settings
 
 SERVERS = 4
@@ -22,7 +22,7 @@ def names(folder: Path) -> set[str]:
 async def test_servers_that_start_at_once_make_one_token(
     settings: Settings, tmp_path: Path
 ) -> None:
-    store = app.open_store(settings.url())
+    store = app.create_store(settings.database_url())
     await store.migrate()
     await store.close()
     folders = [tmp_path / str(number) for number in range(SERVERS)]
@@ -45,11 +45,11 @@ async def test_a_token_that_cannot_be_written_does_not_hold(
     def full(*args: object) -> None:
         raise OSError("no space left")
 
-    async with app.service(settings) as service:
+    async with app.open_service(settings) as service:
         with monkeypatch.context() as broken:
             broken.setattr(Path, "write_text", full)
             with pytest.raises(OSError, match="no space left"):
-                await _bootstrap(service)
+                await _bootstrap_owner_token(service)
         assert names(tmp_path) == set()
     path = tmp_path / "token"
     async with running(settings) as api:
@@ -67,11 +67,11 @@ async def test_a_token_that_holds_is_found_though_its_server_died(
     def die(*args: object) -> None:
         raise Died
 
-    async with app.service(settings) as service:
+    async with app.open_service(settings) as service:
         with monkeypatch.context() as dying:
             dying.setattr(Path, "replace", die)
             with pytest.raises(Died):
-                await _bootstrap(service)
+                await _bootstrap_owner_token(service)
     path = tmp_path / "token"
     [kept] = names(tmp_path)
     holding = (tmp_path / kept).read_text()

@@ -65,9 +65,9 @@ async def test_a_secret_is_in_no_sink(
         await ask(owner, "GET", path)
     heard.append((await owner.get("/metrics")).text)
     heard.append(caplog.text)
-    heard += await asyncio.to_thread(stored, settings.url())
-    if sqlite_path(settings.url()) is None:
-        heard += await dumped(settings.url())
+    heard += await asyncio.to_thread(stored, settings.database_url())
+    if sqlite_path(settings.database_url()) is None:
+        heard += await dumped(settings.database_url())
     assert any("the key is ***" in each for each in heard)
     for secret in (CANARY, NAMED):
         assert [each[:200] for each in heard if secret in each] == []

@@ -45,7 +45,7 @@ async def test_the_ceiling_holds_without_a_quota(settings: Settings, tmp_path: P
         tasks = (await owner.get(f"{V1}/agent-tasks?status=PENDING")).json()["tasks"]
         told = (await owner.get(f"{V1}/agent-tasks/{tasks[0]['id']}/explain")).json()
         [gate] = [each for each in told["gates"] if each["gate"] == "quota"]
-        assert "may run 1 at once" in gate["detail"]
+        assert "its quota is 1 at once" in gate["detail"]
 
 
 async def test_tasks_a_minute_are_bounded(settings: Settings, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from tests.waiting import eventually
 
 from tenuto.api import server
 from tenuto.api.edge import connection
-from tenuto.api.edge.connection_limits import ConnectionTable, Deadlines, Reading
-from tenuto.api.edge.forwarded import client_of, holds, place_of
+from tenuto.api.edge.connection_limits import ConnectionTable, Deadlines, ReadProgress
+from tenuto.api.edge.forwarded import address_key, client_address, is_in_networks
 from tenuto.settings import Settings
 
 HASTY = Deadlines(head_s=0.3, body_s=0.3, write_s=0.5, linger_s=0.3, sweep_s=0.05)
@@ -115,7 +115,7 @@ async def test_what_is_no_body_has_a_bound(settings: Settings, kind: str) -> Non
 async def test_headers_up_to_the_bound_are_read(settings: Settings) -> None:
     async with running(settings) as api, raw(api) as client:
         many = b"".join(b"h%d: %s\r\n" % (n, b"v" * 600) for n in range(99))
-        assert len(LINE + many) < connection.HEAD_BYTES
+        assert len(LINE + many) < connection.MAX_HEAD_BYTES
         for _ in range(3):  # each request is counted from the start
             await client.send(LINE + many + b"\r\n")
             assert (await client.answer())[0] == 200
@@ -209,7 +209,7 @@ async def test_a_body_that_keeps_its_rate_may_take_longer(settings: Settings) ->
 
 
 async def test_a_body_that_stands_still_is_closed_whatever_its_rate(settings: Settings) -> None:
-    hasty = msgspec.structs.replace(HASTY, body_rate=1.0, body_still_s=0.3)
+    hasty = msgspec.structs.replace(HASTY, body_rate=1.0, body_idle_s=0.3)
     async with running(settings, hasty) as api, raw(api) as client:
         await client.send(POST + b"Content-Length: 60000\r\n\r\n" + b" " * 50_000)
         assert await client.refusal() == (408, "request_timeout")
@@ -218,15 +218,15 @@ async def test_a_body_that_stands_still_is_closed_whatever_its_rate(settings: Se
 async def test_a_body_that_this_side_does_not_read_yet_is_not_late(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hasty = msgspec.structs.replace(HASTY, body_s=60.0, body_still_s=0.2)
+    hasty = msgspec.structs.replace(HASTY, body_s=60.0, body_idle_s=0.2)
     async with running(settings, hasty) as api, raw(api) as client:
-        known, clock = api.service.callers.of, api.service.clock
+        known, clock = api.service.token_cache.caller_of, api.service.clock
 
         async def slow(token: str, wanted: UUID | None) -> Any:
             await clock.sleep(0.6)
             return await known(token, wanted)
 
-        monkeypatch.setattr(api.service.callers, "of", slow)
+        monkeypatch.setattr(api.service.token_cache, "caller_of", slow)
         bearer = b"Authorization: Bearer %s\r\n" % (await api.token()).encode()
         await client.send(TASKS + bearer + b"Content-Length: 13\r\nExpect: 100-continue\r\n\r\n")
         assert (await client.line()).startswith(b"HTTP/1.1 100 ")
@@ -302,11 +302,11 @@ async def test_who_waited_longest_makes_room(settings: Settings) -> None:
         good = tasks + b"Authorization: Bearer %s\r\nContent-Length: 5\r\n\r\n" % token.encode()
         async with raw(api) as busy, raw(api, "127.0.0.2") as silent:
             await busy.send(good)
-            await eventually(lambda: connections(api) == 2 and len(tables[-1]._waiting) == 1)
+            await eventually(lambda: connections(api) == 2 and len(tables[-1]._closable) == 1)
             async with raw(api, "127.0.0.3") as new:
                 assert await silent.is_closed()
                 await new.send(good)
-                await eventually(lambda: not tables[-1]._waiting)
+                await eventually(lambda: not tables[-1]._closable)
                 async with raw(api, "127.0.0.4") as last:
                     assert await last.refusal() == (503, "too_many_connections")
 
@@ -392,7 +392,7 @@ async def test_pipelined_requests_are_answered_in_turn(settings: Settings) -> No
         await client.send(LIVE * 10)
         assert [(await client.answer())[0] for _ in range(10)] == [200] * 10
         await client.send(LIVE * 5000)
-        most = connection.PIPELINED + 1
+        most = connection.MAX_PIPELINED + 1
         assert [(await client.answer())[0] for _ in range(most)] == [200] * most
         assert await client.is_closed()
 
@@ -414,17 +414,17 @@ async def test_connections_fit_the_limit_of_open_files(
     limits = (256, 256)
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: None)
-    assert server._holdable(1000) == 156
-    assert "allow 156 of the 1000 connections" in caplog.text
+    assert server._max_connections(1000) == 156
+    assert "allows 156 of the 1000 connections" in caplog.text
     limits = (256, 4096)
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: asked.append(wanted))
-    assert server._holdable(1000) == 1000
+    assert server._max_connections(1000) == 1000
     assert asked == [(1100, 4096)]
 
 
 def test_the_table_counts_each_address() -> None:
-    table: ConnectionTable[int] = ConnectionTable(most=10, per_address=2)
+    table: ConnectionTable[int] = ConnectionTable(max_total=10, max_per_address=2)
     assert [table.add(n, "a").accepted for n in range(3)] == [True, True, False]
     assert table.add(3, "b").accepted
     assert [table.add(n, None).accepted for n in (4, 5, 6)] == [True] * 3
@@ -436,29 +436,29 @@ def test_the_table_counts_each_address() -> None:
 
 
 def test_the_table_closes_who_waited_longest() -> None:
-    table: ConnectionTable[int] = ConnectionTable(most=3, per_address=9)
+    table: ConnectionTable[int] = ConnectionTable(max_total=3, max_per_address=9)
     for n in range(3):
         table.add(n, "a")
-    table.serve(0)
-    table.wait(0)  # served meanwhile, it has not waited for long
+    table.mark_served(0)
+    table.mark_closable(0)  # served meanwhile, it has not waited for long
     assert table.add(3, "b").closed == 1
     assert table.add(4, "b").closed == 2
     assert table.add(5, "b").closed == 0
     for n in (3, 4, 5):
-        table.serve(n)
+        table.mark_served(n)
     assert table.add(6, "b") == table.add(7, "b")
     assert not table.add(6, "b").accepted
-    table.wait(1)  # an ended one does not come back
+    table.mark_closable(1)  # an ended one does not come back
     assert not table.add(6, "b").accepted
     assert len(table) == 3
 
 
 def test_what_counts_is_what_a_reader_has_read() -> None:
-    deadlines = Deadlines(write_s=60.0, write_least=64_000)
+    deadlines = Deadlines(write_s=60.0, min_read_bytes=64_000)
 
     def cut_off(per_s: int, standing: int) -> int | None:
         """The second at which a reader is cut off who is sent and reads so much."""
-        reading = Reading()
+        reading = ReadProgress()
         seconds = (
             now
             for now in range(600)
@@ -475,14 +475,14 @@ def test_what_counts_is_what_a_reader_has_read() -> None:
 
 def test_the_client_is_the_rightmost_that_is_no_proxy() -> None:
     proxies = Settings(proxies="10.0.0.0/8, 127.0.0.1, fd00::/8").proxy_networks()
-    assert holds(proxies, "10.1.2.3")
-    assert holds(proxies, "::ffff:10.1.2.3")
-    assert not holds(proxies, "192.0.2.1")
-    assert not holds(proxies, "no address")
+    assert is_in_networks(proxies, "10.1.2.3")
+    assert is_in_networks(proxies, "::ffff:10.1.2.3")
+    assert not is_in_networks(proxies, "192.0.2.1")
+    assert not is_in_networks(proxies, "no address")
     peer = ("127.0.0.1", 4711)
 
     def found(*values: bytes) -> str:
-        told = client_of(peer, [(b"x-forwarded-for", value) for value in values], proxies)
+        told = client_address(peer, [(b"x-forwarded-for", value) for value in values], proxies)
         assert told is not None
         return told[0]
 
@@ -495,7 +495,7 @@ def test_the_client_is_the_rightmost_that_is_no_proxy() -> None:
 
 
 def test_one_subscriber_is_one_place() -> None:
-    assert place_of("192.0.2.1") == "192.0.2.1"
-    assert place_of("::ffff:192.0.2.1") == "192.0.2.1"
-    assert place_of("2001:db8::1") == place_of("2001:db8::ffff:2") == "2001:db8::/64"
-    assert place_of("-") == "-"
+    assert address_key("192.0.2.1") == "192.0.2.1"
+    assert address_key("::ffff:192.0.2.1") == "192.0.2.1"
+    assert address_key("2001:db8::1") == address_key("2001:db8::ffff:2") == "2001:db8::/64"
+    assert address_key("-") == "-"

@@ -22,8 +22,8 @@ from schemathesis.specs.openapi.checks import (
 )
 from tests.api.conftest import running
 
-from tenuto.api.app import routes
-from tenuto.api.edge.openapi import document
+from tenuto.api.app import litestar_app
+from tenuto.api.edge.openapi import openapi_document
 from tenuto.settings import Settings
 
 CASES = int(os.environ.get("TENUTO_PROOF_CASES", "30"))
@@ -85,7 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-schema = schemathesis.openapi.from_dict(document(routes()))
+schema = schemathesis.openapi.from_dict(openapi_document(litestar_app()))
 OPERATIONS = {
     found.ok().label: found.ok()
     for found in schema.get_all_operations()

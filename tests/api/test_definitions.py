@@ -114,7 +114,7 @@ async def test_every_fault_comes_with_its_place(owner: httpx2.AsyncClient) -> No
     assert problem(answer) == (422, "invalid_value")
     assert answer.json()["detail"].splitlines() == [
         "flow.yaml:2:21: tasks[0].priority: must be between 1 and 10, not 0",
-        "flow.yaml:3:11: tasks[1]: there is no field 'promt'; did you mean 'prompt'?",
+        "flow.yaml:3:11: tasks[1]: unknown field 'promt'; did you mean 'prompt'?",
     ]
     unnamed = await owner.post(f"{PATH}/apply", json={"manifest": "a: ["})
     assert unnamed.json()["detail"].startswith("manifest.yaml:")

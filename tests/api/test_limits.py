@@ -12,9 +12,9 @@ from tests.contract.conftest import ManualClock
 from tests.waiting import eventually
 
 from tenuto.api.auth import logins
-from tenuto.api.auth.logins import AT_ONCE, FREE_TRIES, Logins, Tries, Who
+from tenuto.api.auth.logins import BURST, FREE_TRIES, LoginLimiter, LoginSource, LoginThrottle
 from tenuto.api.auth.throttling import RequestThrottle
-from tenuto.api.edge.concurrent import Concurrent, Holder
+from tenuto.api.edge.concurrent import ConcurrencyLimiter, Holder
 from tenuto.clock import Clock
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.errors import TooMany
@@ -22,80 +22,80 @@ from tenuto.model.limits.quota import Quota
 from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 
-ANN = Who("192.0.2.1", "ann")
+ANN = LoginSource("192.0.2.1", "ann")
 
 
-def may(tries: Tries, who: Who, now: float) -> bool:
+def may(tries: LoginThrottle, who: LoginSource, now: float) -> bool:
     try:
-        tries.begin(who, now)
+        tries.count_try(who, now)
     except TooMany:
         return False
     return True
 
 
 def test_a_pair_waits_after_failures() -> None:
-    tries = Tries()
+    tries = LoginThrottle()
     assert [may(tries, ANN, 0) for _ in range(FREE_TRIES + 1)] == [True] * FREE_TRIES + [False]
     assert not may(tries, ANN, 4.9)
     assert may(tries, ANN, 5.1)
     assert not may(tries, ANN, 5.2)
-    assert may(tries, Who("192.0.2.2", "ann"), 0)
-    assert may(tries, Who("192.0.2.1", "bob"), 0)
+    assert may(tries, LoginSource("192.0.2.2", "ann"), 0)
+    assert may(tries, LoginSource("192.0.2.1", "bob"), 0)
 
 
 def test_a_success_makes_the_pair_known() -> None:
-    tries = Tries()
+    tries = LoginThrottle()
     for _ in range(FREE_TRIES):
         assert may(tries, ANN, 0)
-    tries.succeed(ANN)
-    assert [may(tries, ANN, 0) for _ in range(AT_ONCE + 1)] == [True] * AT_ONCE + [False]
+    tries.record_success(ANN)
+    assert [may(tries, ANN, 0) for _ in range(BURST + 1)] == [True] * BURST + [False]
     assert may(tries, ANN, 1.1)
 
 
 def test_a_success_for_a_namesake_gives_no_more_tries() -> None:
-    tries, other = Tries(), Who(ANN.place, ANN.name, "other")
+    tries, other = LoginThrottle(), LoginSource(ANN.address, ANN.name, "other")
     for _ in range(FREE_TRIES - 1):
         assert may(tries, ANN, 0)
     assert may(tries, other, 0)
-    tries.succeed(other)
+    tries.record_success(other)
     assert may(tries, other, 0)
     assert [may(tries, ANN, 0) for _ in range(2)] == [True, False]
-    assert not may(tries, Who(ANN.place, ANN.name, "a third"), 0)
+    assert not may(tries, LoginSource(ANN.address, ANN.name, "a third"), 0)
 
 
 def test_an_address_has_a_bucket_that_does_not_hold_up_who_is_known() -> None:
-    tries = Tries()
-    tries.succeed(ANN)
-    names = [Who(ANN.place, f"name-{n}") for n in range(AT_ONCE + 1)]
-    assert [may(tries, pair, 0) for pair in names] == [True] * AT_ONCE + [False]
+    tries = LoginThrottle()
+    tries.record_success(ANN)
+    names = [LoginSource(ANN.address, f"name-{n}") for n in range(BURST + 1)]
+    assert [may(tries, pair, 0) for pair in names] == [True] * BURST + [False]
     assert may(tries, ANN, 0)
     assert may(tries, names[-1], 1.1)
-    assert not may(tries, Who(ANN.place, "another"), 1.2)
+    assert not may(tries, LoginSource(ANN.address, "another"), 1.2)
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logins, "KEPT", 3)
-    tries = Tries()
-    tries.succeed(ANN)
+    monkeypatch.setattr(logins, "MAX_ENTRIES", 3)
+    tries = LoginThrottle()
+    tries.record_success(ANN)
     for n in range(10):
-        assert may(tries, Who(f"192.0.2.{n}", "x"), 0)
+        assert may(tries, LoginSource(f"192.0.2.{n}", "x"), 0)
     assert [len(each) for each in (tries._tries, tries._buckets, tries._known)] == [3, 3, 1]
 
 
 def test_who_goes_on_trying_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logins, "KEPT", 3)
-    tries = Tries()
+    monkeypatch.setattr(logins, "MAX_ENTRIES", 3)
+    tries = LoginThrottle()
     for n in range(FREE_TRIES):
         assert may(tries, ANN, 0)
-        assert may(tries, Who(f"198.51.100.{n}", "x"), 0)
+        assert may(tries, LoginSource(f"198.51.100.{n}", "x"), 0)
     assert not may(tries, ANN, 0)
 
 
 def test_a_right_password_is_no_try_and_gives_none_back_twice() -> None:
-    tries, other = Tries(), Who(ANN.place, ANN.name, "other")
+    tries, other = LoginThrottle(), LoginSource(ANN.address, ANN.name, "other")
     assert may(tries, other, 0)
     for _ in range(3):
-        tries.succeed(other)
+        tries.record_success(other)
     assert [may(tries, ANN, 0) for _ in range(FREE_TRIES + 1)] == [True] * FREE_TRIES + [False]
 
 
@@ -103,13 +103,13 @@ class Waiting:
     """Logins that are verified until a test ends them."""
 
     def __init__(self) -> None:
-        self.logins = Logins(Clock())
+        self.logins = LoginLimiter(Clock())
         self.seen: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._end = asyncio.Semaphore(0)
 
     async def login(self, address: str, name: str) -> None:
-        async with self.logins.trying(address, name):
+        async with self.logins.admit(address, name):
             self.seen.append(name)
             await self._end.acquire()
 
@@ -124,7 +124,7 @@ class Waiting:
 
     def known(self, address: str, name: str) -> None:
         """The user has logged in from there before."""
-        self.logins._tries.succeed(Who(address, name))
+        self.logins._throttle.record_success(LoginSource(address, name))
 
 
 async def test_a_flood_of_logins_does_not_hold_up_others() -> None:
@@ -132,14 +132,14 @@ async def test_a_flood_of_logins_does_not_hold_up_others() -> None:
     waiting.known("192.0.2.9", "ann")
     for address in ("192.0.2.1", "192.0.2.2"):
         waiting.begin(address, *(f"{address} {n}" for n in range(6)))
-    await eventually(lambda: waiting.logins._turns.waiting_in_all() == 10)
+    await eventually(lambda: waiting.logins._queue.total_waiting() == 10)
     for address in ("192.0.2.1", "192.0.2.2"):
         with pytest.raises(TooMany, match="from this address at once"):
             await waiting.login(address, "more")
     waiting.begin("192.0.2.3", "bob")
-    await eventually(lambda: waiting.logins._turns.waiting_in_all() == 11)
+    await eventually(lambda: waiting.logins._queue.total_waiting() == 11)
     waiting.begin("192.0.2.9", "ann")
-    await eventually(lambda: waiting.logins._turns._preferred)
+    await eventually(lambda: waiting.logins._queue._preferred)
     await waiting.end()
     assert waiting.seen[:2] == ["192.0.2.1 0", "192.0.2.2 0"]
     assert waiting.seen.index("ann") == 2
@@ -147,13 +147,13 @@ async def test_a_flood_of_logins_does_not_hold_up_others() -> None:
 
 
 async def test_so_many_logins_wait_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logins, "WAITING", 2)
+    monkeypatch.setattr(logins, "MAX_WAITING", 2)
     waiting = Waiting()
     waiting.known("192.0.2.9", "ann")
     for n in range(4):
         waiting.begin(f"192.0.2.{n}", f"user {n}")
-    await eventually(lambda: waiting.logins._turns.waiting_in_all() == 2)
-    with pytest.raises(TooMany, match="too many logins wait") as refused:
+    await eventually(lambda: waiting.logins._queue.total_waiting() == 2)
+    with pytest.raises(TooMany, match="too many logins are waiting") as refused:
         await waiting.login("192.0.2.8", "bob")
     assert refused.value.code == "rate_limited"
     waiting.begin("192.0.2.9", "ann")
@@ -165,13 +165,13 @@ def test_whoever_asks_too_often_is_told_how_long_to_wait() -> None:
     clock = ManualClock()
     rates = RequestThrottle(clock, Settings(rate_per_s=2))
     for _ in range(4):
-        rates.request("a")
+        rates.count_request("a")
     with pytest.raises(TooMany) as refused:
-        rates.request("a")
+        rates.count_request("a")
     assert refused.value.retry_after == 0.5
-    rates.request("b")
+    rates.count_request("b")
     clock.advance(0.5)
-    rates.request("a")
+    rates.count_request("a")
 
 
 async def test_each_workspace_has_a_rate_of_its_own() -> None:
@@ -183,27 +183,27 @@ async def test_each_workspace_has_a_rate_of_its_own() -> None:
 
     one, two = UUID(int=1), UUID(int=2)
     for workspace in (one, two):
-        await rates.submit(workspace, 2, look)
+        await rates.count_tasks(workspace, 2, look)
     with pytest.raises(TooMany) as refused:
-        await rates.submit(one, 1, look)
+        await rates.count_tasks(one, 1, look)
     assert refused.value.retry_after == 30
     clock.advance(30)
-    await rates.submit(one, 1, look)
+    await rates.count_tasks(one, 1, look)
 
 
 def test_what_is_held_is_counted_for_all_holders_or_none() -> None:
-    held, workspace = Concurrent("things", "too_many_streams"), UUID(int=1)
-    first = held.take({"a": 1, workspace: 2})
-    second = held.take({"b": 1, workspace: 2})
+    held, workspace = ConcurrencyLimiter("things", "too_many_streams"), UUID(int=1)
+    first = held.acquire({"a": 1, workspace: 2})
+    second = held.acquire({"b": 1, workspace: 2})
     over: list[dict[Holder, int]] = [{"a": 1, workspace: 3}, {"c": 1, workspace: 2}]
     for bounds in over:
         with pytest.raises(TooMany) as refused:
-            held.take(bounds)
+            held.acquire(bounds)
         assert refused.value.code == "too_many_streams"
-    assert [held.held(each) for each in ("a", "b", "c", workspace)] == [1, 1, 0, 2]
+    assert [held.count(each) for each in ("a", "b", "c", workspace)] == [1, 1, 0, 2]
     first()
     first()
-    assert held.held(workspace) == 1
+    assert held.count(workspace) == 1
     second()
     assert not held._counts
 
@@ -220,23 +220,23 @@ async def test_streams_are_counted_per_token_and_workspace(settings: Settings) -
             await stack.enter_async_context(stream(two, "/events"))
             refused = await two.get(f"{V1}/events")
             assert problem(refused) == (429, "too_many_streams")
-            assert "the workspace has 3" in refused.json()["detail"]
+            assert "the workspace has reached its limit of 3" in refused.json()["detail"]
             elsewhere = await api.acting(Role.OWNER, await api.workspace("other"))
             async with stream(elsewhere, "/events"):
                 pass
-        await eventually(lambda: api.service.streams.held(DEFAULT_WORKSPACE) == 0)
+        await eventually(lambda: api.service.open_streams.count(DEFAULT_WORKSPACE) == 0)
         async with stream(one, "/events"):
-            assert api.service.streams.held(DEFAULT_WORKSPACE) == 1
+            assert api.service.open_streams.count(DEFAULT_WORKSPACE) == 1
         for path in (f"/agent-tasks/{uuid4()}/events", "/agent-tasks/x/events"):
             assert problem(await one.get(f"{V1}{path}"))[0] == 404
-        await eventually(lambda: api.service.streams.held(DEFAULT_WORKSPACE) == 0)
+        await eventually(lambda: api.service.open_streams.count(DEFAULT_WORKSPACE) == 0)
 
 
 async def test_all_logins_of_a_user_count_together(settings: Settings) -> None:
     async with running(replaced(settings, streams_per_token=2)) as api:
         identity = api.service.identity
         for name in ("ann", "bob"):
-            await identity.make_user(name, "a long password", DEFAULT_WORKSPACE, Role.VIEWER)
+            await identity.create_user(name, "a long password", DEFAULT_WORKSPACE, Role.VIEWER)
 
         async def client(name: str) -> httpx2.AsyncClient:
             return await api.client((await identity.login(name, "a long password")).token)
@@ -266,4 +266,4 @@ async def test_claims_that_wait_are_counted_per_token(settings: Settings) -> Non
 
 def held(api: Api) -> int:
     """How many claims wait."""
-    return api.service.polls._counts.total()
+    return api.service.waiting_claims._counts.total()

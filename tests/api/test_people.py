@@ -88,7 +88,7 @@ async def test_a_disabled_users_key_does_not_hold(
     await Raw(database_url).execute(
         f"update app_user set disabled_at = created_at where id = '{user}'"
     )
-    api.service.callers.forget()
+    api.service.token_cache.clear()
     assert problem(await key.get(f"{V1}/me")) == GONE
     assert problem(await ann.get(f"{V1}/me")) == GONE
 
@@ -147,7 +147,7 @@ async def test_a_token_that_was_revoked_elsewhere_makes_no_other(
     top = await made(owner, "tokens", name="top", role="ADMIN", scopes=WRITES)
     async with running(settings) as elsewhere:
         held = await elsewhere.client(top["token"])
-        api.service.callers.forget()
+        api.service.token_cache.clear()
         assert (await held.get(f"{V1}/me")).status_code == 200
         await owner.delete(f"{V1}/tokens/{top['id']}")
         # The other process may believe in it for a moment; what it makes would last.
@@ -209,7 +209,7 @@ async def test_the_last_way_in_stays(api: Api, owner: httpx2.AsyncClient) -> Non
 async def test_an_owner_who_is_disabled_is_no_way_in(api: Api, database_url: str) -> None:
     workspace, identity = await api.workspace("w"), api.service.identity
     ann, _ = [
-        await identity.make_user(name, PASSWORD, workspace, Role.OWNER) for name in ("ann", "bob")
+        await identity.create_user(name, PASSWORD, workspace, Role.OWNER) for name in ("ann", "bob")
     ]
     await Raw(database_url).execute(
         "update app_user set disabled_at = created_at where name = 'bob'"
@@ -224,7 +224,7 @@ async def test_two_owners_do_not_end_each_other_at_once(
 ) -> None:
     async with running(replaced(settings, database=postgres_url)) as api:
         workspace = await api.workspace("w")
-        first = await api.service.identity.make_token(workspace, "first", Role.OWNER)
+        first = await api.service.identity.create_token(workspace, "first", Role.OWNER)
         second = await api.client(await api.token(Role.OWNER, workspace))
         mine = (await second.get(f"{V1}/tokens")).json()[0]["id"]
         other = await asyncpg.connect(postgres_url)
@@ -356,7 +356,7 @@ async def test_a_token_with_an_end_makes_nothing_that_lasts_longer(
         await client.patch(f"{V1}/users/{ann['id']}", json={"role": "OWNER"}),
     ):
         assert problem(answer) == FORBIDDEN
-        assert "a token with an end" in answer.json()["detail"]
+        assert "a token that expires" in answer.json()["detail"]
     assert (await client.delete(f"{V1}/users/{ann['id']}")).status_code == 204
 
 
@@ -448,13 +448,13 @@ async def test_every_refused_login_is_the_same_after_the_same_work(
     await made(owner, "users", name="ann", password=PASSWORD)
     await api.service.identity.login("ann", PASSWORD)  # the decoy is made once
     verified: list[str] = []
-    verify = accounts._verify
+    verify = accounts._verify_password
 
     def counted(stored: str, password: str) -> bool:
         verified.append(stored)
         return verify(stored, password)
 
-    monkeypatch.setattr(accounts, "_verify", counted)
+    monkeypatch.setattr(accounts, "_verify_password", counted)
     nobody, said = await api.client(), set()
     for number, body in enumerate(
         [
@@ -522,6 +522,6 @@ async def of_operator(api: Api) -> dict[str, Any]:
 
 def test_passwords_are_dear_to_guess() -> None:
     """As a program has it: the tests of this folder pay less."""
-    code = "from tenuto.engine.tenancy import accounts; print(accounts._hash('x' * 10))"
+    code = "from tenuto.engine.tenancy import accounts; print(accounts._hash_password('x' * 10))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("$argon2id$v=19$m=65536,t=3,p=4$")

@@ -45,7 +45,7 @@ async def pushed(api: Api, owner: httpx2.AsyncClient, dispatching: PushSessions)
     await owner.post(f"{V1}/agent-tasks", json={"title": "pushed"})
     [target] = await dispatching.targets(["default"])
     [work] = await dispatching.claim(target.agent, 1, 60)
-    token, _ = api.service.attempts.issue(agent, DEFAULT_WORKSPACE, work.fence)
+    token, _ = api.service.attempt_tokens.issue(agent, DEFAULT_WORKSPACE, work.fence)
     return Pushed(agent, work.fence, await api.client(token))
 
 
@@ -63,7 +63,7 @@ async def test_a_heartbeat_says_that_the_session_has_begun(
     assert (view["status"], view["sessionKey"]) == ("RUNNING", "the key")
     await owner.post(f"{path}/cancel", json={})
     assert (await pushed.beat()).json()["cancel"] is True
-    [left] = await dispatching.stopping(["default"], 0)
+    [left] = await dispatching.sessions_to_stop(["default"], 0)
     await dispatching.confirm_killed(left, {"state": "killed"}, "test")
     assert problem(await pushed.beat()) == (409, "lease_lost")
     assert (await owner.get(path)).json()["status"] == "CANCELLED"
@@ -84,7 +84,7 @@ async def test_a_session_may_end_before_its_gateway_has_told_it(
     answer = await pushed.say(what, **body)
     assert (answer.status_code, answer.json()["status"]) == (200, status), answer.text
     assert not await dispatching.record_session(pushed.fence, "late", 300, "test")
-    assert await dispatching.reported(pushed.fence)
+    assert await dispatching.has_reported_end(pushed.fence)
     again = await pushed.say("progress")
     assert again.status_code == 405
     if what == "fail":
@@ -95,7 +95,7 @@ async def test_a_stale_fence_is_refused_in_any_status(
     api: Api, pushed: Pushed, dispatching: PushSessions
 ) -> None:
     stale = Fence(pushed.fence.task, pushed.fence.attempt, "0" * 32)
-    token, _ = api.service.attempts.issue(pushed.agent, DEFAULT_WORKSPACE, stale)
+    token, _ = api.service.attempt_tokens.issue(pushed.agent, DEFAULT_WORKSPACE, stale)
     other = Pushed(pushed.agent, stale, await api.client(token))
     for answer in (await other.say("complete"), await other.beat()):
         assert problem(answer) == (409, "lease_lost")
@@ -111,7 +111,7 @@ async def test_health_shows_the_worst_gateway(api: Api, dispatching: PushSession
         return word
 
     assert await seen() == "not configured"
-    await gateways.serve(["a", "b"])
+    await gateways.record_served(["a", "b"])
     assert await seen() == "unused"
     await gateways.record_success("a")
     await gateways.record_success("b")

@@ -89,7 +89,7 @@ async def test_one_name_twice_among_many_keeps_nobody_waiting(api: Api) -> None:
     async with asyncio.timeout(5):
         answer = await client.post(TASKS, content=body, headers=JSON)
     assert problem(answer) == (422, "invalid_json")
-    assert "'49999' is given twice" in answer.json()["detail"]
+    assert "duplicate name '49999'" in answer.json()["detail"]
 
 
 async def test_paths_methods_and_parameters_nobody_knows(owner: httpx2.AsyncClient) -> None:
@@ -151,7 +151,7 @@ async def test_one_key_makes_one_rerun(owner: httpx2.AsyncClient) -> None:
 async def test_an_answer_too_long_to_keep_is_not_given_twice(
     owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idempotency, "LARGEST", 100)
+    monkeypatch.setattr(idempotency, "MAX_STORED_BYTES", 100)
     headers = {"Idempotency-Key": "k6"}
     body = {"tasks": [{"title": "a"}, {"title": "b"}]}
     first = await owner.post(f"{TASKS}/bulk", json=body, headers=headers)
@@ -166,7 +166,7 @@ async def pruned_later(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = type(api.service.store.clock)
     now = clock.now
     monkeypatch.setattr(clock, "now", lambda self: now(self) + timedelta(minutes=5))
-    await api.service.engine(DEFAULT_WORKSPACE).upkeep.prune_once()
+    await api.service.engine_for(DEFAULT_WORKSPACE).maintenance.prune_once()
 
 
 async def test_what_may_have_been_done_is_not_done_again(
@@ -185,7 +185,7 @@ async def test_what_may_have_been_done_is_not_done_again(
     for _ in range(2):
         again = await owner.post(rerun, headers=headers)
         assert problem(again) == (409, "idempotency_conflict")
-        assert "whether it was done is not known" in again.json()["detail"]
+        assert "its outcome is unknown" in again.json()["detail"]
         await pruned_later(api, monkeypatch)
     assert len((await owner.get(TASKS)).json()["tasks"]) == 2
 
@@ -196,15 +196,15 @@ async def test_an_answer_that_cannot_be_kept_is_given(
     made = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
     rerun, headers = f"{TASKS}/{made}/rerun", {"Idempotency-Key": "k8"}
     store = type(api.service.store)
-    once = store.once
+    once = store.transact_one
 
     async def away(self: Any, script: Any) -> Any:
-        if "idempotency_end" in str(next(script())):
+        if "idempotency_finish" in str(next(script())):
             raise Unavailable("the database went away", "database_unreachable")
         return await once(self, script)
 
     with monkeypatch.context() as broken:
-        broken.setattr(store, "once", away)
+        broken.setattr(store, "transact_one", away)
         first = await owner.post(rerun, headers=headers)
     assert (first.status_code, first.json()["rerunOf"]) == (201, made)
     assert problem(await owner.post(rerun, headers=headers)) == (409, "in_progress")
@@ -217,7 +217,7 @@ async def test_an_answer_that_cannot_be_kept_is_given(
 async def test_a_key_that_is_forgotten_at_that_moment_is_taken_by_one(
     api: Api, settings: Settings
 ) -> None:
-    store = api.service.engine(DEFAULT_WORKSPACE).core.store
+    store = api.service.engine_for(DEFAULT_WORKSPACE).core.store
     asked = ("k9", f"POST {V1}/events", f"{V1}/events", b"{}")
 
     async def forget() -> None:
@@ -401,7 +401,7 @@ async def test_no_more_tasks_run_than_the_quota_allows(owner: httpx2.AsyncClient
     for where in (f"agents/{agents[0]}", f"agent-tasks/{waiting}"):
         told = (await owner.get(f"{V1}/{where}/explain")).json()
         [gate] = [each for each in told["gates"] if each["gate"] == "quota"]
-        assert gate["detail"] == "the workspace runs 3 tasks and may run 3 at once"
+        assert gate["detail"] == "the workspace runs 3 tasks; its quota is 3 at once"
         assert gate["detail"] in told["summary"]
     await owner.put(f"{V1}/workspaces/{mine}/quota", json={})
     assert await claims() + await claims() + await claims() == 7

@@ -18,8 +18,8 @@ import msgspec
 import pytest
 from tests.api.conftest import V1, Api, running
 
-from tenuto.api.app import routes
-from tenuto.api.auth.attempt_tokens import KIND, PURPOSE
+from tenuto.api.app import litestar_app
+from tenuto.api.auth.attempt_tokens import JWT_TYPE, PURPOSE
 from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 
@@ -169,7 +169,7 @@ async def served(sqlite_template: Path, tmp_path: Path) -> AsyncIterator[Api]:
 def known_routes() -> set[str]:
     """All routes of the app itself."""
     found = set()
-    for route in routes().routes:
+    for route in litestar_app().routes:
         template = re.sub(r"\{(\w+):\w+\}", r"{\1}", route.path)
         found |= {f"{method} {template}" for method in getattr(route, "methods", ())}
     return {route for route in found if not route.startswith("OPTIONS ")}
@@ -278,7 +278,7 @@ async def forged(api: Api) -> dict[str, str]:
         (await hosted(api, owner, "forged")).token, options={"verify_signature": False}
     )
     key, kid = api.service.vault.derive(PURPOSE), api.service.vault.current
-    headers = {"kid": kid, "typ": KIND}
+    headers = {"kid": kid, "typ": JWT_TYPE}
     return {
         "wrong aud": jwt.encode(claims | {"aud": "tenuto-gateway"}, key, "HS256", headers),
         "wrong exp": jwt.encode(claims | {"exp": 1}, key, "HS256", headers),

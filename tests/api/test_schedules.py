@@ -102,7 +102,7 @@ async def test_a_trigger_from_beginning_to_end(api: Api, user: httpx2.AsyncClien
     ]
     assert (first.status_code, first.json()) == (201, second.json())
     assert first.json()["data"] == {"live": True}
-    await TriggerRunner(api.service.engine(api_workspace(api)).system).trigger_once()
+    await TriggerRunner(api.service.engine_for(api_workspace(api)).system).trigger_once()
     seen = (await user.get(path)).json()
     assert (seen["fired"], seen["lastError"]) == (1, None)
     flow = (await user.get(f"{V1}/flows/{seen['lastFlowId']}")).json()
@@ -123,7 +123,7 @@ def api_workspace(api: Api) -> Any:
 async def test_schedules_fire_for_a_server(api: Api, user: httpx2.AsyncClient) -> None:
     past = {"type": "datetime-event", "at": "2020-01-01T09:00:00"}
     made = (await user.post(f"{V1}/schedules", json=BODY | {"schedule": past})).json()
-    assert await ScheduleRunner(api.service.engine(api_workspace(api)).system).fire_once() == 1
+    assert await ScheduleRunner(api.service.engine_for(api_workspace(api)).system).fire_once() == 1
     view = (await user.get(f"{V1}/schedules/{made['id']}")).json()
     assert (view["status"], view["fired"]) == ("ENDED", 1)
     assert view["firedAt"] == "2020-01-01T09:00:00Z"

@@ -61,7 +61,7 @@ async def test_a_member_reads_no_secret_for_a_higher_role(
     assert problem(refused) == (403, "secret_forbidden")
     task = await submitted(owner)
     assert await claim(member, agent) == []
-    assert "is for the role ADMIN" in await why(member, task)
+    assert "requires the role ADMIN" in await why(member, task)
     again = await member.post(f"{TASKS}/{task}/rerun")
     assert problem(again) == (403, "secret_forbidden")
     await owner.post(f"{TASKS}/{task}/cancel")

@@ -12,7 +12,7 @@ from tests.api.test_access import claimed
 from tests.moved_time import MovedTime
 from tests.waiting import eventually
 
-from tenuto.api.edge.event_hub import BUFFER
+from tenuto.api.edge.event_hub import MAX_BUFFERED
 from tenuto.api.routes.streams import RECHECK_S
 
 PATIENCE_S = 20
@@ -105,12 +105,12 @@ async def test_a_stream_ends_with_the_right_to_read(
         assert (await owner.delete(f"{V1}/tokens/{made['id']}")).status_code == 204
         moved_time.advance(RECHECK_S)
         assert await events.next() == ("closed", None)
-    await eventually(lambda: api.service.hub.readers == 0)
+    await eventually(lambda: api.service.hub.stream_count == 0)
 
 
 async def test_a_reader_who_reads_hears_of_many_tasks_at_once(owner: httpx2.AsyncClient) -> None:
     async with stream(owner, "/events") as events:
-        body = {"tasks": [{"title": str(n)} for n in range(5 * BUFFER)]}
+        body = {"tasks": [{"title": str(n)} for n in range(5 * MAX_BUFFERED)]}
         made = (await owner.post(f"{V1}/agent-tasks/bulk", json=body)).json()["tasks"]
         told = [await events.next() for _ in made]
     assert {data["taskId"] for _, data in told} == {each["id"] for each in made}
@@ -126,7 +126,7 @@ async def test_a_reader_who_does_not_read_is_dropped(api: Api, owner: httpx2.Asy
     await reader.readuntil(b": open")
     body = {"tasks": [{"title": str(n)} for n in range(5000)]}
     async with asyncio.timeout(60):
-        while api.service.hub.readers:
+        while api.service.hub.stream_count:
             assert (await owner.post(f"{V1}/agent-tasks/bulk", json=body)).status_code == 201
     writer.close()
 

@@ -194,7 +194,11 @@ async def test_a_foreign_id_is_like_a_missing_one(api: Api, owner: httpx2.AsyncC
     nowhere = {"X-Workspace-Id": str(uuid4())}
     answers = [await owner.get(f"{V1}/me", headers=each) for each in (elsewhere, nowhere)]
     assert answers[0].status_code == 403
-    assert answers[0].content == answers[1].content
+    texts = [
+        answer.text.replace(each["X-Workspace-Id"], "<id>")
+        for answer, each in zip(answers, (elsewhere, nowhere), strict=True)
+    ]
+    assert texts[0] == texts[1]
 
 
 async def test_a_worker_of_the_same_name_runs_what_is_its_tenants(
@@ -223,7 +227,7 @@ async def test_a_host_with_many_open_ends_of_others_is_swept(
         await client.post(f"{V1}/agent-tasks/{work['id']}/complete", json=fence)
         tasks.append(work["id"])
     await Raw(database_url).execute("update attempt set unconfirmed = true")
-    monkeypatch.setattr("tenuto.api.routes.worker_protocol.MOST_SWEPT", 1)
+    monkeypatch.setattr("tenuto.api.routes.worker_protocol.MAX_SWEPT", 1)
     for client, task in zip((hers, owner), tasks, strict=True):
         found = await client.post(f"{V1}/workers/h:1/sweep", json={"host": "h"})
         assert [each["taskId"] for each in found.json()["unconfirmed"]] == [task]
@@ -287,7 +291,7 @@ async def test_roles_alone_keep_tenants_apart(
 async def test_every_table_of_a_tenant_is_under_forced_security(postgres_url: str) -> None:
     from tenuto import app
 
-    store = app.open_store(postgres_url)
+    store = app.create_store(postgres_url)
     await store.migrate()
     await store.close()
     connection = await asyncpg.connect(postgres_url)

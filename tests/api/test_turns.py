@@ -2,14 +2,14 @@
 
 import asyncio
 
-from tenuto.api.edge.rotation import Turns
+from tenuto.api.edge.rotation import FairQueue
 
 
 class Crowd:
     """Those who ask for turns, and the order in which they get them."""
 
     def __init__(self, most: int) -> None:
-        self.turns = Turns(most)
+        self.turns = FairQueue(most)
         self.seen: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -22,7 +22,7 @@ class Crowd:
             await settle()
 
     async def _run(self, name: str) -> None:
-        async with self.turns.turn(name[0]):
+        async with self.turns.acquire(name[0]):
             self.seen.append(name)
             await self._ends[name].wait()
 
@@ -51,7 +51,7 @@ async def test_a_holder_has_one_turn_at_once_and_others_do_not_wait_for_its_next
     for name in ("a1", "c1", "b1", "a2", "b2", "a3"):
         await crowd.end(name)
     assert crowd.seen == ["a1", "b1", "c1", "a2", "b2", "a3"]
-    assert (crowd.turns._free, crowd.turns._inside, crowd.turns._waiting) == (2, set(), {})
+    assert (crowd.turns._free, crowd.turns._active, crowd.turns._waiting) == (2, set(), {})
 
 
 async def test_who_leaves_gives_the_turn_on() -> None:
@@ -69,12 +69,12 @@ async def test_who_leaves_gives_the_turn_on() -> None:
 
 
 async def test_who_is_let_in_and_cancelled_at_once_gives_the_turn_on() -> None:
-    turns = Turns(1)
-    inside = turns.turn("a")
+    turns = FairQueue(1)
+    inside = turns.acquire("a")
     await inside.__aenter__()
 
     async def other() -> None:
-        async with turns.turn("b"):
+        async with turns.acquire("b"):
             raise AssertionError("was cancelled before")
 
     task = asyncio.create_task(other())
@@ -83,4 +83,4 @@ async def test_who_is_let_in_and_cancelled_at_once_gives_the_turn_on() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert task.cancelled()
-    assert (turns._free, turns._inside) == (1, set())
+    assert (turns._free, turns._active) == (1, set())

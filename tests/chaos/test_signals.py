@@ -12,7 +12,7 @@ from tests.cli.orchestrate import PATIENCE, PROGRAM
 from tests.services.postgres import alive
 from tests.waiting import eventually_sync
 
-from tenuto.cli.signals import as_ctrl_c
+from tenuto.cli.signals import terminate_like_ctrl_c
 
 
 def state_of(pid: int) -> str:
@@ -67,7 +67,7 @@ def _end_by(number: signal.Signals, place: Path, *, ignored: bool) -> None:
 def test_what_is_ignored_stays_so_and_all_is_as_before() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with as_ctrl_c():
+        with terminate_like_ctrl_c():
             signal.raise_signal(signal.SIGHUP)
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGTERM)

@@ -20,7 +20,7 @@ def test_an_agent_is_explained_and_spoken_to(cli: Orchestrate) -> None:
     cli.ok("task", "create", "--name", "t", "--prompt", "p", "--task-tag", "a")
     cli.ok("task", "create", "--name", "t", "--prompt", "p", "--capability", "git")
     text = cli.ok("agent", "explain", "dev")
-    assert "1 waiting  task_type=default, task_tags=a: may take it" in text
+    assert "1 pending  task_type=default, task_tags=a: can claim it" in text
     assert "needs capabilities git" in text
     found = cli.json("agent", "explain", "dev")
     assert [lane["pending"] for lane in found["lanes"]] == [1, 1]
@@ -50,7 +50,7 @@ def test_a_worker_that_is_not_there_cannot_drain(cli: Orchestrate) -> None:
 async def test_who_waits_for_a_drain_waits_until_the_worker_has_ended(
     cli: Orchestrate, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.cli.agents.drain.LOOK_S", 0.05)
+    monkeypatch.setattr("tenuto.cli.agents.drain.POLL_S", 0.05)
     who = ("host:1:w", "host", 1, ["local"], 2)
     words = ("worker", "drain", "--host", "host", "--wait", "--json")
     async with app.connect(Settings(data=str(cli.data))) as engine:

@@ -89,7 +89,7 @@ def test_a_title_of_a_megabyte_is_refused(
     assert main(words) == 2
     said = capsys.readouterr().err
     assert said == (
-        "error: title is 1,048,576 characters long; at most 255 are accepted [too_large]\n"
+        "error: title is 1,048,576 characters long; at most 255 are allowed [too_large]\n"
     )
 
 
@@ -183,7 +183,7 @@ def test_check_finds_where_tasks_and_trail_disagree(cli: Orchestrate) -> None:
 
 
 def test_an_embedded_database_that_is_not_there_is_not_made_by_looking(cli: Orchestrate) -> None:
-    assert "is not there yet" in cli.ok("doctor")
+    assert "does not exist yet" in cli.ok("doctor")
     assert not cli.data.exists()
 
 
@@ -211,7 +211,7 @@ def test_an_unexpected_fault_is_one_line_and_a_hint(
     monkeypatch.setattr("tenuto.client.target.load", explode)
     assert main(["task", "list"]) == 1
     assert capsys.readouterr().err == (
-        "error: internal fault: ZeroDivisionError: by \\x1b zero [internal]\n"
+        "error: internal error: ZeroDivisionError: by \\x1b zero [internal]\n"
         "set TENUTO_DEBUG=1 for the stack trace\n"
     )
     monkeypatch.setenv("TENUTO_DEBUG", "1")
@@ -270,7 +270,7 @@ def test_ctrl_c_while_a_run_is_followed_leaves_the_task(cli: Orchestrate) -> Non
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert "the task goes on" in errors.read_text()
+    assert "the task continues" in errors.read_text()
     assert cli.json("task", "list", "--status", "PENDING")["tasks"] != []
 
 

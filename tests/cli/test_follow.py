@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from tenuto import app
-from tenuto.cli.base import Globals
+from tenuto.cli.base import GlobalOptions
 from tenuto.cli.tasks import follow
-from tenuto.cli.tasks.run import _follow
-from tenuto.client.follow import OUTAGE_S, PAGE
+from tenuto.cli.tasks.run import _follow_submitted
+from tenuto.client.follow import OUTAGE_S, PAGE_SIZE
 from tenuto.engine.engine import Engine
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Unavailable
@@ -39,7 +39,7 @@ class Notebook:
     def __exit__(self, *raised: object) -> None:
         pass
 
-    def say(self, text: str) -> None:
+    def output(self, text: str) -> None:
         self.said.append(text)
 
     def note(self, text: str) -> None:
@@ -70,7 +70,7 @@ async def claimed(engine: Engine) -> Fence:
 async def test_everything_said_is_shown_once_and_in_order(engine: Engine) -> None:
     task = await submitted(engine)
     fence = await claimed(engine)
-    count = 2 * PAGE + 1
+    count = 2 * PAGE_SIZE + 1
     for start in range(0, count, 500):
         stop = min(start + 500, count)
         await engine.append(fence, [Line(n, "INFO", str(n)) for n in range(start, stop)])
@@ -89,14 +89,14 @@ async def test_everything_said_is_shown_once_and_in_order(engine: Engine) -> Non
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.clock, "sleep", work)
-        view = await follow.watch(engine, task, shown, output=True)
+        view = await follow.follow_task(engine, task, shown, output=True)
     assert view.status == "COMPLETED"
     assert shown.said == [*map(str, range(count)), "late", "last"]
     assert [note.split()[0] for note in shown.notes] == ["submitted", "claimed", "completed"]
     assert 40 in shown.percents
-    assert follow.ending(view).startswith("COMPLETED in ")
+    assert follow.format_outcome(view).startswith("COMPLETED in ")
     again = msgspec.structs.replace(view, status="DEAD", attempt=3, last_error="no")
-    assert re.fullmatch(r"DEAD in \S+ at attempt 3: no", follow.ending(again))
+    assert re.fullmatch(r"DEAD in \S+ at attempt 3: no", follow.format_outcome(again))
 
 
 async def test_what_is_said_between_the_looks_at_row_and_history_is_shown(
@@ -119,7 +119,7 @@ async def test_what_is_said_between_the_looks_at_row_and_history_is_shown(
     monkeypatch.setattr(engine, "transcript", late)
     monkeypatch.setattr(engine.clock, "sleep", pass_time)
     shown = Notebook()
-    assert (await follow.watch(engine, task, shown, output=True)).status == "COMPLETED"
+    assert (await follow.follow_task(engine, task, shown, output=True)).status == "COMPLETED"
     assert shown.said == ["last words"]
 
 
@@ -143,11 +143,11 @@ async def test_an_outage_is_waited_for_but_not_for_ever(
     monkeypatch.setattr(engine, "show", flaky)
     monkeypatch.setattr(engine.clock, "sleep", pass_time)
     monkeypatch.setattr(engine.clock, "elapsed", lambda: now)
-    view = await follow.watch(engine, task, Notebook(), output=True)
+    view = await follow.follow_task(engine, task, Notebook(), output=True)
     assert view.status == "CANCELLED"
     faults = iter(range(10))
     with pytest.raises(Unavailable):
-        await follow.watch(engine, task, Notebook(), output=True)
+        await follow.follow_task(engine, task, Notebook(), output=True)
 
 
 @pytest.mark.parametrize("ends", ["COMPLETED", "CANCELLED", "SKIPPED", "FAILED", "DEAD"])
@@ -164,7 +164,9 @@ async def test_only_what_completed_is_exit_code_0(
     else:
         failure = Failure(message="no", retryable=ends == "DEAD")
         await engine.fail(await claimed(engine), failure)
-    assert await _follow(Globals(), engine, str(task)) == (0 if ends == "COMPLETED" else 1)
+    assert await _follow_submitted(GlobalOptions(), engine, str(task)) == (
+        0 if ends == "COMPLETED" else 1
+    )
     assert capsys.readouterr().err.splitlines()[-1].split()[0] == ends
 
 
@@ -178,7 +180,7 @@ async def test_a_wait_is_explained_once(engine: Engine, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(engine.clock, "sleep", pass_time)
     shown = Notebook()
-    await follow.watch(engine, task, shown, output=True)
+    await follow.follow_task(engine, task, shown, output=True)
     assert [note for note in shown.notes if note.startswith("not running")] == [
-        "not running: no agent is known"
+        "not running: no agent exists"
     ]

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.orchestrate import PATIENCE, Orchestrate, Remote, serving, token_of
 from tests.manifest.examples import FLOW, S2
 
-from tenuto.manifest.manifest import read
+from tenuto.manifest.manifest import read_manifest
 
 
 @pytest.fixture(params=["near", "far"])
@@ -41,8 +41,8 @@ def test_files_are_applied_shown_and_exported(cli: Orchestrate) -> None:
     again = cli.json("apply", "-f", "flows")
     assert {each["action"] for each in again["definitions"]} == {"unchanged"}
     text = cli("export").out
-    assert read({"f": text}).specs == read({"a": FLOW, "b": S2}).specs
-    assert read({"f": cli("export", "report").out}).specs.keys() == {"report"}
+    assert read_manifest({"f": text}).specs == read_manifest({"a": FLOW, "b": S2}).specs
+    assert read_manifest({"f": cli("export", "report").out}).specs.keys() == {"report"}
     assert cli.json("export", "report")["manifest"].startswith("tasks:")
     listed = cli.ok("definition", "list", "--limit", "2")
     assert listed.splitlines()[0].split() == ["KEY", "KIND", "VERSION", "CHANGED", "TITLE"]
@@ -84,7 +84,7 @@ def test_faults_are_told_with_their_places(cli: Orchestrate) -> None:
         assert answer.code == 2
         assert answer.err.splitlines() == [
             "error: bad.yaml:2:21: tasks[0].priority: must be between 1 and 10, not 0",
-            "bad.yaml:3:11: tasks[1]: there is no field 'promt'; did you mean 'prompt'?",
+            "bad.yaml:3:11: tasks[1]: unknown field 'promt'; did you mean 'prompt'?",
             "evil.yaml:1:5: the tag !!python/object/apply:os.system is not allowed [invalid_value]",
         ]
     told = cli("--json", "apply", "-f", "bad.yaml")

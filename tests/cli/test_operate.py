@@ -20,7 +20,7 @@ def test_doctor_tells_about_an_embedded_database(cli: Orchestrate) -> None:
     assert list(found) == names.split()
     assert found["durability"] == (
         "ok",
-        "journal=wal, synchronous=FULL: what is acknowledged stays",
+        "journal=wal, synchronous=FULL: acknowledged writes are durable",
     )
     assert found["coordinator"][0] == found["workers"][0] == "warn"
     assert cli.ok("doctor").startswith("CHECK        STATUS  DETAIL\n")
@@ -39,7 +39,7 @@ def test_a_server_is_migrated_by_command_and_then_used(cli: Orchestrate, postgre
     made = cli.ok("run", *where, "--", "true")
     assert cli.json("task", "show", made[:23], *where)["command"] == ["true"]
     assert cli.json("task", "cancel", "--since", "1h", *where)["done"] == [made]
-    assert cli.ok("db", "check", *where).startswith("schema 8 fits\n0 mismatches")
+    assert cli.ok("db", "check", *where).startswith("schema 8 is compatible\n0 mismatches")
 
 
 def test_doctor_says_what_is_unsafe_about_a_server(cli: Orchestrate, postgres_url: str) -> None:
@@ -61,16 +61,20 @@ def test_doctor_says_what_is_unsafe_about_a_server(cli: Orchestrate, postgres_ur
         (
             "",
             "on",
-            "synchronous_standby_names is empty: what is acknowledged is on one machine only",
+            "synchronous_standby_names is empty: acknowledged writes are on one machine only",
         ),
         (
             "ANY 1 (a, b)",
             "on",
-            "synchronous_standby_names=ANY 1 (a, b): what is acknowledged is on",
+            "synchronous_standby_names=ANY 1 (a, b): acknowledged writes are also on",
         ),
-        ("a", "remote_apply", "synchronous_standby_names=a: what is acknowledged is on a standby"),
-        ("a", "local", "synchronous_commit=local: what is acknowledged is on one machine only"),
-        ("a", "off", "synchronous_commit=off: what is acknowledged is on one machine only"),
+        (
+            "a",
+            "remote_apply",
+            "synchronous_standby_names=a: acknowledged writes are also on a standby",
+        ),
+        ("a", "local", "synchronous_commit=local: acknowledged writes are on one machine only"),
+        ("a", "off", "synchronous_commit=off: acknowledged writes are on one machine only"),
     ],
 )
 def test_doctor_says_on_how_many_machines_tasks_are(names: str, commit: str, told: str) -> None:
@@ -92,10 +96,10 @@ def test_nobody_coordinates_or_works_yet(cli: Orchestrate) -> None:
     status = cli.json("coordinator", "status")
     assert (status["active"], status["holder"], status["tasks"]["PENDING"]) == (False, None, 1)
     assert (status["cycles"], status["lastCycle"], status["standby"]) == (0, None, [])
-    assert cli.ok("coordinator", "status").startswith("leads:   nobody")
+    assert cli.ok("coordinator", "status").startswith("leader:  none")
     done = cli.json("coordinator", "recover")
     assert done == {"ok": True, "expired": 0, "promoted": 0, "flowed": 0}
-    assert cli.ok("coordinator", "recover").startswith("0 leases ended, 0 timers followed")
+    assert cli.ok("coordinator", "recover").startswith("0 expired leases, 0 due timers")
     assert cli("coordinator", "recover", "--workspace", "nonsense").code == 2
     assert cli.json("coordinator", "logs", "--level", "INFO")["logs"]
     assert cli.json("worker", "list") == {"workers": []}

@@ -42,7 +42,9 @@ def test_what_works_on_the_database_takes_no_server(
     cli: Orchestrate, words: str, option: str
 ) -> None:
     told = refuse(cli, *words.split(), option, "http://127.0.0.1:1")
-    assert told.startswith("error: this command works on the database itself")
+    assert told.startswith(
+        f"error: {option} is not allowed: this command works directly on the database"
+    )
     assert not cli.data.exists()
 
 
@@ -57,7 +59,7 @@ def test_up_works_whatever_workspace_commands_are_for(cli: Orchestrate) -> None:
 def test_doctor_says_that_commands_go_to_a_server(cli: Orchestrate) -> None:
     told = json.loads(cli("doctor", "--json", TENUTO_URL="http://me:secret@there:1").out)
     [server] = [each for each in told["checks"] if each["name"] == "server"]
-    assert server["detail"].startswith("commands go to http://me:***@there:1; ")
+    assert server["detail"].startswith("commands use the server http://me:***@there:1; ")
     assert str(cli.data) in server["detail"]
 
 
@@ -188,4 +190,4 @@ def test_who_has_no_token_is_told_how_to_give_one(cli: Orchestrate) -> None:
         for more in ((), ("--token", "tnt_bad")):
             answer = cli("task", "list", "--url", url, *more)
             assert answer.code == 1
-            assert "--token, TENUTO_TOKEN, or `orchestrate login URL`" in answer.err
+            assert "`orchestrate login URL`, or give a token: --token, TENUTO_TOKEN" in answer.err

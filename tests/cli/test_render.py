@@ -12,7 +12,7 @@ from tests.cli.conftest import Die
 from tests.cli.orchestrate import PATIENCE, Orchestrate
 
 from tenuto.cli import render
-from tenuto.cli.parse import parse_span
+from tenuto.cli.parse import parse_duration
 from tenuto.model.printable import indented, printable
 
 EVIL = "\x1b]0;title\x07 \x1b[2J \x9b31m \u202egnp.exe \x7f [red]bold[/red]"
@@ -54,7 +54,7 @@ def test_further_lines_cannot_pass_for_ours() -> None:
     [(0.04, "0.0s"), (9.96, "10.0s"), (59, "59s"), (60, "1m"), (3700, "1h1m"), (90000, "1d1h")],
 )
 def test_a_span_is_short(seconds: float, text: str) -> None:
-    assert render.span(timedelta(seconds=seconds)) == text
+    assert render.format_duration(timedelta(seconds=seconds)) == text
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def test_a_span_is_short(seconds: float, text: str) -> None:
     [("90", 90), ("1.5h", 5400), ("1h30m", 5400), ("2d", 172800), ("1w", 604800), ("0", 0)],
 )
 def test_a_length_of_time_is_read(text: str, seconds: float) -> None:
-    assert parse_span(text) == timedelta(seconds=seconds)
+    assert parse_duration(text) == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize(
     "text", ["", "h", "1x", "-1", " 1", "1h ", "\u0661", "1e9", "9" * 30 + "w"]
 )
 def test_what_is_no_length_of_time_is_not_read(text: str) -> None:
-    assert parse_span(text) is None
+    assert parse_duration(text) is None
 
 
 @pytest.mark.parametrize(

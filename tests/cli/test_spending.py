@@ -10,13 +10,13 @@ def test_tasks_with_one_key_take_turns(cli: Orchestrate) -> None:
     shown = cli.ok("task", "show", second)
     assert "waiting for: concurrency" in shown
     assert "concurrency: deploy (limit 1, queue)" in shown
-    assert "1 of 1 taken, 0 before it in line" in cli.ok("explain", second)
+    assert "1 of 1 in use, 0 before it in the queue" in cli.ok("explain", second)
     third = cli.ok(*words, "--concurrency-policy", "cancel_old", "--concurrency-limit", "1")
     assert cli.json("task", "show", second)["status"] == "CANCELLED"
     assert cli.json("task", "show", third)["status"] == "PENDING"
     alone = cli("task", "create", "--name", "t", "--concurrency-limit", "2")
     assert alone.code == 2
-    assert "need a key" in alone.err
+    assert "require --concurrency-key" in alone.err
 
 
 def test_a_task_has_a_budget(cli: Orchestrate) -> None:

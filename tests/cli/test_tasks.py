@@ -119,7 +119,7 @@ def test_what_is_neither_a_prompt_nor_a_command_is_refused(
 def test_an_unknown_agent_is_refused(cli: Orchestrate) -> None:
     answer = cli("run", "--agent", "nobody", "prompt")
     assert answer.code == 1
-    assert answer.err == "error: no agent 'nobody'; known are none [not_found]\n"
+    assert answer.err == "error: no agent 'nobody'; existing agents: none [not_found]\n"
 
 
 def test_a_list_is_filtered_and_paged(cli: Orchestrate) -> None:
@@ -140,7 +140,7 @@ def test_a_list_is_filtered_and_paged(cli: Orchestrate) -> None:
     page = cli.json("task", "list", "--limit", "2")
     assert titles("--limit", "2", "--cursor", page["nextCursor"]) == ["3", "2"]
     lines = cli.ok("task", "list", "--limit", "2").splitlines()
-    assert lines[0].split() == "ID STATUS PRI TRIES DONE AGE AGENT TITLE".split()
+    assert lines[0].split() == "ID STATUS PRI TRIES PROGRESS AGE AGENT TITLE".split()
     assert [line.split()[1] for line in lines[1:]] == ["PENDING", "PENDING"]
     assert len({line.index("task") for line in lines[1:]}) == 1
 
@@ -152,7 +152,7 @@ def test_a_task_is_paused_resumed_cancelled_and_retried(cli: Orchestrate) -> Non
     assert cli.json("task", "cancel", made, "--reason", "wrong")["status"] == "CANCELLED"
     again = cli("task", "cancel", made)
     assert again.code == 1
-    assert again.err == "error: cannot cancel a task that is CANCELLED [out_of_turn]\n"
+    assert again.err == f"error: cannot cancel task {made}: it is CANCELLED [out_of_turn]\n"
     assert cli.ok("task", "retry", made) == f"{made} PENDING"
     assert cli.ok("task", "update", made, "--priority", "9") == f"{made} priority 9"
     said = cli.ok("task", "logs", made)
@@ -239,7 +239,7 @@ def test_tasks_are_changed_by_filter(cli: Orchestrate) -> None:
     would = cli.json("task", "cancel", "--tag", "odd", "--dry-run")
     assert would == {"done": odd[::-1], "refused": {}, "dryRun": True}
     assert cli("task", "cancel", "--tag", "odd", "--since", "1h", "--limit", "1").err == (
-        "cancelled 1 task\nstopped at 1 task; there may be more\n"
+        "cancelled 1 task\nstopped at the limit of 1 task; there may be more\n"
     )
     assert cli.ok("task", "pause", "--status", "PENDING", "--tag", "odd") == odd[0]
     assert cli.ok("task", "resume", "--tag", "odd", "--yes") == odd[0]
@@ -247,7 +247,7 @@ def test_tasks_are_changed_by_filter(cli: Orchestrate) -> None:
     assert cli.ok("task", "retry", "--text", "3") == odd[1]
     assert cli.json("task", "archive", "--type", "default")["done"] == []
     both = cli("task", "cancel", even, "--tag", "odd")
-    assert (both.code, "either a task or a filter" in both.err) == (2, True)
+    assert (both.code, "either a task id or a filter" in both.err) == (2, True)
 
 
 def test_what_a_filter_picks_but_the_status_forbids_is_left_with_a_reason(
@@ -256,7 +256,7 @@ def test_what_a_filter_picks_but_the_status_forbids_is_left_with_a_reason(
     made = cli.ok("task", "create", "--name", "x")
     answer = cli("task", "retry", "--status", "PENDING")
     assert (answer.code, answer.out) == (1, "")
-    assert f"left {made}: cannot retry a task that is PENDING" in answer.err
+    assert f"refused {made}: cannot retry task {made}: it is PENDING" in answer.err
 
 
 def test_some_that_are_left_are_told_by_the_exit_code(here: Here) -> None:
@@ -264,7 +264,7 @@ def test_some_that_are_left_are_told_by_the_exit_code(here: Here) -> None:
     here.ok("task", "cancel", ended)
     answer = here("task", "retry", "--status", "PENDING,CANCELLED")
     assert (answer.code, answer.out) == (1, f"{ended}\n")
-    assert f"left {waiting}: " in answer.err
+    assert f"refused {waiting}: " in answer.err
 
 
 def test_a_full_page_of_dead_letters_has_a_next_one_only_if_there_are_more(
@@ -330,6 +330,6 @@ async def test_a_tree_says_that_it_is_cut_off_only_if_it_is(
         root = (await engine.submit(new())).id
         made = [(await engine.submit(new(parent=root))).id for _ in range(2)]
         for most, shown, left in ((3, made, False), (2, [], True)):
-            monkeypatch.setattr(children, "MOST", most)
-            tree = await children.grown(engine, root)
-            assert ([each.id for each in tree.root.children], tree.left) == (shown, left)
+            monkeypatch.setattr(children, "MAX_TASKS", most)
+            tree = await children.read_tree(engine, root)
+            assert ([each.id for each in tree.root.children], tree.truncated) == (shown, left)

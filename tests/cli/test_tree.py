@@ -1,6 +1,6 @@
 """How a flow is drawn: branches, loops, many items, and titles that come from strangers."""
 
-from tenuto.cli.flows.flow_tree import lines
+from tenuto.cli.flows.flow_tree import tree_lines
 from tenuto.engine.flows.graph import GraphEdge, GraphNode, GraphView
 
 
@@ -11,7 +11,7 @@ def node(name: str, status: str = "COMPLETED", **more: object) -> GraphNode:
 
 def drawn(*nodes: GraphNode, edges: tuple[GraphEdge, ...] = (), most: int = 30) -> list[str]:
     graph = GraphView(nodes=list(nodes), edges=list(edges))
-    return [f"{line.branch}{line.text}" for line in lines(graph, most)]
+    return [f"{line.branch}{line.text}" for line in tree_lines(graph, most)]
 
 
 def test_groups_hold_what_is_in_them() -> None:
@@ -59,4 +59,4 @@ def test_a_title_cannot_harm_a_terminal() -> None:
 
 def test_a_drawing_that_is_cut_says_so() -> None:
     graph = GraphView(nodes=[node("a")], edges=[], truncated=True)
-    assert "more than can be shown" in lines(graph)[-1].text
+    assert "the graph is truncated" in tree_lines(graph)[-1].text

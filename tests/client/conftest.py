@@ -7,7 +7,7 @@ import pytest
 from tests.api.conftest import Api, running
 
 from tenuto import app
-from tenuto.client.remote.engine import RemoteEngine, reach
+from tenuto.client.remote.engine import RemoteEngine, connect_to_server
 from tenuto.engine.engine import Engine
 from tenuto.settings import Settings
 
@@ -31,7 +31,7 @@ def token(api: Api, tmp_path: Path) -> str:
 
 @pytest.fixture
 async def far(api: Api, token: str) -> AsyncIterator[RemoteEngine]:
-    async with reach(api.url, token) as engine:
+    async with connect_to_server(api.url, token) as engine:
         yield engine
 
 

@@ -151,7 +151,7 @@ def test_each_argument_is_handed_on(twin: type, kinds: Sequence[type]) -> None:
         if not isinstance(told, dict):
             [told] = told
         assert told == {"called": name} | plain | rest
-    waiter.end()
+    waiter.close()
 
 
 def test_answers_have_types(tmp_path: Any) -> None:

@@ -283,7 +283,7 @@ def test_a_login_is_remembered_for_its_own_server(cli: Remote) -> None:
     assert session
     assert cli.json("logout") == {"ok": True}
     assert cli("task", "list", TENUTO_URL=url, TENUTO_TOKEN=session[1]).code == 1
-    assert cli.ok("logout") == "nobody is logged in"
+    assert cli.ok("logout") == "not logged in"
     assert cli("login").code == 2
     assert cli("login", url, "--name", "bob").code == 2
 
@@ -298,7 +298,7 @@ def test_top(cli: Remote) -> None:
     process = cli.start("top", stdin=terminal, stdout=terminal, stderr=terminal)
     os.close(terminal)
     shown = b""
-    while b"q ends" not in shown:
+    while b"q: quit" not in shown:
         shown += os.read(screen, 65536)
     os.write(screen, b"q")
     _drain(screen)

@@ -17,7 +17,7 @@ import tenuto
 from tenuto import AsyncClient, Client, TaskFailed, Worker, app, task
 from tenuto.client.follow import OUTAGE_S
 from tenuto.client.remote import http
-from tenuto.client.remote.errors import unreachable
+from tenuto.client.remote.errors import unreachable_error
 from tenuto.client.worker import Worker as Facade
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import Coordinator
@@ -33,7 +33,7 @@ async def client(
     request: pytest.FixtureRequest, api: Api, token: str, settings: Settings
 ) -> AsyncIterator[AsyncClient]:
     """A client of the database, and one of the server in front of it."""
-    said = (api.url, token) if request.param == "far" else (settings.url(),)
+    said = (api.url, token) if request.param == "far" else (settings.database_url(),)
     async with AsyncClient(*said) as client:
         yield client
 
@@ -95,16 +95,16 @@ async def test_create_wait_follow(client: AsyncClient) -> None:
 
 
 async def test_lists_go_over_all_pages(client: AsyncClient, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tenuto.client.tasks.PAGE", 3)
+    monkeypatch.setattr("tenuto.client.tasks.PAGE_SIZE", 3)
     made = await client.tasks.create_many(
         [{"title": f"t{number}", "tags": ["x"]} for number in range(8)]
     )
     found = [each.id async for each in client.tasks.list(tags=["x"], status="PENDING")]
     assert found == [each.id for each in reversed(made)]
     assert len([each async for each in client.tasks.list(limit=5)]) == 5
-    with pytest.raises(Invalid, match="there is no 'tagz'"):
+    with pytest.raises(Invalid, match="unknown field 'tagz'"):
         await anext(client.tasks.list(tagz=["x"]))
-    with pytest.raises(Invalid, match="there is no 'promt'"):
+    with pytest.raises(Invalid, match="unknown field 'promt'"):
         await client.tasks.create("x", promt="y")
 
 
@@ -140,7 +140,7 @@ async def test_agents_and_numbers(client: AsyncClient) -> None:
     stats = await client.stats()
     assert (stats.agents, stats.workers, stats.tasks["PENDING"]) == (0, 0, 0)
     await client.agents.delete("dev")
-    with pytest.raises(NotFound, match="known are none"):
+    with pytest.raises(NotFound, match="existing agents: none"):
         await client.agents.get("dev")
     await client.secrets.put("api-key", "s3cret-value")
     assert [each.name for each in await client.secrets.list()] == ["api-key"]
@@ -164,9 +164,9 @@ async def test_marked_functions_are_taken_in(client: AsyncClient) -> None:
     await worked(client, worker, one.id, two.id)
     assert (await client.tasks.wait(one.id)).output == 3
     assert (await client.tasks.wait(two.id)).output == 8
-    with pytest.raises(Invalid, match="not marked"):
+    with pytest.raises(Invalid, match="not a handler"):
         worker.add(lambda _: None)
-    with pytest.raises(Invalid, match="two handlers"):
+    with pytest.raises(Invalid, match="has a handler already"):
         worker.handles("add")(add)
     with pytest.raises(Invalid, match="no handlers"):
         await Worker(client).serve(asyncio.Event())
@@ -179,10 +179,10 @@ async def test_waiting_ends(client: AsyncClient) -> None:
 
 
 async def test_an_embedded_database_has_no_administration(settings: Settings) -> None:
-    store = app.open_store(settings.url())
+    store = app.create_store(settings.database_url())
     await store.migrate()
     await store.close()
-    async with AsyncClient(settings.url()) as client:
+    async with AsyncClient(settings.database_url()) as client:
         for call in (
             client.tokens.list(),
             client.users.list(),
@@ -252,7 +252,7 @@ def test_the_blocking_client(tmp_path: Any) -> None:
 def test_what_only_a_server_knows_is_refused_beside_a_database(
     tmp_path: Path, said: dict[str, str]
 ) -> None:
-    with pytest.raises(Invalid, match=r"on a server|for a server"):
+    with pytest.raises(Invalid, match=r"needs a server"):
         Client(f"sqlite:///{tmp_path}/t.db", **said)
     assert list(tmp_path.iterdir()) == []
 
@@ -289,9 +289,9 @@ async def test_following_goes_on_after_the_server_was_away(
     def heard(url: str, error: Exception) -> Unavailable:
         if isinstance(error, httpx2.ConnectError):
             refused.set()
-        return unreachable(url, error)
+        return unreachable_error(url, error)
 
-    monkeypatch.setattr(http, "unreachable", heard)
+    monkeypatch.setattr(http, "unreachable_error", heard)
     async with running(settings) as first:
         fixed = msgspec.structs.replace(settings, port=int(first.url.rpartition(":")[2]))
         token = await first.token()

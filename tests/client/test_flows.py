@@ -235,7 +235,7 @@ async def test_a_wait_that_is_too_long_ends(api: Api, clients: list[AsyncClient]
 async def test_the_inbox_is_listed_page_after_page(
     clients: list[AsyncClient], near: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.client.flows.PAGE", 2)
+    monkeypatch.setattr("tenuto.client.flows.PAGE_SIZE", 2)
     for _ in range(4):
         await near.flows.start("sign")
     for client in clients:

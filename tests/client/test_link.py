@@ -14,13 +14,13 @@ from tests.waiting import eventually
 
 from tenuto.api.routes import worker_protocol
 from tenuto.client.follow import OUTAGE_S, follow
-from tenuto.client.remote.engine import RemoteEngine, reach
+from tenuto.client.remote.engine import RemoteEngine, connect_to_server
 from tenuto.client.remote.http import ApiRequest, ServerConnection
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.query import Filter
 from tenuto.model.errors import Invalid, TooMany, Unavailable
 from tenuto.model.tasks.submission import NewTask
-from tenuto.tls import trusted_for
+from tenuto.tls import verify_option
 
 WORKER = "host:1:worker"
 SOON = 10
@@ -35,7 +35,7 @@ async def line(api: Api) -> Any:
 
 @pytest.fixture
 async def over(line: Line, token: str) -> Any:
-    async with reach(line.url, token) as engine:
+    async with connect_to_server(line.url, token) as engine:
         yield engine
 
 
@@ -81,7 +81,7 @@ async def test_a_worker_that_leaves_is_given_nothing(over: RemoteEngine, near: E
     agent = await over.register_agent(an_agent(over))
     quiet = over.subscribe(lambda _topic: None)
     waiting = asyncio.create_task(over.claim(agent, WORKER, 1))
-    await eventually(lambda: bool(worker_protocol._turns))
+    await eventually(lambda: bool(worker_protocol._claim_locks))
     quiet()
     async with asyncio.timeout(SOON):
         assert await waiting == []
@@ -99,10 +99,10 @@ async def test_nothing_is_claimed_over_a_broken_line(
     agent = await over.register_agent(an_agent(over))
     over.subscribe(lambda _topic: None)
     waiting = asyncio.create_task(over.claim(agent, WORKER, 1))
-    await eventually(lambda: bool(worker_protocol._turns))
+    await eventually(lambda: bool(worker_protocol._claim_locks))
     line.down = True
     line.cut()
-    await eventually(lambda: not worker_protocol._turns, SOON)
+    await eventually(lambda: not worker_protocol._claim_locks, SOON)
     task = (await near.submit(NewTask(title="x"))).id
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -153,7 +153,7 @@ async def test_what_was_claimed_for_a_worker_that_leaves_is_known_to_it(
     agent = await over.register_agent(an_agent(over))
     quiet = over.subscribe(lambda _topic: None)
     waiting = asyncio.create_task(over.claim(agent, WORKER, 1))
-    await eventually(lambda: bool(worker_protocol._turns))
+    await eventually(lambda: bool(worker_protocol._claim_locks))
     line.swallow = 1
     task = (await near.submit(NewTask(title="x"))).id
     await eventually(lambda: line.swallowed, every=0.001)
@@ -179,8 +179,8 @@ async def test_a_stream_may_break_however_long_it_was_quiet(
 
 
 async def test_nobody_there_is_told_in_time() -> None:
-    async with reach("http://127.0.0.1:1", deadline_s=0.5) as nowhere:
-        with pytest.raises(Unavailable, match=r"no answer from http://127\.0\.0\.1:1: "):
+    async with connect_to_server("http://127.0.0.1:1", deadline_s=0.5) as nowhere:
+        with pytest.raises(Unavailable, match=r"no response from http://127\.0\.0\.1:1: "):
             await nowhere.counts()
 
 
@@ -220,7 +220,7 @@ def busy(status: int, **headers: str) -> httpx2.Response:
 async def test_a_read_is_repeated(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(*(httpx2.Response(status) for _ in range(3)), httpx2.Response(200, content=b"[1]"))
     link = told.link(monkeypatch)
-    assert await link.ask(list[int], ApiRequest(method="GET", path="/", repeatable=True)) == [1]
+    assert await link.request(list[int], ApiRequest(method="GET", path="/", repeatable=True)) == [1]
     assert told.asked == 4
     assert told.slept == sorted(told.slept) or len(told.slept) == 3
     await link.close()
@@ -231,14 +231,14 @@ async def test_a_write_is_repeated_only_when_it_was_refused(
 ) -> None:
     told = Told(busy(429, **{"Retry-After": "2"}), httpx2.Response(200, content=b"[1]"))
     link = told.link(monkeypatch)
-    assert await link.ask(list[int], ApiRequest(method="POST", path="/")) == [1]
+    assert await link.request(list[int], ApiRequest(method="POST", path="/")) == [1]
     assert told.slept[0] >= 2
     told.answers = [httpx2.Response(503)]
     with pytest.raises(Unavailable):
-        await link.ask(list[int], ApiRequest(method="POST", path="/"))
+        await link.request(list[int], ApiRequest(method="POST", path="/"))
     told.answers = [busy(429, **{"Retry-After": "900"})]
     with pytest.raises(TooMany) as refused:
-        await link.ask(list[int], ApiRequest(method="POST", path="/"))
+        await link.request(list[int], ApiRequest(method="POST", path="/"))
     assert refused.value.retry_after == 900
     await link.close()
 
@@ -258,11 +258,11 @@ async def test_a_wait_that_is_cut_is_asked_for_again(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(link._http, "request", request)
     wait = ApiRequest(method="GET", path="/", repeatable=True, wait_s=20)
-    assert await link.ask(list[int], wait) == [1]
+    assert await link.request(list[int], wait) == [1]
     assert patience == [30, 30]
     cuts = iter(range(3))
     with pytest.raises(Unavailable):
-        await link.ask(list[int], wait)
+        await link.request(list[int], wait)
     assert len(patience) == 4
     await link.close()
 
@@ -270,8 +270,8 @@ async def test_a_wait_that_is_cut_is_asked_for_again(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b""])
 async def test_nonsense_is_no_answer(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     link = Told(httpx2.Response(200, content=body)).link(monkeypatch)
-    with pytest.raises(Unavailable, match="does not understand"):
-        await link.ask(list[int], ApiRequest(method="GET", path="/"))
+    with pytest.raises(Unavailable, match="unexpected response"):
+        await link.request(list[int], ApiRequest(method="GET", path="/"))
     await link.close()
 
 
@@ -286,8 +286,8 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 
 def test_only_an_address_with_tls_has_certificates_loaded() -> None:
-    assert trusted_for("http://host:8484") is False
-    found = trusted_for("https://host")
+    assert verify_option("http://host:8484") is False
+    found = verify_option("https://host")
     assert isinstance(found, ssl.SSLContext)
     assert (found.verify_mode, found.check_hostname) == (ssl.CERT_REQUIRED, True)
-    assert trusted_for("https://other") is found
+    assert verify_option("https://other") is found

@@ -5,7 +5,12 @@ import msgspec
 import pytest
 
 from tenuto.api.edge import problems
-from tenuto.client.remote.errors import KINDS, ServerError, error_from_response, is_retryable
+from tenuto.client.remote.errors import (
+    ERROR_CLASS_BY_STATUS,
+    ServerError,
+    error_from_response,
+    is_retryable,
+)
 from tenuto.model.errors import (
     CODES,
     HTTP_STATUS,
@@ -23,7 +28,7 @@ REQUEST = httpx2.Request("GET", "http://server/api/v1/stats")
 
 def answered(error: Exception) -> httpx2.Response:
     """What the server would answer to it."""
-    problem, headers = problems.of(error)
+    problem, headers = problems.problem_of(error)
     return httpx2.Response(
         problem.status,
         content=msgspec.json.encode(problem),
@@ -57,7 +62,7 @@ def test_details_come_back() -> None:
 
 def test_the_statuses_that_problems_use_are_known() -> None:
     used = {*HTTP_STATUS.values(), *problems._STATUS_OF_CODE.values(), 400, 405}
-    assert used <= set(KINDS)
+    assert used <= set(ERROR_CLASS_BY_STATUS)
 
 
 def test_a_fault_of_the_server_is_not_ours_to_repeat() -> None:
@@ -104,5 +109,8 @@ def test_a_proxy_that_finds_a_request_too_large_is_not_asked_again() -> None:
     answer = httpx2.Response(413, text="<html>too large</html>", request=request)
     found = error_from_response(answer)
     assert isinstance(found, Invalid)
-    assert (found.code, found.message) == ("too_large", "a proxy refuses a request of 3 bytes")
+    assert (found.code, found.message) == (
+        "too_large",
+        "a proxy rejected the request: its 3 bytes exceed the proxy's limit",
+    )
     assert not is_retryable(answer, found)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.api.conftest import Api
 
-from tenuto.client.remote.engine import AnyEngine, RemoteEngine, reach
+from tenuto.client.remote.engine import AnyEngine, RemoteEngine, connect_to_server
 from tenuto.engine.agents.subtasks import Child, Question, WaitResult
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.claim import ClaimedTask
@@ -163,10 +163,10 @@ async def test_every_change_arrives(far: RemoteEngine, near: Engine) -> None:
     changes = TaskChanges(
         title="y", description="d", metadata={"m": 1}, tags=("a",), priority=9, status="PAUSED"
     )
-    assert set(changes.named()) == set(TaskChanges.__struct_fields__)
+    assert set(changes.changed_fields()) == set(TaskChanges.__struct_fields__)
     await far.edit(task, changes)
     view = await near.show(task)
-    assert {name: getattr(view, name) for name in changes.named()} == {
+    assert {name: getattr(view, name) for name in changes.changed_fields()} == {
         **msgspec.structs.asdict(changes),
         "tags": ["a"],
     }
@@ -306,7 +306,7 @@ async def test_an_agent_s_token_is_enough_to_work(api: Api, far: RemoteEngine) -
     known = await far.register_agent(an_agent(far, name="dev"))
     token = await api.token(scopes=("work",), agent=known.id)
     await far.submit(NewTask(title="x"))
-    async with reach(api.url, token) as worker:
+    async with connect_to_server(api.url, token) as worker:
         agent = await worker.register_agent(an_agent(worker, name="whatever"))
         assert (agent.id, agent.name) == (known.id, "dev")
         [work] = await worker.claim(agent, WORKER)
@@ -330,7 +330,7 @@ async def test_a_worker_afar_is_given_nothing_that_it_cannot_run(
     await near.submit(NewTask(title="y", command=["true"]))
     own = await api.token(scopes=("work",), agent=known.id)
     for token in (own, await api.token()):
-        async with reach(api.url, token) as worker:
+        async with connect_to_server(api.url, token) as worker:
             brought = an_agent(worker, name="dev", runtimes=("function",), task_types=("mine",))
             agent = await worker.register_agent(brought)
             assert await worker.claim(agent, WORKER, 10) == []
@@ -348,7 +348,7 @@ async def test_an_agent_s_token_sweeps_the_ends_of_its_own_agent(
     foreign = await claimed(far, other, name="other", task_types=("other",))
     for work in (mine, foreign):
         await near.cancel(work.fence.task)
-    assert await near.upkeep.expire_worker(WORKER, "test") == 2
+    assert await near.maintenance.expire_worker(WORKER, "test") == 2
     token = await api.token(scopes=("work",), agent=profile.id)
     asked = []
 
@@ -356,7 +356,7 @@ async def test_an_agent_s_token_sweeps_the_ends_of_its_own_agent(
         asked.append((worker, task))
         return False
 
-    async with reach(api.url, token) as worker:
+    async with connect_to_server(api.url, token) as worker:
         assert await worker.confirm_gone_sessions("host:2:next", "host", runs) == 1
         assert await worker.confirm_gone_sessions("host:2:next", "host", runs) == 0
     assert asked == [(WORKER, mine.fence.task)]
@@ -369,7 +369,7 @@ async def test_other_tenants_are_not_there(api: Api, far: RemoteEngine) -> None:
     work = await claimed(far)
     stranger = await api.token(workspace=await api.workspace("elsewhere"))
     fence = Fence(work.fence.task, work.fence.attempt, "0" * 32)
-    async with reach(api.url, stranger) as other:
+    async with connect_to_server(api.url, stranger) as other:
         for call in (
             other.show(fence.task),
             other.steps(fence.task),
@@ -403,12 +403,12 @@ async def test_what_is_wrong_is_refused_alike(far: RemoteEngine, near: Engine, a
                 await call(engine)
             told.append((type(refused.value), refused.value.code, refused.value.message))
         assert told[0] == told[1]
-    async with reach(api.url, "tnt_nobody") as stranger:
+    async with connect_to_server(api.url, "tnt_nobody") as stranger:
         with pytest.raises(Unauthenticated):
             await stranger.show(UUID(int=1))
-    async with reach(api.url) as nameless:
+    async with connect_to_server(api.url) as nameless:
         with pytest.raises(Unauthenticated):
             await nameless.counts()
     with pytest.raises(Invalid):
-        async with reach("ftp://x"):
+        async with connect_to_server("ftp://x"):
             pass

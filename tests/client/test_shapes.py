@@ -58,15 +58,15 @@ CHANGES = TaskChanges(
 
 SAME = [
     (operations.Stats, client.Stats),
-    (worker_protocol.UnconfirmedEnd, told_work._Unconfirmed),
-    (worker_protocol.SweepReply, told_work._Swept),
-    (worker_protocol.CheckpointReply, told_work._Kept),
-    (worker_protocol.TaskIdReply, told_work._Found),
-    (worker_protocol.StepView, told_work._Step),
+    (worker_protocol.UnconfirmedEnd, told_work._UnconfirmedEnd),
+    (worker_protocol.SweepReply, told_work._SweepReply),
+    (worker_protocol.CheckpointReply, told_work._CheckpointReply),
+    (worker_protocol.TaskIdReply, told_work._TaskId),
+    (worker_protocol.StepView, told_work._StepReply),
 ]
 READ = [
-    (agent_protocol.ClaimedTaskView, told_work._Claimed),
-    (agent_protocol.WorkerHeartbeatReply, told_work._Held),
+    (agent_protocol.ClaimedTaskView, told_work._ClaimedTask),
+    (agent_protocol.WorkerHeartbeatReply, told_work._HeartbeatReply),
     (operations.CoordinatorStatus, told.CoordinatorStatus),
 ]
 
@@ -106,7 +106,7 @@ def test_what_is_sent_here_has_every_field() -> None:
 def test_a_task_is_read_as_it_was_sent(control: Control | None) -> None:
     asked = msgspec.structs.replace(TASK, control=control)
     sent = msgspec.json.encode(task_body(asked))
-    read = msgspec.json.decode(sent, type=TaskBody).task()
+    read = msgspec.json.decode(sent, type=TaskBody).new_task()
     assert msgspec.json.decode(msgspec.json.encode(read)) == msgspec.json.decode(
         msgspec.json.encode(asked)
     )
@@ -114,7 +114,7 @@ def test_a_task_is_read_as_it_was_sent(control: Control | None) -> None:
 
 def test_a_filter_is_read_as_it_was_sent() -> None:
     sent = msgspec.json.encode(filter_body(FILTER))
-    assert msgspec.json.decode(sent, type=FilterBody).filter() == FILTER
+    assert msgspec.json.decode(sent, type=FilterBody).to_filter() == FILTER
 
 
 def test_a_change_is_read_as_it_was_sent() -> None:

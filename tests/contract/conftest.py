@@ -17,9 +17,9 @@ import pytest
 from tenuto.app import sqlite_path
 from tenuto.clock import Clock
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
-from tenuto.engine.rows import CorruptRow, task_of
+from tenuto.engine.rows import CorruptRow, parse_task
 from tenuto.engine.tasks.claim import ClaimedTask
-from tenuto.engine.tasks.maintenance import APART
+from tenuto.engine.tasks.maintenance import SYSTEM_WORKSPACE
 from tenuto.engine.views import LogLine, TaskView
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import TenutoError
@@ -28,7 +28,7 @@ from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.decide import token_hash
 from tenuto.model.tasks.retry import ErrorClass
 from tenuto.model.tasks.submission import NewTask
-from tenuto.model.tasks.task import LEASED, TRANSITIONS, Fence, Status, Task, due_at
+from tenuto.model.tasks.task import LEASED, TRANSITIONS, Fence, Status, Task, next_due_at
 from tenuto.store.postgres.store import PostgresStore
 from tenuto.store.protocol import Rows, Script, Statement
 from tenuto.store.sqlite.store import SqliteStore
@@ -185,7 +185,7 @@ async def engine(store: AnyStore, raw: Raw) -> AsyncIterator[Engine]:
     """An engine; whatever a test does to it, rows and audit trail must agree in the end."""
     engine = Engine(store, actor="tester")
     yield engine
-    assert await engine.upkeep.audit() == []
+    assert await engine.maintenance.audit() == []
     await check_trail(raw)
     await check_attempts(raw)
     await check_awaited(raw)
@@ -241,7 +241,7 @@ async def check_trail(raw: Raw) -> None:
         " and kind not like 'agent_%' and kind not like 'schedule_%'"
         " and kind not like 'trigger_%' and kind <> 'event'"
         " and kind not like 'gate_%' and kind not like 'limit_%'"
-        f" and workspace <> '{APART}'"
+        f" and workspace <> '{SYSTEM_WORKSPACE}'"
         " order by 1, 2"
     )
     for task, seq, kind, previous, new in rows:
@@ -283,12 +283,12 @@ async def check_timers(engine: Engine, raw: Raw) -> None:
     """Every row's timer is the one that the model computes from the row."""
     for row in await all_rows(engine, raw):
         try:
-            task = task_of(row)
+            task = parse_task(row)
         except CorruptRow:
             continue
         if task.hung_warned_at is not None and task.progress_at is not None:
             continue  # progress moves the deadline, and the promoter the timer when it comes
-        timer = due_at(task)
+        timer = next_due_at(task)
         if timer is not None and timer <= engine.clock.now() and task.due_at is not None:
             assert task.due_at >= timer  # it called for nothing, and is looked at again later
         else:
@@ -320,7 +320,7 @@ async def row_of(engine: Engine, task: UUID) -> Task:
 
     def script() -> Script[Task]:
         rows = yield Statement("tasks_locked", {"ids": [task]})
-        return task_of(rows[0])
+        return parse_task(rows[0])
 
     return msgspec.structs.replace(await engine.core.store.transact(script), event_xid=0)
 
@@ -364,8 +364,8 @@ async def reclaimed(engine: Engine, fence: Fence) -> Fence:
     clock = engine.clock
     assert isinstance(clock, ManualClock)
     clock.advance(LEASE_S + 1)
-    assert await engine.upkeep.expire_once("reaper") == 1
-    await engine.upkeep.promote_once("promoter")
+    assert await engine.maintenance.expire_once("reaper") == 1
+    await engine.maintenance.promote_once("promoter")
     work = await claim_one(engine)
     assert work.fence.task == fence.task
     return work.fence
@@ -387,7 +387,7 @@ async def assigned(engine: Engine) -> Fence:
         rows = yield Statement("claim_lane", params)
         return len(rows)
 
-    assert await engine.core.store.once(script) == 1
+    assert await engine.core.store.transact_one(script) == 1
     return Fence(task, 1, token)
 
 

@@ -11,7 +11,7 @@ from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict
 from tenuto.model.flows.definition import GroupSpec
-from tenuto.model.flows.plan import Plan, Spec, plan_for
+from tenuto.model.flows.plan import Plan, Spec, build_plan
 from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.submission import NewTask
 
@@ -33,7 +33,7 @@ def group(key: str, *children: str, **fields: Any) -> GroupSpec:
 
 def plan(root: str, *specs: Spec) -> Plan:
     known = {spec.key or "": spec for spec in specs}
-    return plan_for(root, known.get)
+    return build_plan(root, known.get)
 
 
 async def start(engine: Engine, root: str, *specs: Spec, **options: Any) -> UUID:

@@ -23,7 +23,7 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.rows import task_of
+from tenuto.engine.rows import parse_task
 from tenuto.model.errors import TenutoError
 from tenuto.model.tasks.task import Task
 from tenuto.store.protocol import Script, Statement
@@ -153,7 +153,7 @@ class Ground:
     async def _check(self) -> None:
         """The oracles of every test, for all sequences at once."""
         engine = Engine(self._store, actor="tester")
-        assert await engine.upkeep.audit() == []
+        assert await engine.maintenance.audit() == []
         await check_trail(self._raw)
         await check_attempts(self._raw)
         await check_awaited(self._raw)
@@ -166,7 +166,7 @@ async def rows_of(engine: Engine, ids: Sequence[UUID]) -> dict[UUID, Task]:
 
     def script() -> Script[list[Task]]:
         rows = yield Statement("tasks_locked", {"ids": sorted(ids)})
-        return [task_of(row) for row in rows]
+        return [parse_task(row) for row in rows]
 
     return {task.id: task for task in await engine.core.store.transact(script)}
 
@@ -191,8 +191,8 @@ async def pass_time(engine: Engine) -> None:
     clock = engine.clock
     assert isinstance(clock, ManualClock)
     clock.advance(3600)
-    while await engine.upkeep.expire_once("reaper"):
+    while await engine.maintenance.expire_once("reaper"):
         pass
     clock.advance(3600)
-    while await engine.upkeep.promote_once("promoter"):
+    while await engine.maintenance.promote_once("promoter"):
         pass

@@ -76,7 +76,7 @@ def bounded(rows: int) -> Iterator[None]:
     """Lets one transaction change so few rows that plans go beyond it."""
     with ExitStack() as stack:
         for module in (activation, advance, deferred, added_children, retry, subtask_tree):
-            stack.enter_context(patch.object(module, "CASCADE", rows))
+            stack.enter_context(patch.object(module, "MAX_CASCADE_ROWS", rows))
         yield
 
 
@@ -89,7 +89,7 @@ class Here:
         self.engine = Engine(self._runner.run(self._opened.__aenter__()))
 
     def close(self) -> None:
-        assert self._runner.run(self.engine.upkeep.audit()) == []
+        assert self._runner.run(self.engine.maintenance.audit()) == []
         self._runner.run(self._opened.__aexit__(None, None, None))
         self._runner.close()
 
@@ -205,8 +205,8 @@ class Play:
             await _unless_over(resume())
         waiting = [row for row in await self._nodes() if row["status"] == "RETRY_WAIT"]
         self._pass_time(3600)
-        await self.engine.upkeep.expire_once("reaper")
-        done = await self.engine.upkeep.promote_once("promoter")
+        await self.engine.maintenance.expire_once("reaper")
+        done = await self.engine.maintenance.promote_once("promoter")
         return bool(await self.engine.flows.run_deferred_once() + done or paused or waiting)
 
     def _pass_time(self, seconds: float) -> None:
@@ -231,7 +231,7 @@ class Play:
         """End an attempt without an end of its task."""
         if kind == "lose the lease":
             self._pass_time(3600)
-            assert await self.engine.upkeep.expire_once("reaper") == 1
+            assert await self.engine.maintenance.expire_once("reaper") == 1
         elif kind == "fail and try again":
             await self.engine.fail(work.fence, failure())
         elif kind == "give back":
@@ -290,7 +290,7 @@ class Play:
         while await self.engine.flows.run_deferred_once():
             pass
         self._pass_time(3600)
-        await self.engine.upkeep.expire_once("reaper")
+        await self.engine.maintenance.expire_once("reaper")
 
 
 def _is_group(row: Row) -> bool:

@@ -115,7 +115,7 @@ async def test_silence_is_an_answer_in_the_end(
     fence, item = await asked(engine, limited)
     assert item.expires_at is not None
     clock.advance(61)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     shown = await engine.inbox.show(item.id)
     assert (shown.status, shown.decision) == ("EXPIRED", told)
     assert await refusal(engine.inbox.answer(item.id, approve=True)) == "out_of_turn"
@@ -133,7 +133,7 @@ async def test_an_answer_and_the_timeout_at_the_same_moment_agree(
             fence, item = await asked(engine, limited)
             clock.advance(11)
             calls = [
-                engine.upkeep.promote_once("promoter"),
+                engine.maintenance.promote_once("promoter"),
                 other.inbox.answer(item.id, approve=True),
             ]
             await asyncio.gather(*calls[:: -1 if number % 2 else 1], return_exceptions=True)
@@ -220,7 +220,7 @@ async def test_a_question_runs_out_at_the_moment_that_was_said(
     limited = Question(kind="approval", title="?", timeout_s=60, default=True)
     fence, item = await asked(engine, limited)
     clock.advance(60)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     assert (await engine.inbox.show(item.id)).status == "EXPIRED"
     assert not (await engine.ask(await again(engine, fence.task), "q", limited)).parked
 

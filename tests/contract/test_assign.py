@@ -37,7 +37,7 @@ async def test_a_task_that_runs_is_only_taken_away_on_purpose(
     await engine.assign(fence.task, other.id, take=True)
     assert await refusal(engine.complete(fence, "too late")) == "lease_lost"
     clock.advance(1)
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     assert await claim_all(engine) == []
     [work] = await engine.claim(other, "host:2:worker", 5)
     assert (work.fence.task, work.fence.attempt) == (fence.task, 2)

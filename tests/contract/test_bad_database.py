@@ -157,7 +157,7 @@ async def test_a_connection_that_is_lost_comes_back(
         assert (await insisted(lambda: engine.show(fence.task))).status == "COMPLETED"
         submitted = await insisted(lambda: engine.submit(new()))
         assert (await insisted(lambda: engine.show(submitted.id))).status == "PENDING"
-        assert await engine.upkeep.audit() == []
+        assert await engine.maintenance.audit() == []
 
 
 async def test_a_read_is_asked_again_where_idle_connections_are_gone(
@@ -320,4 +320,4 @@ async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(sqlite_url: st
         room.execute("pragma max_page_count = 1073741823")
         await engine.complete(fence, big)
         assert (await engine.submit(new(input=big, idempotency_key="k"))).created
-        assert await engine.upkeep.audit() == []
+        assert await engine.maintenance.audit() == []

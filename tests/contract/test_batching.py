@@ -22,7 +22,7 @@ from tests.contract.conftest import (
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.store.batching import Answers, Batcher, WriteKind
-from tenuto.store.protocol import Row, SchemaState, Script, Statement, gathered
+from tenuto.store.protocol import Row, SchemaState, Script, Statement, collect_script
 from tenuto.store.sqlite.store import SqliteStore
 
 T = TypeVar("T")
@@ -44,11 +44,11 @@ class Counting:
         self._waiting: list[Callable[[], Any]] = []
         """Writes that are committed when the next one is."""
 
-    def within(self, workspace: UUID) -> "Counting":
+    def for_workspace(self, workspace: UUID) -> "Counting":
         del workspace  # the store within is that workspace's already
         return self
 
-    def unhurried(self) -> "Counting":
+    def for_maintenance(self) -> "Counting":
         return self
 
     async def open(self) -> None:
@@ -72,11 +72,11 @@ class Counting:
     async def transact(self, script: Callable[[], Script[T]]) -> T:
         return await self._counted(self.inner.transact, script)
 
-    async def once(self, script: Callable[[], Script[T]]) -> T:
-        return await self._counted(self.inner.once, script)
+    async def transact_one(self, script: Callable[[], Script[T]]) -> T:
+        return await self._counted(self.inner.transact_one, script)
 
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
-        await self.transact(await gathered(statements))
+        await self.transact(await collect_script(statements))
 
     async def _counted(self, run: Any, script: Callable[[], Script[T]]) -> T:
         self.transactions += 1
@@ -307,7 +307,7 @@ async def test_a_fault_is_its_own_callers() -> None:
 
 async def test_a_batch_is_bounded() -> None:
     _, store = await memory_batcher()
-    batcher = Batcher(store, most=4)
+    batcher = Batcher(store, max_batch=4)
     sizes: list[int] = []
 
     def script(items: list[Any]) -> Script[Answers]:
@@ -349,7 +349,7 @@ async def test_what_waits_for_a_later_batch_keeps_its_order() -> None:
 
 async def test_what_waits_for_a_later_batch_goes_before_what_came_later() -> None:
     _, store = await memory_batcher()
-    batcher = Batcher(store, most=2)
+    batcher = Batcher(store, max_batch=2)
     batches: list[list[Any]] = []
     kind = noting(batches)
     first = asyncio.ensure_future(batcher.submit(kind, "first"))
@@ -377,7 +377,7 @@ async def test_what_nobody_waits_for_any_more_is_not_written() -> None:
 
 async def test_the_next_batch_is_under_way_before_callers_hear_of_the_last() -> None:
     _, store = await memory_batcher()
-    batcher = Batcher(store, most=1)
+    batcher = Batcher(store, max_batch=1)
     seen: list[str] = []
 
     def script(items: list[Any]) -> Script[Answers]:

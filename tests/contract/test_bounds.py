@@ -15,7 +15,7 @@ from tests.contract.conftest import (
     running,
 )
 
-from tenuto.engine.agents.mailbox import MOST_TAKEN
+from tenuto.engine.agents.mailbox import MAX_DEQUEUED
 from tenuto.engine.agents.subtasks import MAX_WAIT_S, Question
 from tenuto.engine.engine import Engine
 from tenuto.engine.limits import budgets
@@ -46,7 +46,7 @@ async def fail_deep(engine: Engine, n: int) -> None:
 
 async def take(engine: Engine, n: int) -> Any:
     await engine.register_agent(profile())
-    return await engine.mailboxes.take(AGENT, n)
+    return await engine.mailboxes.dequeue(AGENT, n)
 
 
 async def wait(engine: Engine, n: int) -> Any:
@@ -88,7 +88,7 @@ CALLS: dict[str, tuple[int, Call]] = {
     "stack of a failure": (bounds.MAX_STACK, fail_deep),
     "a page of tasks": (bounds.MAX_PAGE, lambda engine, n: engine.list(Filter(), n)),
     "a page of the inbox": (bounds.MAX_PAGE, lambda engine, n: engine.inbox.list(limit=n)),
-    "messages taken": (MOST_TAKEN, take),
+    "messages taken": (MAX_DEQUEUED, take),
     "tasks of an action": (
         bounds.MAX_BULK,
         lambda engine, n: engine.act("cancel", Filter(), limit=n),
@@ -122,7 +122,7 @@ async def test_a_bulk_holds_exactly_so_many(
 async def test_a_workspace_has_exactly_so_many_gates(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.limits.pauses.MAX_GATES", 2)
+    monkeypatch.setattr("tenuto.engine.limits.pauses.MAX_PAUSES", 2)
     for kind in ("a", "b", "a"):  # one that there is can be changed
         await engine.gates.close("type", kind, reason="freeze")
     assert await refusal(engine.gates.close("type", "c")) == "too_large"
@@ -146,22 +146,22 @@ async def test_a_workspace_has_exactly_so_many_rate_limits(
 async def test_a_password_has_so_many_characters(engine: Engine) -> None:
     identity = Identity(engine.store)
     for n in (MIN_PASSWORD - 1, MAX_PASSWORD + 1):
-        made = identity.make_user(f"u{n}", "x" * n, engine.workspace, Role.MEMBER)
+        made = identity.create_user(f"u{n}", "x" * n, engine.workspace, Role.MEMBER)
         assert await refusal(made) == "invalid_value"
     for n in (MIN_PASSWORD, MAX_PASSWORD):
-        await identity.make_user(f"u{n}", "x" * n, engine.workspace, Role.MEMBER)
+        await identity.create_user(f"u{n}", "x" * n, engine.workspace, Role.MEMBER)
         await identity.login(f"u{n}", "x" * n, str(engine.workspace))
 
 
 def test_so_many_models_are_told_apart_in_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budgets, "MODELS", 2)
-    monkeypatch.setattr(budgets, "_named", set[str]())
+    monkeypatch.setattr(budgets, "MAX_MODELS", 2)
+    monkeypatch.setattr(budgets, "_named_models", set[str]())
     before = {
         name: PROCESS_METRICS.value("tenuto_tokens_total", model=name)
         for name in ("m1", "m2", "m3", "other")
     }
     for name in ("m1", "m2", "m3", "m1", "m4"):
-        budgets.counted(Usage(model=name, input_tokens=1))
+        budgets.count_in_metrics(Usage(model=name, input_tokens=1))
     counted = {
         name: PROCESS_METRICS.value("tenuto_tokens_total", model=name) - n
         for name, n in before.items()

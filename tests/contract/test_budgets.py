@@ -21,7 +21,7 @@ from tests.contract.test_spending import KILLED, asked, below, stopped, usage
 from tenuto.engine.engine import Engine
 from tenuto.engine.limits import budgets
 from tenuto.model.errors import Conflict
-from tenuto.model.limits.budgets import Budget, UsageTotal, is_over, raised_budget
+from tenuto.model.limits.budgets import Budget, UsageTotal, is_exceeded, raise_budget
 from tenuto.store.protocol import Script, Statement
 
 
@@ -106,7 +106,7 @@ async def test_a_yes_is_heard_by_all_who_wait_for_the_budget(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
     """However many more they are than one transaction lets go on."""
-    monkeypatch.setattr(budgets, "MOST_HELD", 2)
+    monkeypatch.setattr(budgets, "MAX_RESUMED", 2)
     parent = await running(engine, title="parent", budget=Budget(tokens=10))
     for n in range(others):
         await engine.spawn(parent, f"c{n}", new(f"child {n}"))
@@ -125,7 +125,7 @@ async def test_a_yes_is_heard_by_all_who_wait_for_the_budget(
 async def test_a_yes_that_is_heard_later_frees_nobody_once_the_budget_is_used_up_again(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budgets, "MOST_HELD", 2)
+    monkeypatch.setattr(budgets, "MAX_RESUMED", 2)
     parent = await running(engine, title="parent", budget=Budget(tokens=10))
     for n in range(2):
         await engine.spawn(parent, f"c{n}", new(f"child {n}"))
@@ -163,7 +163,7 @@ async def test_a_worker_that_is_gone_stops_too(engine: Engine, clock: ManualCloc
     fence = await running(engine, budget=Budget(tokens=1))
     await engine.used(fence, usage())
     clock.advance(3600)
-    await engine.upkeep.expire_once("reaper")
+    await engine.maintenance.expire_once("reaper")
     assert await status(engine, fence.task) == "WAITING"
     await engine.inbox.answer(await asked(engine), approve=True)
     assert await status(engine, fence.task) == "PENDING"
@@ -239,7 +239,7 @@ async def test_a_worker_that_is_gone_leaves_no_question_about_a_cancelled_task(
     await engine.used(fence, usage())
     await engine.cancel(fence.task)
     clock.advance(3600)
-    await engine.upkeep.expire_once("reaper")
+    await engine.maintenance.expire_once("reaper")
     assert await status(engine, fence.task) == "CANCELLED"
     assert await engine.inbox.list() == []
 
@@ -299,14 +299,16 @@ async def test_people_are_asked_though_they_have_paused_the_task(engine: Engine)
 
 
 def test_a_budget_is_over_beyond_it() -> None:
-    assert not is_over(Budget(tokens=10), UsageTotal(input_tokens=5, output_tokens=5, cost_usd=99))
-    assert is_over(Budget(tokens=10), UsageTotal(input_tokens=6, output_tokens=5))
-    assert is_over(Budget(tokens=10, cost_usd=1.0), UsageTotal(cost_usd=1.01))
+    assert not is_exceeded(
+        Budget(tokens=10), UsageTotal(input_tokens=5, output_tokens=5, cost_usd=99)
+    )
+    assert is_exceeded(Budget(tokens=10), UsageTotal(input_tokens=6, output_tokens=5))
+    assert is_exceeded(Budget(tokens=10, cost_usd=1.0), UsageTotal(cost_usd=1.01))
 
 
 def test_a_raised_budget_is_at_least_twice_what_is_used() -> None:
-    assert raised_budget(Budget(tokens=10), UsageTotal(input_tokens=30), None) == Budget(tokens=60)
-    assert raised_budget(Budget(cost_usd=4.0), UsageTotal(cost_usd=1), None) == Budget(cost_usd=8.0)
+    assert raise_budget(Budget(tokens=10), UsageTotal(input_tokens=30), None) == Budget(tokens=60)
+    assert raise_budget(Budget(cost_usd=4.0), UsageTotal(cost_usd=1), None) == Budget(cost_usd=8.0)
 
 
 async def test_what_others_have_used_is_not_counted(engine: Engine, raw: Raw) -> None:
@@ -324,7 +326,7 @@ async def test_a_report_and_an_answer_at_once_leave_nobody_waiting(
     postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report stops one task more while the answer lets all go on that it sees."""
-    engine, real = postgres_engine, budgets._stop
+    engine, real = postgres_engine, budgets._request_pause
     parent = await running(engine, budget=Budget(tokens=100))
     for key in "ab":
         await engine.spawn(parent, key, new(key))
@@ -336,7 +338,7 @@ async def test_a_report_and_an_answer_at_once_leave_nobody_waiting(
         yield from real(*args)
         yield Statement("workspace_lock", {"workspace": engine.workspace})
 
-    monkeypatch.setattr(budgets, "_stop", slow)
+    monkeypatch.setattr(budgets, "_request_pause", slow)
     report = engine.used(two, usage(1))
     early = refusal(engine.inbox.answer(await asked(engine), approve=True))
     async with in_line(postgres_url, "select 1 from workspace", report, early):

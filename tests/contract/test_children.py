@@ -155,7 +155,7 @@ async def test_an_attempt_without_the_lease_cannot_wait(engine: Engine, clock: M
     fence = await running(engine)
     await spawned(engine, fence, "a")
     clock.advance(LEASE_S + 1)
-    await engine.upkeep.expire_once("reaper")
+    await engine.maintenance.expire_once("reaper")
     assert await refusal(engine.wait(fence, ["a"])) == "lease_lost"
     assert await status(engine, fence.task) == "RETRY_WAIT"
 
@@ -177,9 +177,9 @@ async def test_a_timeout_ends_the_wait_once(engine: Engine, clock: ManualClock) 
     await engine.complete(held[children[0]].fence, 1)
     assert (await engine.wait(fence, children, 60, "first")).parked
     clock.advance(59)
-    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await engine.maintenance.promote_once("promoter") == 0
     clock.advance(2)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     again = await resumed(engine, fence.task)
     waited = await engine.wait(again, children, 60, "first")
     assert [(each.status, each.output) for each in waited.children] == [
@@ -201,7 +201,7 @@ async def test_a_late_child_leaves_one_alone_that_went_on(
     held = await works(engine)
     assert (await engine.wait(fence, [child], 5)).parked
     clock.advance(6)
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     before = await row_of(engine, fence.task)
     await engine.complete(held[child].fence)
     assert await row_of(engine, fence.task) == before
@@ -215,7 +215,7 @@ async def test_a_child_of_the_wait_before_does_not_wake(engine: Engine, clock: M
     held = await works(engine)
     assert (await engine.wait(fence, children, 5, "both")).parked
     clock.advance(6)
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     again = await resumed(engine, fence.task)
     assert (await engine.wait(again, ["quick"], None, "one")).parked
     await engine.complete(held[children[0]].fence)
@@ -262,7 +262,7 @@ async def test_waits_that_bring_nothing_cost_tries_in_the_end(
     for number in range(100):
         assert (await engine.wait(fence, [child], 1, f"wait {number}")).parked
         clock.advance(2)
-        await engine.upkeep.promote_once("promoter")
+        await engine.maintenance.promote_once("promoter")
         if await status(engine, fence.task) != "PENDING":
             break
         fence = await resumed(engine, fence.task)
@@ -297,7 +297,7 @@ async def test_a_childs_place_is_its_own(engine: Engine) -> None:
 
 
 async def test_a_tree_is_only_so_deep(engine: Engine, raw: Raw) -> None:
-    engine.core.tree = SpawnLimits(deepest=3)
+    engine.core.spawn_limits = SpawnLimits(deepest=3)
     fence = await running(engine)
     for _ in range(3):
         await spawned(engine, fence, "deeper")
@@ -308,7 +308,7 @@ async def test_a_tree_is_only_so_deep(engine: Engine, raw: Raw) -> None:
 
 
 async def test_a_task_has_only_so_many_children(engine: Engine, raw: Raw) -> None:
-    engine.core.tree = SpawnLimits(widest=3)
+    engine.core.spawn_limits = SpawnLimits(widest=3)
     fence = await running(engine)
     children = await spawned(engine, fence, "a", "b", "c")
     before = await raw.counts()
@@ -321,7 +321,7 @@ async def test_spawns_at_the_same_moment_keep_to_the_limit(
     engine: Engine, another: Another
 ) -> None:
     async with another() as other:
-        engine.core.tree = other.core.tree = SpawnLimits(widest=5)
+        engine.core.spawn_limits = other.core.spawn_limits = SpawnLimits(widest=5)
         fence = await running(engine)
         calls = [
             each.spawn(fence, f"child {number}", new())
@@ -372,7 +372,7 @@ async def test_a_cancel_takes_the_whole_tree_with_it(engine: Engine, raw: Raw) -
 async def test_a_cancel_goes_on_where_one_transaction_ends(
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.agents.subtask_tree.CASCADE", 4)
+    monkeypatch.setattr("tenuto.engine.agents.subtask_tree.MAX_CASCADE_ROWS", 4)
     root = await running(engine)
     children = await spawned(engine, root, *map(str, range(10)))
     held = await works(engine)
@@ -398,7 +398,7 @@ async def test_a_task_that_is_tried_again_keeps_the_children_that_are_left(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was cancelled, and not all of its children yet."""
-    monkeypatch.setattr("tenuto.engine.agents.subtask_tree.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.agents.subtask_tree.MAX_CASCADE_ROWS", 2)
     fence = await running(engine)
     children = await spawned(engine, fence, *map(str, range(5)))
     await engine.cancel(fence.task)

@@ -149,8 +149,8 @@ async def test_a_retry_keeps_its_place(engine: Engine, clock: ManualClock) -> No
     fence = await running(engine)
     clock.advance(LEASE_S + 1)
     await engine.submit_many([new(), new()])
-    await engine.upkeep.expire_once("reaper")
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.expire_once("reaper")
+    await engine.maintenance.promote_once("promoter")
     assert (await claim_one(engine)).fence.task == fence.task
 
 
@@ -230,7 +230,7 @@ async def test_an_unconfirmed_kill_holds_its_slot(engine: Engine, clock: ManualC
     (work,) = await engine.claim(agent, WORKER, 1)
     await engine.cancel(work.fence.task)
     clock.advance(LEASE_S + 11)
-    assert await engine.upkeep.expire_once("reaper") == 1
+    assert await engine.maintenance.expire_once("reaper") == 1
     assert (await engine.show(work.fence.task)).status == "CANCELLED"
     assert await engine.claim(agent, WORKER, 1) == []
 
@@ -332,13 +332,13 @@ async def test_a_claim_whose_answer_was_lost_is_found_by_its_token(
 ) -> None:
     submitted = await engine.submit(new())
     store: Any = engine.core.store
-    commit = store.once
+    commit = store.transact_one
 
     async def commit_and_lose(script: Any) -> Any:
         await commit(script)
         raise Unavailable("the connection was lost")
 
-    monkeypatch.setattr(store, "once", commit_and_lose)
+    monkeypatch.setattr(store, "transact_one", commit_and_lose)
     (work,) = await claim_all(engine, 1)
     monkeypatch.undo()
     assert work.fence.task == submitted.id
@@ -361,7 +361,7 @@ async def test_a_claim_that_cannot_be_written_is_no_empty_queue(
     async def only_read(_script: Any) -> Any:
         raise Unavailable("the database only reads")
 
-    monkeypatch.setattr(store, "once", only_read)
+    monkeypatch.setattr(store, "transact_one", only_read)
     assert await refusal(claim_all(engine, 1)) == "database_unreachable"
     monkeypatch.undo()
     assert len(await claim_all(engine, 1)) == 1

@@ -165,7 +165,7 @@ async def test_a_paused_schedule_goes_on_where_it_was(engine: Engine, clock: Man
     assert await status(engine, submitted.id) == "WAITING"
     await engine.pause(submitted.id)
     clock.advance(60)
-    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await engine.maintenance.promote_once("promoter") == 0
     await engine.resume(submitted.id)
     assert await status(engine, submitted.id) == "PENDING"
 
@@ -177,7 +177,7 @@ async def test_a_paused_backoff_goes_on_where_it_was(engine: Engine, clock: Manu
     await engine.resume(fence.task)
     assert await status(engine, fence.task) == "RETRY_WAIT"
     clock.advance(5)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     assert await status(engine, fence.task) == "PENDING"
 
 
@@ -218,10 +218,10 @@ async def test_a_retry_of_what_waited_too_long_runs(engine: Engine, clock: Manua
     fence = await running(engine)
     await engine.park(fence, "vendor", wait_until=clock.now() + timedelta(seconds=10))
     clock.advance(10)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     assert (await engine.show(fence.task)).error_class == "wait_expired"
     await engine.retry(fence.task)
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     assert (await claim_one(engine)).fence.task == fence.task
 
 
@@ -235,7 +235,7 @@ async def test_a_retry_of_what_still_has_time_to_wait_waits(
     await engine.retry(fence.task)
     assert await status(engine, fence.task) == "WAITING"
     clock.advance(10)
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     assert await status(engine, fence.task) == "PENDING"
 
 
@@ -308,7 +308,7 @@ async def test_a_rerun_keeps_every_other_field(engine: Engine) -> None:
 
     async def stored(task: Any) -> dict[str, Any]:
         labels = await engine.query.labels([task])
-        wanted = Statement("show", {"id": task, "workspace": engine.workspace})
+        wanted = Statement("task_show", {"id": task, "workspace": engine.workspace})
         return {**(await engine.core.store.fetch(wanted))[0], "labels": labels[task]}
 
     first = (await engine.submit(asked)).id
@@ -343,7 +343,7 @@ async def test_what_is_gone_is_not_run_again(
     if how == "aged":
         await engine.archive(first.id)
         clock.advance(days=31)
-        await engine.upkeep.prune_once()
+        await engine.maintenance.prune_once()
     else:
         await engine.erase(first.id)
     assert (await engine.show(first.id)).command is None
@@ -382,7 +382,7 @@ async def test_nothing_is_left_of_what_a_task_carried(
     else:
         await engine.archive(fence.task)
         clock.advance(days=31)
-        await engine.upkeep.prune_once()
+        await engine.maintenance.prune_once()
     holding = [
         table
         for table in await raw.counts()
@@ -467,6 +467,6 @@ async def test_a_wakeup_follows_what_became_claimable(engine: Engine, clock: Man
     assert heard[2:] == [lane]
     fence = (await claim_one(engine)).fence
     clock.advance(LEASE_S + 1)
-    await engine.upkeep.expire_once("reaper")
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.expire_once("reaper")
+    await engine.maintenance.promote_once("promoter")
     assert heard[3:] == [lane]

@@ -86,8 +86,8 @@ async def reap_around(engine: Engine, raw: Raw, change: str) -> UUID:
     await damage(raw, bad, change)
     assert isinstance(engine.clock, ManualClock)
     engine.clock.advance(LEASE_S + 1)
-    await engine.upkeep.expire_once("reaper")
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.expire_once("reaper")
+    await engine.maintenance.promote_once("promoter")
     assert await status(engine, good) == "PENDING"
     return bad
 
@@ -158,7 +158,7 @@ async def test_the_promoter_goes_on_with_the_others(
         await engine.fail(fence, failure())
     await damage(raw, bad.task, GARBAGE[what])
     clock.advance(6)
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     assert await status(engine, good.task) == "PENDING"
     await check_quarantined(engine, bad.task)
 
@@ -300,6 +300,6 @@ async def test_a_trail_that_is_ahead_of_its_row_is_nobody_elses_fault(
 async def test_a_task_without_its_body_is_found(engine: Engine, raw: Raw) -> None:
     task = (await engine.submit(new())).id
     await raw.execute(f"delete from task_body where task = '{task}'")
-    [told] = await engine.upkeep.audit()
+    [told] = await engine.maintenance.audit()
     assert str(task) in told
     await forget(raw, task)

@@ -10,7 +10,7 @@ from tests.manifest.examples import FLOW, S2
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.flows.definitions import ApplyResult
-from tenuto.manifest.manifest import Manifest, read
+from tenuto.manifest.manifest import Manifest, read_manifest
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.flows.definition import Goto, GroupSpec
 from tenuto.model.tasks.submission import NewTask
@@ -84,7 +84,7 @@ async def test_what_cannot_be_a_definition_is_refused(
 async def test_secrets_are_named(engine: Engine) -> None:
     spec = a_task(input={"p": {"$secret": "db"}}, env={"K": {"$secret": "key"}})
     await engine.definitions.put(spec)
-    assert (await engine.definitions.reach(["a"]))["a"] == spec
+    assert (await engine.definitions.load_reachable(["a"]))["a"] == spec
 
 
 async def test_a_circle_with_what_is_stored_is_refused(engine: Engine) -> None:
@@ -206,7 +206,7 @@ async def test_files_know_what_is_stored(engine: Engine) -> None:
 async def test_an_export_is_equal(engine: Engine) -> None:
     await engine.definitions.apply_files({"f": FLOW})
     text = await engine.definitions.export()
-    assert read({"f": text}).specs == read({"f": FLOW}).specs
+    assert read_manifest({"f": text}).specs == read_manifest({"f": FLOW}).specs
     done = await engine.definitions.apply_files({"f": text})
     assert set(told(done).values()) == {"unchanged"}
     assert "again" not in await engine.definitions.export(["fetch", "report"])
@@ -230,7 +230,7 @@ async def test_two_at_once_agree(engine: Engine, another: Another) -> None:
                 for each, text in zip(engines, texts, strict=True)
             )
         )
-    group = (await engine.definitions.reach(["g"]))["g"]
+    group = (await engine.definitions.load_reachable(["g"]))["g"]
     assert isinstance(group, GroupSpec)
     assert sorted(group.children) == ["own1", "own2", "own3", "own4"]
     assert (await engine.definitions.get("same")).version == 4

@@ -282,13 +282,13 @@ async def test_a_need_that_ends_while_a_task_comes_to_wait_for_it_is_told(
     postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The submit has looked at what it waits for, and has not written yet."""
-    engine, real = postgres_engine, SubmitDependencies.look
+    engine, real = postgres_engine, SubmitDependencies.lock_dependencies
 
     def slow(self: SubmitDependencies, ids: Sequence[UUID]) -> Script[None]:
         yield from real(self, ids)
         yield Statement("workspace_lock", {"workspace": engine.workspace})
 
-    monkeypatch.setattr(SubmitDependencies, "look", slow)
+    monkeypatch.setattr(SubmitDependencies, "lock_dependencies", slow)
     fence = await running(engine)
     late, ending = submit(engine, fence.task), engine.complete(fence)
     async with in_line(postgres_url, "select 1 from workspace", late, ending):

@@ -9,7 +9,7 @@ from tests.contract.conftest import ManualClock, new, profile
 
 from tenuto.engine.engine import Engine
 from tenuto.store import sql
-from tenuto.store.postgres.sessions import WRITE
+from tenuto.store.postgres.sessions import WRITE_SETTINGS
 from tenuto.store.sqlite.store import SqliteStore
 
 LANES = 4
@@ -25,7 +25,7 @@ async def filled(engine: Engine, depth: int) -> dict[str, Any]:
         await engine.submit_many([new(task_type=each) for each in types])
         engine.clock.advance(60)
     agent = profile(workspace=engine.workspace, task_types=tuple(types))
-    found = await engine.core.lanes.eligible(agent, engine.clock.now())
+    found = await engine.core.lanes.open_lanes(agent, engine.clock.now())
     assert len(found.free) == LANES
     return {
         "lanes": found.free,
@@ -52,7 +52,7 @@ async def test_postgresql_goes_through_few(postgres_engine: Engine, postgres_url
     params = await filled(postgres_engine, DEEP)
     query = sql.variant(sql.load(sql.POSTGRES)["claim"], frozenset(params), (), set())
     compiled = sql.for_postgres(query)
-    connection = await asyncpg.connect(postgres_url, server_settings=WRITE)
+    connection = await asyncpg.connect(postgres_url, server_settings=WRITE_SETTINGS)
     try:
         [[told]] = await connection.fetch(
             f"explain (analyze, format json) {compiled.sql}",

@@ -16,7 +16,7 @@ from tests.contract.conftest import (
 from tests.contract.flowing import start, task
 
 from tenuto.engine.engine import Engine
-from tenuto.model.limits.complexity import ComplexityRules, level
+from tenuto.model.limits.complexity import ComplexityRules, complexity_of_estimate
 from tenuto.model.tasks.commands import Escalation, Failure
 
 
@@ -47,7 +47,7 @@ async def test_a_failure_that_is_tried_again_is_nobodys_matter(engine: Engine) -
 async def test_only_so_many_wait_for_people_at_once(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.agents.escalation.MOST", 2)
+    monkeypatch.setattr("tenuto.engine.agents.escalation.MAX_OPEN", 2)
     fences = [await running(engine) for _ in range(3)]
     for fence in fences:
         await engine.fail(fence, failure("syntax"))
@@ -101,7 +101,7 @@ async def test_an_escalation_is_answered_by_a_word(engine: Engine) -> None:
     [(1, "Low"), (30, "Low"), (31, "Middle"), (60, "Middle"), (61, "Hard"), (None, "ExtremHard")],
 )
 def test_levels(minutes: int | None, expected: str) -> None:
-    assert level(minutes) == expected
+    assert complexity_of_estimate(minutes) == expected
 
 
 async def test_hard_tasks_need_an_agent_that_splits_them(engine: Engine) -> None:

@@ -31,7 +31,7 @@ async def next_attempt(engine: Engine, clock: ManualClock, task: Fence) -> Fence
     row = await row_of(engine, task.task)
     if row.due_at is not None:
         clock.advance((row.due_at - clock.now()).total_seconds())
-        assert await engine.upkeep.promote_once("promoter") == 1
+        assert await engine.maintenance.promote_once("promoter") == 1
     return (await claim_one(engine)).fence
 
 
@@ -155,9 +155,9 @@ async def test_a_rate_limit_with_a_known_reset_parks(engine: Engine, clock: Manu
     view = await engine.show(fence.task)
     assert (view.status, view.waiting_for, view.tries) == ("WAITING", "quota", 0)
     clock.advance(419)
-    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await engine.maintenance.promote_once("promoter") == 0
     clock.advance(1)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     view = await engine.show(fence.task)
     assert (view.status, view.hold, view.resume_at) == ("PENDING", None, None)
 
@@ -189,15 +189,15 @@ async def test_a_lost_lease_is_due_at_once_then_with_backoff(
     fence = await running(engine, max_attempts=4)
     for tries, delay in ((1, 0), (2, 5), (3, 10)):
         clock.advance(LEASE_S)
-        assert await engine.upkeep.expire_once("reaper") == 0
+        assert await engine.maintenance.expire_once("reaper") == 0
         clock.advance(0.001)
-        assert await engine.upkeep.expire_once("reaper") == 1
+        assert await engine.maintenance.expire_once("reaper") == 1
         row = await row_of(engine, fence.task)
         assert (row.status, row.tries, row.last_outcome) == ("RETRY_WAIT", tries, "STALLED")
         assert row.next_attempt_at == clock.now() + timedelta(seconds=delay)
         fence = await next_attempt(engine, clock, fence)
     clock.advance(LEASE_S + 1)
-    await engine.upkeep.expire_once("reaper")
+    await engine.maintenance.expire_once("reaper")
     assert (await row_of(engine, fence.task)).status == "DEAD"
 
 
@@ -207,7 +207,7 @@ async def test_another_end_starts_the_count_of_losses_again(
     fence = await running(engine, max_attempts=9)
     for _ in range(2):
         clock.advance(LEASE_S + 1)
-        await engine.upkeep.expire_once("reaper")
+        await engine.maintenance.expire_once("reaper")
         assert (await row_of(engine, fence.task)).next_attempt_at == clock.now()
         fence = await next_attempt(engine, clock, fence)
         await engine.fail(fence, failure())

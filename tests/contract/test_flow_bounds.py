@@ -17,7 +17,7 @@ from tenuto.model.flows.definition import (
     MAX_NESTING,
     Foreach,
 )
-from tenuto.model.flows.progress import ControlTaskFailed, items_of
+from tenuto.model.flows.progress import ControlTaskFailed, foreach_items
 
 Control = Callable[[UUID], Awaitable[None]]
 
@@ -45,7 +45,7 @@ def test_groups_are_nested_as_deep_as_said_and_no_deeper() -> None:
 def test_a_foreach_takes_as_many_items_as_said_and_no_more() -> None:
     each = Foreach(items={"$from": "list"}, template="one")
     most: list[Any] = [0] * MAX_ITEMS
-    assert items_of(each, {"list": most}) == most
+    assert foreach_items(each, {"list": most}) == most
     with pytest.raises(ControlTaskFailed) as caught:
-        items_of(each, {"list": [*most, 0]})
+        foreach_items(each, {"list": [*most, 0]})
     assert caught.value.code == "too_large"

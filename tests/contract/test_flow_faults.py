@@ -194,7 +194,7 @@ async def test_a_child_whose_lease_runs_out_for_the_last_time_ends_its_group(
     flow = await start(engine, "g", group("g", "a", "b"), task("a", max_attempts=1), task("b"))
     await engine.claim(agent, WORKER, 1)
     clock.advance(60)
-    await engine.upkeep.expire_once("reaper")
+    await engine.maintenance.expire_once("reaper")
     assert await statuses(engine, flow) == {"g": ["FAILED"], "a": ["DEAD"], "b": ["SKIPPED"]}
     assert await flow_status(engine, flow) == "FAILED"
 
@@ -208,7 +208,7 @@ async def test_an_unreadable_child_does_not_hold_its_flow_up(
     odd = '{"bogus": 1}'
     await raw.execute(f"update task set retry = '{odd}' where id = '{work.fence.task}'")
     clock.advance(60)
-    await engine.upkeep.expire_once("reaper")
+    await engine.maintenance.expire_once("reaper")
     assert await worked(engine, agent) == []
     assert await flow_status(engine, flow) == "COMPLETED"
 
@@ -322,7 +322,7 @@ async def test_a_turn_that_comes_in_a_pause_is_had_after_it(
     ids = {each.title: each.id for each in (await engine.list()).tasks}
     await engine.cancel(ids["b"])
     flows = engine.flows
-    run = None if what == "flow" else await flows.live_group(what)
+    run = None if what == "flow" else await flows.find_open_group(what)
     await (flows.pause(flow) if run is None else flows.pause_group(run))
     if how == "retried":
         await engine.retry(ids["b"])
@@ -350,7 +350,7 @@ async def test_an_approval_that_is_paused_stays_open_and_is_heard_after_it(
     )
     [item] = await engine.inbox.list()
     assert item.task is not None
-    flows, run = engine.flows, await engine.flows.live_group("g")
+    flows, run = engine.flows, await engine.flows.find_open_group("g")
     pauses: dict[str, tuple[Control, Control, UUID]] = {
         "task": (engine.pause, engine.resume, item.task),
         "flow": (flows.pause, flows.resume, flow),
@@ -371,7 +371,7 @@ async def test_a_child_made_in_a_pause_has_its_turn_after_it(
     engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All children that were there when the pause came are cancelled while it lasts."""
-    monkeypatch.setattr("tenuto.engine.flows.activation.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.flows.activation.MAX_CASCADE_ROWS", 2)
     keys = [f"c{number}" for number in range(6)]
     flow = await start(
         engine, "g", group("g", *keys, join="all_done"), *(task(key) for key in keys)
@@ -392,7 +392,7 @@ async def test_an_approval_made_after_what_it_waits_for_is_asked(
     engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in a later portion of its group: nobody will tell it of an end that was before."""
-    monkeypatch.setattr("tenuto.engine.flows.activation.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.flows.activation.MAX_CASCADE_ROWS", 2)
     approval = task("yes", depends_on=["a"], control=Approval(message="yes?"))
     specs = [task("a"), task("b"), task("c"), approval]
     flow = await start(
@@ -411,13 +411,13 @@ async def test_all_that_run_in_a_group_are_asked_to_stop_however_many(
     engine: Engine, agent: AgentProfile, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that were asked already take no place of others in the next portion."""
-    monkeypatch.setattr("tenuto.engine.flows.advance.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.flows.advance.MAX_CASCADE_ROWS", 2)
     keys = [f"c{number}" for number in range(5)]
     flow = await start(
         engine, "g", group("g", *keys, order="parallel"), *(task(key) for key in keys)
     )
     works = await engine.claim(agent, WORKER, 5)
-    await engine.flows.cancel_group(await engine.flows.live_group("g"))
+    await engine.flows.cancel_group(await engine.flows.find_open_group("g"))
     for _ in works:
         await engine.flows.run_deferred_once()
     assert await events(raw, "cancel_requested") == 5
@@ -430,7 +430,7 @@ async def test_all_that_run_in_a_group_are_asked_to_stop_however_many(
 async def test_an_approval_made_in_a_pause_is_asked_after_it(
     engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.flows.activation.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.flows.activation.MAX_CASCADE_ROWS", 2)
     specs = [task("a"), task("b"), task("yes", control=Approval(message="yes?"))]
     keys = [each.key or "" for each in specs]
     flow = await start(engine, "g", group("g", *keys, order="parallel"), *specs)
@@ -471,7 +471,7 @@ async def test_what_begins_inside_of_a_paused_group_waits_with_it(
         specs = [group("g", "a", "inner", join="all_done"), group("inner", "b")]
     outer = group("outer", "g", order="parallel")
     flow = await start(engine, "outer", outer, *specs, task("a"), task("b"))
-    run = await engine.flows.live_group("outer")
+    run = await engine.flows.find_open_group("outer")
     await engine.flows.pause_group(run)
     [first] = (await engine.list()).tasks
     await engine.cancel(first.id)
@@ -485,7 +485,7 @@ async def test_work_that_cannot_be_done_does_not_hold_up_the_rest(
     engine: Engine, raw: Raw, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More of it is due than is done at once, before all else."""
-    monkeypatch.setattr("tenuto.engine.flows.activation.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.flows.activation.MAX_CASCADE_ROWS", 2)
     await start(engine, "g", group("g", "a", "b", "c", order="parallel"), *map(task, "abc"))
     made = "select {}, workspace, 'no such kind', subject, due_at from flow_work"
     for number in range(2):
@@ -514,9 +514,9 @@ async def test_an_approval_that_was_paused_still_runs_out(
     assert item.task is not None
     await engine.pause(item.task)
     clock.advance(61)
-    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await engine.maintenance.promote_once("promoter") == 0
     await engine.resume(item.task)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     assert await flow_status(engine, flow) == ends
 
 
@@ -531,5 +531,5 @@ async def test_a_no_skips_an_approval_for_which_silence_is_a_yes(
         await engine.inbox.answer(item.id, approve=False)
     else:
         clock.advance(61)
-        await engine.upkeep.promote_once("promoter")
+        await engine.maintenance.promote_once("promoter")
     assert await statuses(engine, flow) == {"yes": ["SKIPPED" if answered else "COMPLETED"]}

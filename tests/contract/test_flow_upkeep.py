@@ -20,11 +20,11 @@ async def test_a_circle_is_found_and_failed(engine: Engine, raw: Raw) -> None:
     await raw.execute(f"{made} workspace, {no} from task where id = '{one}'")
     await raw.execute(f"update task set unmet = 1 where id = '{one}'")
     await raw.execute(f"update task set awaited = 2 where id = '{two}'")
-    assert await FlowRepair(engine.system).cycles_once("mender") == 2
+    assert await FlowRepair(engine.system).fail_cycles_once("mender") == 2
     assert [await status(engine, each) for each in (one, two, outside)] == ["FAILED"] * 3
     assert (await engine.show(one)).error_class == "dependency_cycle"
     assert await status(engine, free) == "PENDING"
-    assert await FlowRepair(engine.system).cycles_once("mender") == 0
+    assert await FlowRepair(engine.system).fail_cycles_once("mender") == 0
 
 
 async def test_a_count_that_drifted_is_set_right(
@@ -50,7 +50,7 @@ async def test_ends_that_are_still_to_be_counted_are_no_drift(
     engine: Engine, agent: AgentProfile, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many have failed with one, more than are counted at once, and one still runs."""
-    monkeypatch.setattr("tenuto.engine.flows.advance.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.flows.advance.MAX_CASCADE_ROWS", 2)
     keys = [f"c{number}" for number in range(4)]
     flow = await start(
         engine,

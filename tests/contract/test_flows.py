@@ -320,7 +320,7 @@ async def test_a_group_is_paused_cancelled_and_resumed(engine: Engine, agent: Ag
         group("two", "b"),
         *(task(key) for key in ("a", "b")),
     )
-    one, two = [await engine.flows.live_group(key) for key in ("one", "two")]
+    one, two = [await engine.flows.find_open_group(key) for key in ("one", "two")]
     await engine.flows.pause_group(one)
     assert await worked(engine, agent) == ["b"]
     await engine.flows.resume_group(one)
@@ -343,7 +343,7 @@ async def test_an_approval_that_nobody_gives(
 ) -> None:
     flow = await start(engine, "ok", task("ok", next="then", control=control), task("then"))
     clock.advance(61)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     assert (await statuses(engine, flow))["ok"] == [ends]
     assert await engine.inbox.list() == []
     assert (await worked(engine, agent) == ["then"]) == (ends == "COMPLETED")

@@ -140,9 +140,13 @@ Call = Callable[[Engine, Known], Awaitable[Any]]
 CALLS: dict[str, Call] = {
     "begin": lambda e, k: e.begin(k.fence, "session"),
     "heartbeat": lambda e, k: e.heartbeat([k.fence], 3600),
-    "beat": lambda e, k: e.worker_heartbeat(WorkerInfo(k.worker, "host", 1), [k.fence], 3600),
+    "worker_heartbeat": lambda e, k: e.worker_heartbeat(
+        WorkerInfo(k.worker, "host", 1), [k.fence], 3600
+    ),
     "worker_beat": lambda e, k: e.worker_beat(k.worker, "h", 1, ["a"], 1, "RUNNING", k.agent),
-    "sweep": lambda e, k: e.confirm_gone_sessions(k.worker, "host", lambda _worker, _task: False),
+    "confirm_gone_sessions": lambda e, k: e.confirm_gone_sessions(
+        k.worker, "host", lambda _worker, _task: False
+    ),
     "progress": lambda e, k: e.progress(k.fence, 50, "step"),
     "checkpoint": lambda e, k: e.checkpoint(k.fence, {"n": 2}),
     "append": lambda e, k: e.append(k.fence, [Line(1, "INFO", "foreign")]),
@@ -229,13 +233,13 @@ CALLS: dict[str, Call] = {
     "trigger delete": lambda e, k: e.triggers.delete(k.trigger),
     "mail": lambda e, k: e.mailboxes.send(k.agent, NewMessage(kind="note")),
     "mail page": lambda e, k: e.mailboxes.page(k.agent),
-    "mail take": lambda e, k: e.mailboxes.take(k.agent),
+    "mail take": lambda e, k: e.mailboxes.dequeue(k.agent),
     "agent show": lambda e, k: AgentRegistry(e.core, e.workspace).show(k.agent),
     "agent claimant": lambda e, k: AgentRegistry(e.core, e.workspace).profile_for_claim(k.agent),
     "agent seen": lambda e, k: AgentRegistry(e.core, e.workspace).record_heartbeat(k.agent),
     "agent health": lambda e, k: AgentRegistry(e.core, e.workspace).health(k.agent),
-    "agent end": lambda e, k: AgentRegistry(e.core, e.workspace).end(k.agent, None, "b"),
-    "agent forget": lambda e, k: AgentRegistry(e.core, e.workspace).forget(k.agent),
+    "agent end": lambda e, k: AgentRegistry(e.core, e.workspace).drain(k.agent, None, "b"),
+    "agent forget": lambda e, k: AgentRegistry(e.core, e.workspace).delete(k.agent),
 }
 _ID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
 

@@ -19,10 +19,10 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
-from tenuto.model.limits.pauses import GateKind
+from tenuto.model.limits.pauses import PauseKind
 
 
-async def subject_of(engine: Engine, kind: GateKind, task: UUID) -> str:
+async def subject_of(engine: Engine, kind: PauseKind, task: UUID) -> str:
     lane = str((await row_of(engine, task)).lane)
     return {"lane": lane, "agent": "agent", "type": "deploy", "workspace": "all"}[kind]
 
@@ -34,7 +34,7 @@ async def titles(engine: Engine, **changes: Any) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["lane", "agent", "type", "workspace"])
 async def test_what_is_paused_is_not_claimed_until_it_is_resumed(
-    engine: Engine, kind: GateKind
+    engine: Engine, kind: PauseKind
 ) -> None:
     await engine.register_agent(profile())
     task = (await engine.submit(new("held", task_type="deploy"))).id
@@ -64,17 +64,17 @@ async def test_only_what_is_meant_is_held_back(engine: Engine) -> None:
 
 @pytest.mark.parametrize("kind", ["lane", "agent", "type", "workspace"])
 async def test_a_claim_with_an_old_memory_takes_nothing(
-    engine: Engine, another: Another, raw: Raw, kind: GateKind
+    engine: Engine, another: Another, raw: Raw, kind: PauseKind
 ) -> None:
     await engine.register_agent(profile())
     first, *_ = [await engine.submit(new(task_type="deploy")) for _ in range(3)]
     agent = profile(task_types=("deploy",))
     assert len(await engine.claim(agent, WORKER, 1, LEASE_S)) == 1
-    remembered = await engine.core.lanes.eligible(agent, engine.clock.now())
+    remembered = await engine.core.lanes.open_lanes(agent, engine.clock.now())
     async with another() as operator:
         await operator.gates.close(kind, await subject_of(engine, kind, first.id))
     # This process has not heard of it: its lanes are still open as far as it knows.
-    assert await engine.core.lanes.eligible(agent, engine.clock.now()) == remembered
+    assert await engine.core.lanes.open_lanes(agent, engine.clock.now()) == remembered
     assert remembered.free
     assert await engine.claim(agent, WORKER, 10, LEASE_S) == []
     assert await raw.value("select count(*) from task where status = 'RUNNING'") == 1
@@ -134,7 +134,7 @@ async def test_closing_again_changes_reason_and_end(engine: Engine, clock: Manua
 async def test_a_workspace_has_so_many_gates_and_may_change_each(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.limits.pauses.MAX_GATES", 2)
+    monkeypatch.setattr("tenuto.engine.limits.pauses.MAX_PAUSES", 2)
     for name in ("a", "b"):
         await engine.gates.close("type", name)
     assert await refusal(engine.gates.close("type", "c")) == "too_large"
@@ -160,7 +160,7 @@ async def test_the_trail_tells_who_paused_and_who_resumed(engine: Engine, raw: R
         ("gate_closed", "WARN", "type deploy", "tester"),
         ("gate_opened", "INFO", "type deploy", "tester"),
     ]
-    told = await engine.query.notable(engine.workspace, "WARN", 10)
+    told = await engine.query.severe_events(engine.workspace, "WARN", 10)
     assert [(line.event, line.data["reason"]) for line in told] == [("gate_closed", "freeze")]
 
 

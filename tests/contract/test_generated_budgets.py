@@ -232,7 +232,7 @@ class TasksWithBudgets:
         for item, task in zip(self._budgets.items, self._ids, strict=True):
             if item.parent is None or item.budget is not None:
                 params = {"task": task, "workspace": self._engine.workspace}
-                [row] = await self._engine.core.store.fetch(Statement("tree_spent", params))
+                [row] = await self._engine.core.store.fetch(Statement("tree_usage", params))
                 found = row["input_tokens"], row["output_tokens"], row["cost_usd"]
                 assert found == self._budgets.spent(item), item
 

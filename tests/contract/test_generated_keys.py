@@ -227,16 +227,18 @@ class KeyedTasks:
 
     async def _check_line(self, key: str) -> None:
         params = {"workspace": self._engine.workspace, "key": key, "most": 100}
-        rows = await self._engine.core.store.fetch(Statement("turn_line", params))
+        rows = await self._engine.core.store.fetch(Statement("permit_queue", params))
         line = self._keys.line(key)
         assert [row["id"] for row in rows] == [self._ids[job.number] for job in line]
         if line:
             places = len(self._keys.holders(key))
             assert rows[0]["places"] == places
             task = self._ids[line[-1].number]
-            told = await concurrency.standing(self._engine.core, task, self._engine.workspace)
+            told = await concurrency.describe_position(
+                self._engine.core, task, self._engine.workspace
+            )
             ahead = self._keys.ahead(line[-1])
-            assert f"{places} of {line[-1].limit} taken, {ahead} before it in line" in told
+            assert f"{places} of {line[-1].limit} in use, {ahead} before it in the queue" in told
 
     async def finish(self) -> None:
         """Let all of them go on and end: then nobody has a place, or waits for one."""
@@ -262,9 +264,9 @@ def ground(database_url: str) -> Iterator[Ground]:
     made.close()
 
 
-@pytest.mark.parametrize("given", [concurrency.GIVEN, 2])
+@pytest.mark.parametrize("given", [concurrency.MAX_GRANTS, 2])
 def test_tasks_with_keys_have_their_places_in_order(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, given: int
 ) -> None:
-    monkeypatch.setattr(concurrency, "GIVEN", given)
+    monkeypatch.setattr(concurrency, "MAX_GRANTS", given)
     ground.play_all("TENUTO_KEYS", SEEDS, KINDS, KeyedTasks, 30, 60)

@@ -136,7 +136,7 @@ class WaitingTasks(KeyedTasks):
     async def check(self) -> None:
         await super().check()
         rows = await self._engine.core.store.fetch(
-            Statement("needs_unmet", {"ids": sorted(self._ids)})
+            Statement("dependencies_unmet", {"ids": sorted(self._ids)})
         )
         number = {task: number for number, task in enumerate(self._ids)}
         found = {(number[row["id"]], number[row["needs"]], bool(row["failed"])) for row in rows}
@@ -197,5 +197,5 @@ def test_so_do_those_that_wait_for_one_alone(ground: Ground) -> None:
 def test_so_do_more_of_them_than_one_step_takes(ground: Ground) -> None:
     with ExitStack() as stack:
         for module in (advance, deferred, retry, subtask_tree):
-            stack.enter_context(patch.object(module, "CASCADE", 3))
+            stack.enter_context(patch.object(module, "MAX_CASCADE_ROWS", 3))
         ground.play_all("TENUTO_WAITS", range(8), KINDS, WaitingTasks, 20, 40)

@@ -105,7 +105,7 @@ async def test_tasks_that_joined_a_waiting_group_are_revived_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They were skipped with their group, all of them or as many as are at once."""
-    monkeypatch.setattr("tenuto.engine.flows.advance.CASCADE", bound)
+    monkeypatch.setattr("tenuto.engine.flows.advance.MAX_CASCADE_ROWS", bound)
     flow = await start(
         engine,
         "g",
@@ -135,7 +135,7 @@ async def test_many_that_joined_a_waiting_group_have_their_turn_some_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their flow is held or ended while some of them have still to be let run."""
-    monkeypatch.setattr("tenuto.engine.flows.added_children.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.flows.added_children.MAX_CASCADE_ROWS", 2)
     flow = await start(
         engine,
         "g",
@@ -170,7 +170,7 @@ async def test_a_task_that_joins_in_a_pause_runs_after_it(
     outer = group("outer", "g", order="parallel")
     flow = await start(engine, "outer", outer, group("g", "a", order="parallel"), task("a"))
     flows = engine.flows
-    run = None if what == "flow" else await flows.live_group(what)
+    run = None if what == "flow" else await flows.find_open_group(what)
     await (flows.pause(flow) if run is None else flows.pause_group(run))
     await engine.submit(task("x", group="g"))
     assert await worked(engine, agent) == []

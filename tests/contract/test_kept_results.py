@@ -80,20 +80,20 @@ async def test_a_result_is_kept_while_it_may_be_asked_for(
     assert await refusal(engine.erase(done)) == "out_of_turn"
     for days in (8, 60):
         clock.advance(days=days)
-        await engine.upkeep.archive_once("archiver")
-        await engine.upkeep.prune_once()
-    await engine.upkeep.promote_once("promoter")
+        await engine.maintenance.archive_once("archiver")
+        await engine.maintenance.prune_once()
+    await engine.maintenance.promote_once("promoter")
     assert await seen() == MADE
 
 
 async def test_a_result_goes_once_nobody_can_ask_for_it(engine: Engine, clock: ManualClock) -> None:
     done, _ = await waited_for(engine)
     clock.advance(days=61)
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     work = await claim_one(engine)
     await engine.complete(work.fence)
-    await engine.upkeep.archive_once("archiver")
-    await engine.upkeep.prune_once()
+    await engine.maintenance.archive_once("archiver")
+    await engine.maintenance.prune_once()
     assert (await engine.show(done)).output is None
     await engine.erase(done)
 

@@ -23,14 +23,14 @@ from tenuto.store.protocol import Script
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """The statements of links that were tried, and whether each wrote something."""
     seen: list[tuple[str, bool]] = []
-    whole = AttemptFinisher._linked_script
+    whole = AttemptFinisher._chained_script
 
     def noted(self: AttemptFinisher, result: Any, link: Any) -> Script[Any]:
         answer = yield from whole(self, result, link)
         seen.append((link.query, answer is not None))
         return answer
 
-    monkeypatch.setattr(AttemptFinisher, "_linked_script", noted)
+    monkeypatch.setattr(AttemptFinisher, "_chained_script", noted)
     return seen
 
 
@@ -82,9 +82,9 @@ async def rows_of(raw: Raw) -> dict[str, list[str]]:
 
 
 SHAPES: dict[str, Callable[[Engine], Any]] = {
-    "complete_awaited": row,
-    "complete_in_turn": lambda engine: engine.flows.start_plan(sequence()),
-    "complete_before": lambda engine: engine.flows.start_plan(named()),
+    "complete_and_unblock": row,
+    "complete_and_pass_turn": lambda engine: engine.flows.start_plan(sequence()),
+    "complete_and_activate": lambda engine: engine.flows.start_plan(named()),
 }
 
 
@@ -100,7 +100,9 @@ async def test_a_link_writes_what_a_cascade_writes(
     found = []
     for linked in (True, False):
         if not linked:
-            monkeypatch.setattr(AttemptFinisher, "_linked", lambda _self, _result: None)
+            monkeypatch.setattr(
+                AttemptFinisher, "_chained_script_factory", lambda _self, _result: None
+            )
         await SHAPES[query](engine)
         await worked(engine, agent, most=2)
         found.append(await rows_of(raw))
@@ -179,7 +181,7 @@ async def test_a_flow_that_is_paused_meanwhile_goes_on_later(
     await engine.flows.pause(flow)
     with pytest.raises(Exception, match="pause"):
         await engine.complete(work.fence, None)
-    assert tried == [("complete_before", False)]
+    assert tried == [("complete_and_activate", False)]
     await engine.confirm_pause(work.fence, {"state": "killed"})
     await engine.flows.resume(flow)
     assert await worked(engine, agent) == ["t0", "t1", "t2"]
@@ -344,6 +346,6 @@ async def test_a_turn_is_not_passed_by_what_a_group_was_before(
         await asyncio.gather(retrying, ending)
     finally:
         await holder.close()
-    assert tried == [("complete_in_turn", False)]
+    assert tried == [("complete_and_pass_turn", False)]
     assert await worked(engine, agent) == ["first", "a task", "t1", "t2"]
     assert await flow_status(engine, flow) == "COMPLETED"

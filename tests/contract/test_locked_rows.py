@@ -85,11 +85,11 @@ async def test_a_place_is_given_past_a_held_task_and_to_it_a_little_later(
 
 
 DUTIES: dict[str, Callable[[Engine], Awaitable[int]]] = {
-    "expire": lambda engine: engine.upkeep.expire_once("reaper"),
-    "expire in turns": lambda engine: engine.upkeep.expire_fairly("reaper"),
-    "expire of a worker": lambda engine: engine.upkeep.expire_worker(WORKER, "supervisor"),
-    "promote": lambda engine: engine.upkeep.promote_once("promoter"),
-    "promote in turns": lambda engine: engine.upkeep.promote_in_turns("promoter"),
+    "expire": lambda engine: engine.maintenance.expire_once("reaper"),
+    "expire in turns": lambda engine: engine.maintenance.expire_shared("reaper"),
+    "expire of a worker": lambda engine: engine.maintenance.expire_worker(WORKER, "supervisor"),
+    "promote": lambda engine: engine.maintenance.promote_once("promoter"),
+    "promote in turns": lambda engine: engine.maintenance.promote_shared("promoter"),
 }
 
 
@@ -123,8 +123,8 @@ async def test_a_coordinator_passes_over_held_agents(
     agents = [await engine.register_agent(profile(id=uuid4(), name=name)) for name in ("a", "b")]
     clock_of(engine).advance(3600)
     async with holding(postgres_url, agents[0].id, "agent"):
-        assert await at_once(looks.stale_once("keeper")) == 1
-    assert await looks.stale_once("keeper") == 1
+        assert await at_once(looks.mark_stale_once("keeper")) == 1
+    assert await looks.mark_stale_once("keeper") == 1
 
 
 async def test_who_takes_messages_passes_over_held_ones(
@@ -134,7 +134,7 @@ async def test_who_takes_messages_passes_over_held_ones(
     await engine.register_agent(profile())
     sent = [await engine.mailboxes.send(AGENT, NewMessage(kind="note", body=n)) for n in range(2)]
     async with holding(postgres_url, sent[0].id, "message"):
-        taken = (await at_once(engine.mailboxes.take(AGENT))).messages
+        taken = (await at_once(engine.mailboxes.dequeue(AGENT))).messages
     assert [each.id for each in taken] == [sent[1].id]
 
 
@@ -179,7 +179,7 @@ async def test_a_sender_passes_over_held_webhooks(
     await engine.complete(await running(engine))
     await deliveries.fan_out_once()
     async with holding(postgres_url, held, "webhook"):
-        assert {due.webhook for due in await at_once(deliveries.due(10))} == {other}
+        assert {due.webhook for due in await at_once(deliveries.lease_due(10))} == {other}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ async def test_a_sender_passes_over_held_webhooks(
 async def test_a_change_of_keys_passes_over_held_rows(
     postgres_engine: Engine, postgres_url: str, table: str, key: str
 ) -> None:
-    engine, raw = Engine(postgres_engine.store, vault=VAULT), Raw(postgres_url)
+    engine, raw = Engine(postgres_engine.store, key_ring=VAULT), Raw(postgres_url)
     hooks = hooks_of(engine.store, engine.workspace)
     for name in ("a", "b"):
         if table == "secret":
@@ -198,7 +198,7 @@ async def test_a_change_of_keys_passes_over_held_rows(
         else:
             await hooks.create("https://127.0.0.1/", ["*"], engine.workspace, None)
     newer = KeyRing({"second": bytes(range(32, 64)), "first": bytes(range(32))})
-    rotating = Engine(engine.store, vault=newer).rotating
+    rotating = Engine(engine.store, key_ring=newer).key_rotator
     held = await raw.value(f"select min({key}::text)::uuid from {table}")
     async with holding(postgres_url, held, table, key):
         assert await at_once(rotating.rotate_once()) == 1

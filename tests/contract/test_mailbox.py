@@ -39,11 +39,11 @@ async def test_messages_are_taken_in_order_and_once(known: Engine) -> None:
     for n in range(3):
         await known.mailboxes.send(AGENT, note(n))
     assert await AgentRegistry(known.core, known.workspace).record_heartbeat(AGENT) == 3
-    first = await known.mailboxes.take(AGENT, 2)
+    first = await known.mailboxes.dequeue(AGENT, 2)
     assert [each.body for each in first.messages] == [0, 1]
     assert [each.body for each in (await known.mailboxes.page(AGENT)).messages] == [2]
-    assert [each.body for each in (await known.mailboxes.take(AGENT)).messages] == [2]
-    assert (await known.mailboxes.take(AGENT)).messages == []
+    assert [each.body for each in (await known.mailboxes.dequeue(AGENT)).messages] == [2]
+    assert (await known.mailboxes.dequeue(AGENT)).messages == []
     kept = (await known.mailboxes.page(AGENT, waiting=False)).messages
     assert [each.taken_at is not None for each in kept] == [True] * 3
 
@@ -63,9 +63,9 @@ async def test_pages_hold_every_message_once(known: Engine, waiting: bool) -> No
 async def test_a_batch_that_was_not_heard_is_told_again(known: Engine) -> None:
     await known.mailboxes.send(AGENT, note(1))
     batch = uuid4()
-    first = await known.mailboxes.take(AGENT, batch=batch)
+    first = await known.mailboxes.dequeue(AGENT, batch=batch)
     await known.mailboxes.send(AGENT, note(2))
-    again = await known.mailboxes.take(AGENT, batch=batch)
+    again = await known.mailboxes.dequeue(AGENT, batch=batch)
     assert again == first
     assert [each.body for each in again.messages] == [1]
 
@@ -75,7 +75,7 @@ async def test_two_takers_share(known: Engine, another: Another) -> None:
         await known.mailboxes.send(AGENT, note(n))
     async with another() as other:
         both = await asyncio.gather(
-            *(each.mailboxes.take(AGENT, 5) for each in (known, other) for _ in range(2))
+            *(each.mailboxes.dequeue(AGENT, 5) for each in (known, other) for _ in range(2))
         )
     bodies = [message.body for batch in both for message in batch.messages]
     assert sorted(bodies) == list(range(20))
@@ -87,7 +87,7 @@ async def test_a_repeated_message_is_one(known: Engine) -> None:
     assert again.id == first.id
     other = known.mailboxes.send(AGENT, note("else", client_message_id="m1"))
     assert await refusal(other) == "idempotency_conflict"
-    await known.mailboxes.take(AGENT)
+    await known.mailboxes.dequeue(AGENT)
     late = await known.mailboxes.send(AGENT, note(client_message_id="m1"))
     assert late.id == first.id  # also after it was taken
     assert (await known.mailboxes.page(AGENT)).messages == []
@@ -107,12 +107,12 @@ async def test_a_coalescable_message_replaces_what_waits(known: Engine) -> None:
     await known.mailboxes.send(AGENT, note(4, **scoped))
     repeated = await known.mailboxes.send(AGENT, note(1, client_message_id="old", **scoped))
     assert (repeated.id, repeated.replaced) == (old.id, True)  # a late repetition changes nothing
-    taken = await known.mailboxes.take(AGENT)
+    taken = await known.mailboxes.dequeue(AGENT)
     assert [each.body for each in taken.messages] == [2, 3, 4]
 
 
 async def test_a_mailbox_is_bounded(known: Engine) -> None:
-    with patch.object(mailbox, "MOST_WAITING", 2):
+    with patch.object(mailbox, "MAX_WAITING", 2):
         await known.mailboxes.send(AGENT, note())
         await known.mailboxes.send(AGENT, note(coalescable=True))
         assert await refusal(known.mailboxes.send(AGENT, note())) == "mailbox_full"
@@ -125,7 +125,7 @@ async def test_what_cannot_be_said_is_refused(known: Engine) -> None:
     assert await refusal(send(AGENT, NewMessage(kind="Not A Kind"))) == "invalid_value"
     assert await refusal(send(AGENT, note("x" * MAX_BODY))) == "too_large"
     assert await refusal(send(AGENT, note("\x00"))) == "text_invalid"
-    assert await refusal(known.mailboxes.take(AGENT, 0)) == "invalid_value"
+    assert await refusal(known.mailboxes.dequeue(AGENT, 0)) == "invalid_value"
     await known.terminate_agent(AGENT)
     assert await refusal(send(AGENT, note())) == "agent_terminated"
 
@@ -139,7 +139,7 @@ async def test_secrets_are_not_kept(known: Engine, raw: Raw) -> None:
 async def test_taken_messages_are_forgotten_after_a_while(known: Engine, raw: Raw) -> None:
     await known.mailboxes.send(AGENT, note())
     await known.mailboxes.send(AGENT, note())
-    await known.mailboxes.take(AGENT, 1)
+    await known.mailboxes.dequeue(AGENT, 1)
     assert isinstance(known.clock, ManualClock)
     known.clock.advance(days=8)
     assert await AgentMaintenance(known.system).prune_once() == 1
@@ -160,20 +160,20 @@ async def child_of_running(engine: Engine) -> tuple[UUID, UUID]:
 
 async def test_a_childs_failure_is_put_to_the_agent_of_its_parent(known: Engine) -> None:
     parent, child = await child_of_running(known)
-    [message] = (await known.mailboxes.take(AGENT)).messages
+    [message] = (await known.mailboxes.dequeue(AGENT)).messages
     assert (message.kind, message.task_id, message.attempt) == ("escalation", child, 1)
     body = message.body
     assert (body["taskId"], body["parentId"]) == (str(child), str(parent))
     assert (body["title"], body["status"], body["reason"]) == ("child", "FAILED", "no such symbol")
     assert (body["errorClass"], body["lastStep"], body["tries"]) == ("syntax", "linking", 1)
-    assert "See its log" in body["prompt"]
+    assert "Read its log" in body["prompt"]
     assert await known.inbox.list() == []
 
 
 async def test_a_retry_takes_it_back(known: Engine) -> None:
     _, child = await child_of_running(known)
     await known.retry(child)
-    assert (await known.mailboxes.take(AGENT)).messages == []
+    assert (await known.mailboxes.dequeue(AGENT)).messages == []
 
 
 async def test_also_when_the_parent_waits_and_holds_no_slot(known: Engine) -> None:
@@ -184,7 +184,7 @@ async def test_also_when_the_parent_waits_and_holds_no_slot(known: Engine) -> No
     other = profile(id=UUID(int=99), name="other")
     [mine] = await known.claim(other, "host:2:other", 1)
     await known.fail(mine.fence, failure("syntax"))
-    [message] = (await known.mailboxes.take(AGENT)).messages
+    [message] = (await known.mailboxes.dequeue(AGENT)).messages
     assert message.task_id == child
 
 

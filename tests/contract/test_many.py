@@ -20,10 +20,10 @@ from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import Fence
-from tenuto.store.sqlite.connection import MANY
+from tenuto.store.sqlite.connection import JSON_FROM_ROWS
 from tenuto.store.sqlite.store import SqliteStore
 
-SIZE = 2 * MANY
+SIZE = 2 * JSON_FROM_ROWS
 SAID = ["plain", 'a "quote" and a \\', "naïve 🎼 тест", "line\nline\ttab", "[1, 2]", '{"a": null}']
 
 

@@ -47,7 +47,7 @@ async def test_a_lane_that_was_just_used_stays(postgres_engine: Engine, postgres
     await postgres_engine.complete(await running(postgres_engine))
     aged(postgres_engine, days=2)
     again = Engine(postgres_engine.store, actor="submitter").submit(new())
-    pruned = postgres_engine.upkeep.prune_once()
+    pruned = postgres_engine.maintenance.prune_once()
     async with in_line(postgres_url, "select 1 from lane", again, pruned):
         assert await claim_one(postgres_engine)
 
@@ -58,9 +58,9 @@ async def test_a_task_that_is_tried_again_keeps_its_payload(
     fence = await running(postgres_engine, prompt="important")
     await postgres_engine.fail(fence, failure(retryable=False))
     aged(postgres_engine, days=8)
-    await postgres_engine.upkeep.archive_once("archiver")
+    await postgres_engine.maintenance.archive_once("archiver")
     aged(postgres_engine, days=23)
-    again, pruned = postgres_engine.retry(fence.task), postgres_engine.upkeep.prune_once()
+    again, pruned = postgres_engine.retry(fence.task), postgres_engine.maintenance.prune_once()
     async with in_line(postgres_url, "select 1 from task", again, pruned):
         assert await status(postgres_engine, fence.task) == "PENDING"
         assert (await postgres_engine.show(fence.task)).prompt == "important"

@@ -48,7 +48,7 @@ def spellings(engine: Engine) -> int:
     """How many spellings of queries the store's fullest connection keeps."""
     store: Any = engine.core.store
     if isinstance(store, PostgresStore):
-        return len(store._means.compiled)
+        return len(store._connections.compiled)
     file: Any = engine.store
     return max(len(each._prepared) for each in (file._connection, *file._reader_connections))
 
@@ -56,7 +56,7 @@ def spellings(engine: Engine) -> int:
 async def test_however_many_filters_few_are_remembered(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sql, "MOST_KEPT", 20)
+    monkeypatch.setattr(sql, "MAX_CACHED", 20)
     await engine.submit(new("a"))
     for n in range(1, 4):
         for statuses in combinations(("PENDING", "RUNNING", "PAUSED", "DEAD", "FAILED"), n):
@@ -85,7 +85,7 @@ async def test_every_status_is_a_filter(engine: Engine) -> None:
 async def test_other_words_for_a_status(engine: Engine, clock: ManualClock) -> None:
     stalled = await running(engine, title="stalled")
     clock.advance(LEASE_S + 1)
-    await engine.upkeep.expire_once("reaper")
+    await engine.maintenance.expire_once("reaper")
     await engine.complete(await running(engine, title="done"))
     await engine.submit(new("queued"))
     assert await titles(engine, status=("queued",)) == ["queued"]
@@ -103,16 +103,16 @@ async def hung(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine, title="aborted", estimate_minutes=1)
     await engine.heartbeat([fence], 100_000)
     clock.advance(minutes=31)
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     clock.advance(minutes=10)
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
 
 
 async def test_of_several_statuses_any(engine: Engine, clock: ManualClock) -> None:
     await hung(engine, clock)
     await running(engine, title="stalled")
     clock.advance(LEASE_S + 1)
-    await engine.upkeep.expire_once("reaper")
+    await engine.maintenance.expire_once("reaper")
     await engine.complete(await running(engine, title="done", priority=10))
     assert sorted(await titles(engine, status=("stalled", "aborted"))) == ["aborted", "stalled"]
     assert sorted(await titles(engine, status=("stalled", "completed"))) == ["done", "stalled"]
@@ -306,11 +306,11 @@ async def explained(engine: Engine, task: UUID) -> tuple[str, list[str]]:
 async def test_why_a_task_is_not_running(engine: Engine, clock: ManualClock) -> None:
     first = (await engine.submit(new())).id
     second = (await engine.submit(new(queue_ttl_s=60))).id
-    assert await explained(engine, first) == ("no agent is known", ["agent"])
+    assert await explained(engine, first) == ("no agent exists", ["agent"])
     await engine.register_agent(profile())
-    assert (await engine.explain(first)).agents == {"agent": ["no live worker hosts it"]}
+    assert (await engine.explain(first)).agents == {"agent": ["no live worker hosts this agent"]}
     await engine.worker_beat(WORKER, "host", 1, ["agent"], 1, "RUNNING")
-    assert await explained(engine, first) == ("ready: the next free slot takes it", [])
+    assert await explained(engine, first) == ("ready: the next free slot claims it", [])
     assert (await explained(engine, second))[1] == ["ttl", "queue"]
     fence = (await claim_one(engine)).fence
     assert (await explained(engine, first))[0] == f"running: attempt 1 on {WORKER}"

@@ -126,7 +126,7 @@ async def test_events_beyond_the_quota_start_nothing_and_say_so(engine: Engine, 
     await trigger(engine)
     view = await engine.triggers.get("t")
     assert (await raw.value("select count(*) from flow"), view.fired) == (2, 2)
-    assert view.last_error == "the workspace may have 2 tasks waiting to run"
+    assert view.last_error == "the workspace has reached its quota of 2 tasks waiting to run"
     await bound(raw, engine, None)
     await engine.publish("go")
     await trigger(engine)
@@ -144,7 +144,7 @@ async def test_a_time_beyond_the_quota_is_missed_and_the_schedule_goes_on(
     await fire(engine)
     view = await engine.schedules.get("s")
     assert (view.status, view.fired, view.missed) == ("ACTIVE", 0, 1)
-    assert view.last_error == "the workspace may have 1 tasks waiting to run"
+    assert view.last_error == "the workspace has reached its quota of 1 tasks waiting to run"
     await bound(raw, engine, None)
     clock.advance(3600)
     await fire(engine)

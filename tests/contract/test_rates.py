@@ -51,7 +51,7 @@ async def claim(engine: Engine, who: AgentProfile, n: int = 100) -> list[str]:
 async def charge(engine: Engine, who: UUID | None, model: str | None, tokens: int) -> None:
     def script() -> Script[None]:
         now = engine.clock.now()
-        yield from rate_limits.charge(engine.core, engine.workspace, who, model, tokens, now)
+        yield from rate_limits.charge_tokens(engine.core, engine.workspace, who, model, tokens, now)
 
     await engine.core.store.transact(script)
 
@@ -150,8 +150,8 @@ async def test_who_found_a_limit_used_up_asks_no_more_until_it_opens(
     await submit(engine, 5)
     assert len(await claim(engine, agent())) == 1
     now = clock.now()
-    assert (await engine.core.lanes.eligible(agent(), now)).lanes == []
-    assert (await engine.core.lanes.eligible(agent(), now + timedelta(seconds=60))).lanes
+    assert (await engine.core.lanes.open_lanes(agent(), now)).lanes == []
+    assert (await engine.core.lanes.open_lanes(agent(), now + timedelta(seconds=60))).lanes
     async with another() as operator:
         await limited(operator, requests_per_minute=3)
     assert len(await claim(engine, agent())) == 2
@@ -162,7 +162,7 @@ async def test_what_was_found_before_a_limit_changed_closes_no_lane(
 ) -> None:
     await limited(engine, requests_per_minute=1)
     await submit(engine, 1)
-    before = await engine.core.lanes.eligible(agent(), clock.now())
+    before = await engine.core.lanes.open_lanes(agent(), clock.now())
     await limited(engine, requests_per_minute=3)
     used_up = {"claude": clock.now() + timedelta(minutes=1)}
     engine.core.lanes.exclude_limited(
@@ -305,7 +305,7 @@ async def test_without_limits_a_claim_is_one_statement(
     await submit(engine, 2, model="openai/gpt")
     await claim(engine, agent(), 1)
     asked: list[str] = []
-    once, fetch = engine.core.store.once, engine.core.store.fetch
+    once, fetch = engine.core.store.transact_one, engine.core.store.fetch
 
     async def noted_once(script: Any) -> Any:
         def told() -> Any:
@@ -325,7 +325,7 @@ async def test_without_limits_a_claim_is_one_statement(
         asked.append(statement.query)
         return await fetch(statement)
 
-    monkeypatch.setattr(engine.core.store, "once", noted_once)
+    monkeypatch.setattr(engine.core.store, "transact_one", noted_once)
     monkeypatch.setattr(engine.core.store, "fetch", noted_fetch)
     assert len(await claim(engine, agent(), 1)) == 1
     assert asked == ["claim_lane"]

@@ -42,7 +42,7 @@ async def join_with_something_next(engine: Engine) -> Any:
 
 async def join_what_has_ended(engine: Engine) -> Any:
     await start(engine, "g", group("g", "a"), task("a"))
-    run = await engine.flows.live_group("g")
+    run = await engine.flows.find_open_group("g")
     await engine.complete((await claim_one(engine)).fence)
     return await engine.submit(task("late", group=str(run)))
 
@@ -70,7 +70,7 @@ async def name_a_step_by_a_number(engine: Engine) -> Any:
 async def forget_an_agent_at_work(engine: Engine) -> Any:
     await engine.register_agent(profile())
     await running(engine)
-    return await AgentRegistry(engine.core, engine.workspace).forget(AGENT)
+    return await AgentRegistry(engine.core, engine.workspace).delete(AGENT)
 
 
 async def register_an_agent_of_others(engine: Engine) -> Any:
@@ -80,7 +80,7 @@ async def register_an_agent_of_others(engine: Engine) -> Any:
 async def ended(engine: Engine) -> tuple[UUID, UUID]:
     """A flow and the run of its group, both COMPLETED."""
     flow = await start(engine, "g", group("g", "a"), task("a"))
-    run = await engine.flows.live_group("g")
+    run = await engine.flows.find_open_group("g")
     await engine.complete((await claim_one(engine)).fence)
     assert await flow_status(engine, flow) == "COMPLETED"
     return flow, run
@@ -171,6 +171,6 @@ async def test_a_task_is_found_by_four_letters_of_its_id_and_by_no_pattern(engin
 @pytest.mark.parametrize("field", ["depends_on", "blocks"])
 async def test_an_unknown_name_is_said(engine: Engine, field: str) -> None:
     waits: dict[str, Any] = {field: ["nobody"]}
-    with pytest.raises(Invalid, match="'nobody', which is neither") as refused:
+    with pytest.raises(Invalid, match="'nobody' is neither") as refused:
         await engine.submit_many([new(key="a"), new(**waits)])
     assert refused.value.code == "dependency_unknown"

@@ -33,7 +33,7 @@ def registry(engine: Engine) -> AgentRegistry:
 
 
 async def look(engine: Engine) -> int:
-    return await AgentMaintenance(engine.system).stale_once("keeper")
+    return await AgentMaintenance(engine.system).mark_stale_once("keeper")
 
 
 async def shown(engine: Engine, agent: UUID = AGENT) -> AgentView:
@@ -85,7 +85,7 @@ async def test_an_agent_that_lost_tasks_by_its_silence_is_in_error(
     assert await look(engine) == 1
     assert (await shown(engine)).status == "STALE"  # its lease holds still
     clock_of(engine).advance(LEASE_S)
-    assert await engine.upkeep.expire_once("reaper") == 1
+    assert await engine.maintenance.expire_once("reaper") == 1
     assert await look(engine) == 1
     assert (await shown(engine)).status == "ERROR"
     assert await look(engine) == 0
@@ -179,7 +179,7 @@ async def test_an_agent_that_runs_nothing_ends_at_once(engine: Engine) -> None:
     await engine.register_agent(profile())
     await engine.terminate_agent(AGENT)
     assert (await shown(engine)).status == "TERMINATED"
-    await registry(engine).forget(AGENT)
+    await registry(engine).delete(AGENT)
     assert await refusal(registry(engine).show(AGENT)) == "not_found"
 
 
@@ -327,10 +327,10 @@ async def test_an_agent_is_explained(engine: Engine) -> None:
     await engine.submit(new(task_tags=["b"], capabilities=["git"]))
     await engine.submit(new(estimate_minutes=500))
     found = await engine.explain_agent(AGENT)
-    assert [gate.detail for gate in found.gates] == ["no live worker hosts it"]
+    assert [gate.detail for gate in found.gates] == ["no live worker hosts this agent"]
     await engine.record_worker(BEAT)
     found = await engine.explain_agent(AGENT)
-    assert (found.gates, found.summary) == ([], "takes from 1 lanes in which tasks wait")
+    assert (found.gates, found.summary) == ([], "can claim now: 1 lanes with pending tasks")
     mine, *others = found.lanes
     assert (mine.pending, mine.obstacles, mine.requires["task_tags"]) == (3, [], ("a",))
     why = {reason for each in others for reason in each.obstacles}
@@ -342,7 +342,7 @@ async def test_an_agent_is_explained(engine: Engine) -> None:
     assert gate.detail == "runs 1 of at most 1 tasks"
     clock_of(engine).advance(300)
     details = [gate.detail for gate in (await engine.explain_agent(AGENT)).gates]
-    assert "was last heard of 300 s ago" in details
+    assert "was last seen 300 s ago" in details
 
 
 async def test_of_many_lanes_the_first_are_shown(engine: Engine) -> None:
@@ -362,7 +362,7 @@ async def test_a_pause_and_a_limit_are_told_too(engine: Engine) -> None:
     [lane] = found.lanes
     assert [gate.gate for gate in lane.gates] == ["pause"]
     assert "repairs" in lane.gates[0].detail
-    assert found.summary == "may take from 1 lanes; what waits in them is held back"
+    assert found.summary == "matches 1 lanes; their pending tasks are blocked"
     await engine.gates.close("agent", "agent", None, None)
     [gate] = (await engine.explain_agent(AGENT)).gates
     assert gate.gate == "pause"
@@ -386,8 +386,8 @@ async def test_a_task_tells_of_each_agent_what_keeps_it(engine: Engine) -> None:
     await engine.record_worker(WorkerInfo(WORKER, "host", 1, ["full", "leaving"], 4))
     reasons = (await engine.explain(task)).agents
     assert reasons["full"] == ["runs 1 of at most 1 tasks"]
-    assert reasons["leaving"] == ["is to end, once its 1 running tasks have ended"]
-    assert reasons["gone"] == ["no live worker hosts it", "was last heard of 15 s ago"]
+    assert reasons["leaving"] == ["is draining and ends when its 1 running tasks have ended"]
+    assert reasons["gone"] == ["no live worker hosts this agent", "was last seen 15 s ago"]
     assert reasons["fetching"] == []
 
 

@@ -45,7 +45,7 @@ class Inbox:
 
 async def drain(engine: Engine, inbox: Inbox, limit: int = 500) -> int:
     total = 0
-    while n := await engine.upkeep.relay_once("inbox", inbox, limit):
+    while n := await engine.maintenance.relay_once("inbox", inbox, limit):
         assert n <= limit
         total += n
     return total
@@ -71,7 +71,7 @@ async def test_an_event_carries_what_a_subscriber_needs(engine: Engine) -> None:
     async def sink(events: Sequence[Row]) -> None:
         seen.extend(events)
 
-    await engine.upkeep.relay_once("sink", sink)
+    await engine.maintenance.relay_once("sink", sink)
     claimed = seen[-1]
     assert (claimed["kind"], claimed["previous"], claimed["new"]) == (
         "claimed",
@@ -88,7 +88,7 @@ async def test_what_a_subscriber_did_not_take_comes_again(engine: Engine) -> Non
     inbox.fails = True
     for _ in range(2):
         with pytest.raises(ConnectionError):
-            await engine.upkeep.relay_once("inbox", inbox)
+            await engine.maintenance.relay_once("inbox", inbox)
     inbox.fails = False
     assert await drain(engine, inbox) == 4
 
@@ -96,9 +96,9 @@ async def test_what_a_subscriber_did_not_take_comes_again(engine: Engine) -> Non
 async def test_subscribers_do_not_disturb_each_other(engine: Engine) -> None:
     await engine.submit_many([new() for _ in range(4)])
     one, two = Inbox(), Inbox()
-    await engine.upkeep.relay_once("one", one, 2)
-    await engine.upkeep.relay_once("two", two)
-    await engine.upkeep.relay_once("one", one)
+    await engine.maintenance.relay_once("one", one, 2)
+    await engine.maintenance.relay_once("two", two)
+    await engine.maintenance.relay_once("one", one)
     assert sorted(one.got) == sorted(two.got)
 
 
@@ -125,7 +125,7 @@ async def test_the_slower_of_two_relays_moves_no_cursor_back(
         return len(events)
 
     async with another() as second:
-        slow = asyncio.create_task(second.upkeep.relay_once("inbox", slowly, 3))
+        slow = asyncio.create_task(second.maintenance.relay_once("inbox", slowly, 3))
         await begun.wait()
         await drain(engine, inbox)
         late.set()
@@ -149,7 +149,7 @@ async def test_nothing_is_lost_while_writers_are_busy(
 
     async def relay() -> None:
         while busy:
-            await engine.upkeep.relay_once("inbox", inbox, 5)
+            await engine.maintenance.relay_once("inbox", inbox, 5)
 
     async with another() as second, another() as third:
         reading = asyncio.ensure_future(relay())
@@ -249,14 +249,14 @@ async def test_a_restore_from_a_server_that_was_further(engine: Engine, raw: Raw
     assert await drain(engine, read) == 2
     await engine.complete(first)
     if raw.path:
-        assert not await engine.upkeep.renumber_events()  # SQLite has no transaction numbers
+        assert not await engine.maintenance.renumber_events()  # SQLite has no transaction numbers
     else:
         for table, column in (("event", "xid"), ("task", "event_xid"), ("cursor", "xid")):
             await raw.execute(f"update {table} set {column} = {column} + 1000000000")
         assert await drain(engine, unread) == 0
-        assert await engine.upkeep.renumber_events()
-        assert not await engine.upkeep.renumber_events()
+        assert await engine.maintenance.renumber_events()
+        assert not await engine.maintenance.renumber_events()
     second = await running(engine)
     await drain(engine, unread)
     assert unread.by_task() == {first.task: [3], second.task: [1, 2]}
-    assert await engine.upkeep.audit() == []
+    assert await engine.maintenance.audit() == []

@@ -27,7 +27,7 @@ KEYED: dict[str, Any] = {"idempotency_key": "k"}
 @pytest.fixture
 def engine(engine: Engine) -> Engine:
     """One that can keep secrets."""
-    engine.core._vault = KeyRing(OLD)
+    engine.core._key_ring = KeyRing(OLD)
     return engine
 
 

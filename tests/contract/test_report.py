@@ -77,7 +77,7 @@ async def test_a_later_attempt_shuts_the_earlier_one_out(engine: Engine, raw: Ra
 async def test_a_reaped_attempt_is_shut_out(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     clock.advance(LEASE_S + 1)
-    assert await engine.upkeep.expire_once("reaper") == 1
+    assert await engine.maintenance.expire_once("reaper") == 1
     await shut_out(engine, fence)
 
 
@@ -197,7 +197,7 @@ async def test_a_heartbeat_does_not_revive_a_reaped_lease(
 ) -> None:
     fence = await running(engine)
     clock.advance(LEASE_S + 1)
-    await engine.upkeep.expire_once("reaper")
+    await engine.maintenance.expire_once("reaper")
     assert (await engine.heartbeat([fence])).lost == [fence]
     assert await status(engine, fence.task) == "RETRY_WAIT"
 
@@ -209,7 +209,7 @@ async def test_an_expired_lease_nobody_reaped_may_still_commit(
     clock.advance(LEASE_S * 100)
     await engine.complete(fence, 1)
     assert await status(engine, fence.task) == "COMPLETED"
-    assert await engine.upkeep.expire_once("reaper") == 0
+    assert await engine.maintenance.expire_once("reaper") == 0
 
 
 async def test_the_result_is_kept(engine: Engine) -> None:

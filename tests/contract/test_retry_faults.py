@@ -148,7 +148,7 @@ async def test_a_child_whose_end_was_not_told_yet_still_wakes_its_parent(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The child was cancelled with many of its own, and is tried again before anybody knows."""
-    monkeypatch.setattr("tenuto.engine.flows.advance.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.flows.advance.MAX_CASCADE_ROWS", 2)
     needed = await running(engine)
     await engine.complete(needed)
     parent = await running(engine)
@@ -194,7 +194,7 @@ async def test_what_is_tried_again_in_a_pause_waits_for_its_end(
     if what == "flow":
         await flows.pause(flow)
     else:
-        await flows.pause_group(await flows.live_group(what))
+        await flows.pause_group(await flows.find_open_group(what))
     await engine.retry(failed)
     assert "a" not in [work.key for work in await engine.claim(agent, WORKER, 5)]
     assert [each.kind for each in await engine.inbox.list() if each.task == failed] == []
@@ -202,7 +202,7 @@ async def test_what_is_tried_again_in_a_pause_waits_for_its_end(
     if what == "flow":
         await flows.resume(flow)
     else:
-        await flows.resume_group(await flows.live_group(what))
+        await flows.resume_group(await flows.find_open_group(what))
     if key == "ok":
         asked = [each.kind for each in await engine.inbox.list() if each.task == failed]
         assert asked == ["approval"]
@@ -217,11 +217,11 @@ async def test_an_approval_that_came_too_late_waits_for_the_end_of_a_pause(
     approval = task("ok", control=Approval(message="?", timeout_s=60))
     flow = await start(engine, "g", group("g", "ok", "b", order="parallel"), approval, task("b"))
     clock.advance(60)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     [failed] = [each.id for each in (await engine.list()).tasks if each.title == "ok"]
     await engine.flows.pause(flow)
     await engine.retry(failed)
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     assert await status(engine, failed) == "WAITING"
     await engine.flows.resume(flow)
     assert [each.task for each in await engine.inbox.list()] == [failed]
@@ -248,7 +248,7 @@ async def test_a_sequence_that_is_tried_again_is_one_still(
 async def test_a_sequence_that_is_tried_again_leaves_nothing_out(
     engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.tasks.retry.PAGE", 2)
+    monkeypatch.setattr("tenuto.engine.tasks.retry.PAGE_ROWS", 2)
     keys = [f"c{number}" for number in range(7)]
     flow = await start(engine, "g", group("g", *keys), *(task(key) for key in keys))
     [work] = await engine.claim(agent, WORKER, 1)
@@ -350,7 +350,7 @@ async def test_a_flow_goes_on_from_causes_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a chain longer than is tried again at once each was cancelled, or some were."""
-    monkeypatch.setattr("tenuto.engine.tasks.retry.CASCADE", bound)
+    monkeypatch.setattr("tenuto.engine.tasks.retry.MAX_CASCADE_ROWS", bound)
     keys = [f"x{number}" for number in range(16)]
     chain = [task(key, depends_on=[before]) for before, key in pairwise(keys)]
     flow = await start(engine, "g", group("g", *keys, order="parallel"), task(keys[0]), *chain)
@@ -376,7 +376,7 @@ async def test_a_flow_goes_on_without_what_waits_for_another_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One fails again before one that waits for it has been tried again."""
-    monkeypatch.setattr("tenuto.engine.tasks.retry.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.tasks.retry.MAX_CASCADE_ROWS", 2)
     specs = [task("a"), task("b", depends_on=["a"]), task("c", depends_on=["b"])]
     flow = await start(engine, "g", group("g", "a", "b", "c", order="parallel"), *specs)
     ids = {each.title: each.id for each in (await engine.list()).tasks}
@@ -404,7 +404,7 @@ async def test_a_flow_goes_on_from_all_that_failed(
     engine: Engine, agent: AgentProfile, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of it fails again, and is left alone then."""
-    monkeypatch.setattr("tenuto.engine.tasks.retry.CASCADE", 3)
+    monkeypatch.setattr("tenuto.engine.tasks.retry.MAX_CASCADE_ROWS", 3)
     keys = [f"c{number}" for number in range(10)]
     all_ = group("g", *keys, order="parallel")
     flow = await start(engine, "g", all_, *(task(key) for key in keys))
@@ -431,7 +431,7 @@ async def test_all_of_a_cancelled_flow_is_tried_again_unless_it_is_cancelled_mea
     meanwhile: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.tasks.retry.CASCADE", 3)
+    monkeypatch.setattr("tenuto.engine.tasks.retry.MAX_CASCADE_ROWS", 3)
     keys = [f"c{number}" for number in range(10)]
     all_ = group("g", *keys, order="parallel")
     flow = await start(engine, "g", all_, *(task(key) for key in keys))
@@ -458,7 +458,7 @@ async def test_what_ended_for_a_task_knows_how_that_ended_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The task is tried again and ends before those that ended because of it are."""
-    monkeypatch.setattr("tenuto.engine.tasks.retry.CASCADE", 1)
+    monkeypatch.setattr("tenuto.engine.tasks.retry.MAX_CASCADE_ROWS", 1)
     specs = [task("a", max_attempts=1), task("b", depends_on=["a"])]
     flow = await start(engine, "g", group("g", "a", "b", order="parallel"), *specs)
     [work] = await engine.claim(agent, WORKER, 1)
@@ -490,7 +490,7 @@ async def test_a_control_task_retried_after_what_it_waits_for_is_acted_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The dependency completes before the control task is retried: nobody will tell it again."""
-    monkeypatch.setattr("tenuto.engine.tasks.retry.CASCADE", 1)
+    monkeypatch.setattr("tenuto.engine.tasks.retry.MAX_CASCADE_ROWS", 1)
     specs = [task("a", max_attempts=1), task("b", depends_on=["a"], control=control)]
     flow = await start(engine, "g", group("g", "a", "b", order="parallel"), *specs)
     [work] = await engine.claim(agent, WORKER, 1)

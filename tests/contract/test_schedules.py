@@ -146,14 +146,14 @@ async def test_a_start_that_is_not_committed_left_nothing(
     await defined(engine)
     made = await hourly(engine)
     clock.advance(HOUR)
-    begin = Flows.begin
+    begin = Flows.start_prepared
 
     def dies(*args: Any) -> Any:
         yield from begin(*args)
         raise Unavailable("the connection is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Flows, "begin", dies)
+        patched.setattr(Flows, "start_prepared", dies)
         with pytest.raises(Unavailable):
             await fire(engine)
     assert await flows(raw) == []

@@ -18,7 +18,7 @@ from tenuto.model.errors import Incompatible
 from tenuto.store import schema
 from tenuto.store.postgres.store import PostgresStore
 from tenuto.store.protocol import SchemaState
-from tenuto.store.schema import KNOWS, NEEDS, Migration
+from tenuto.store.schema import MAX_COMPAT, REQUIRED_SCHEMA, Migration
 
 GOLDEN = Path(__file__).parent / "golden"
 REGENERATE = "TENUTO_GOLDEN=write .venv/bin/python -m pytest tests/contract/test_schema.py"
@@ -103,10 +103,10 @@ async def test_both_databases_have_the_same_columns(
 
 PROCESS = """
 import asyncio, sys
-from tenuto.app import open_store
+from tenuto.app import create_store
 
 async def main():
-    store = open_store(sys.argv[1])
+    store = create_store(sys.argv[1])
     print("ready", flush=True)
     sys.stdin.readline()
     try:
@@ -178,7 +178,7 @@ async def test_an_empty_database_has_schema_zero(empty_url: str, clock: ManualCl
         assert await store.schema() == SchemaState(0, 0)
         assert await refusal(store.open()) == "schema_older"
         await store.migrate()
-        assert await store.schema() == SchemaState(LATEST, KNOWS)
+        assert await store.schema() == SchemaState(LATEST, MAX_COMPAT)
     finally:
         await store.close()
 
@@ -202,20 +202,20 @@ def added(number: int, compat: int) -> str:
 async def test_a_newer_schema_that_is_compatible_runs(
     store: AnyStore, raw: Raw, database_url: str
 ) -> None:
-    await reopened(database_url, raw, added(99, KNOWS))
+    await reopened(database_url, raw, added(99, MAX_COMPAT))
 
 
 async def test_a_newer_schema_that_is_not_compatible_is_refused(
     store: AnyStore, raw: Raw, database_url: str
 ) -> None:
     with pytest.raises(Incompatible) as caught:
-        await reopened(database_url, raw, added(99, KNOWS + 1))
+        await reopened(database_url, raw, added(99, MAX_COMPAT + 1))
     assert caught.value.code == "schema_newer"
     assert "upgrade" in caught.value.message
 
 
 async def test_an_older_schema_is_refused(store: AnyStore, raw: Raw, database_url: str) -> None:
-    older = f"delete from schema_migration where number >= {NEEDS}"
+    older = f"delete from schema_migration where number >= {REQUIRED_SCHEMA}"
     with pytest.raises(Incompatible) as caught:
         await reopened(database_url, raw, older)
     assert caught.value.code == "schema_older"
@@ -225,7 +225,7 @@ async def test_an_older_schema_is_refused(store: AnyStore, raw: Raw, database_ur
 async def test_a_compat_that_a_later_migration_lowers_still_counts(
     store: AnyStore, raw: Raw, database_url: str
 ) -> None:
-    await raw.execute(added(98, KNOWS + 1))
+    await raw.execute(added(98, MAX_COMPAT + 1))
     with pytest.raises(Incompatible):
         await reopened(database_url, raw, added(99, 1))
 

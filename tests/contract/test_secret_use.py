@@ -15,7 +15,7 @@ from tenuto.engine.engine import Engine
 from tenuto.engine.schedules.schedules import ScheduleChange
 from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.engine.tasks.edit import TaskChanges
-from tenuto.engine.tenancy.secret_use import runs_the_same
+from tenuto.engine.tenancy.secret_use import has_same_execution
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import Approval, Foreach, GroupSpec
@@ -37,7 +37,7 @@ class World:
         self.engine = self._as(None)
 
     def _as(self, caller: Caller | None) -> Engine:
-        engine = Engine(self._store, actor="tester", vault=KeyRing(OLD))
+        engine = Engine(self._store, actor="tester", key_ring=KeyRing(OLD))
         engine.caller = caller
         return engine
 
@@ -139,11 +139,11 @@ async def test_the_reason_names_the_secret_and_what_is_missing(world: World) -> 
     for use, why in (
         (
             Use(role="ADMIN"),
-            "is for the role ADMIN, and the task was claimed with a token of MEMBER",
+            "requires the role ADMIN, but the task was claimed with the role MEMBER",
         ),
-        (Use(agents=("a", "b")), "is for agents a, b, and the task was claimed as payer"),
+        (Use(agents=("a", "b")), "is for agents a, b, but the task was claimed as payer"),
         (Use(agents=("payer",)), "is for agents payer: claim as payer with the agent's own token"),
-        (Use(definitions=("pay",)), "is for tasks of the definitions pay as they are now"),
+        (Use(definitions=("pay",)), "is for tasks of the current definitions pay"),
     ):
         await world.engine.secrets.put("payroll", VALUE, use)
         made = await world.engine.submit(new(input=PAYROLL))
@@ -192,7 +192,7 @@ async def test_an_item_is_data_to_a_named_definition(world: World) -> None:
     assert (got.env, got.input) == ({"KEY": VALUE}, {"item": 1, "index": 0})
 
 
-REFUSED = "the secret 'payroll' is for tasks of the definitions pay as they are now"
+REFUSED = "the secret 'payroll' is for tasks of the current definitions pay"
 
 
 async def test_a_task_that_only_has_the_definitions_key_does_not(world: World) -> None:
@@ -352,7 +352,7 @@ async def test_an_attempts_child_counts_as_a_members(world: World) -> None:
 @pytest.mark.parametrize("name", ["{{item}}", {"$item": "x"}, "a b", 5])
 async def test_a_name_that_a_flow_would_fill_in_is_refused(world: World, name: Any) -> None:
     spec = task("mine", input={"a": {"$secret": name}})
-    with pytest.raises(Invalid, match="wants the name of a secret"):
+    with pytest.raises(Invalid, match="must be the name of a secret"):
         await world.of(Role.MEMBER).definitions.put(spec)
 
 
@@ -418,4 +418,4 @@ blocks on_dependency_failure next group complexity escalation concurrency budget
 def test_what_runs_is_decided_by_every_field_but_these(field: str) -> None:
     plain = new()
     other = msgspec.structs.replace(plain, **{field: FIELDS[field]})
-    assert runs_the_same(plain, other) == (field in WHEREVER)
+    assert has_same_execution(plain, other) == (field in WHEREVER)

@@ -103,9 +103,9 @@ async def test_another_tenant_cannot_use_up_a_budget(engine: Engine, raw: Raw) -
 async def test_a_stale_attempt_cannot_spend(engine: Engine, clock: ManualClock, raw: Raw) -> None:
     first = await running(engine)
     clock.advance(LEASE_S + 1)
-    await engine.upkeep.expire_once("reaper")
+    await engine.maintenance.expire_once("reaper")
     assert await refusal(engine.used(first, usage())) == "lease_lost"
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     second = (await claim_one(engine)).fence
     assert await refusal(engine.used(first, usage())) == "lease_lost"
     assert await refusal(engine.used(Fence(second.task, second.attempt, "x"), usage())) == (

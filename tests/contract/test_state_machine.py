@@ -282,11 +282,11 @@ class SameAnswers(RuleBasedStateMachine):
         for engine in self.engines:
             assert isinstance(engine.clock, ManualClock)
             engine.clock.advance(by)
-        self.both(lambda engine: engine.upkeep.expire_once("reaper"))
-        self.both(lambda engine: engine.upkeep.promote_once("promoter"))
+        self.both(lambda engine: engine.maintenance.expire_once("reaper"))
+        self.both(lambda engine: engine.maintenance.promote_once("promoter"))
         if by > 86_400:
-            self.both(lambda engine: engine.upkeep.archive_once("archiver"))
-            self.both(lambda engine: engine.upkeep.prune_once())
+            self.both(lambda engine: engine.maintenance.archive_once("archiver"))
+            self.both(lambda engine: engine.maintenance.prune_once())
 
     @rule(words=st.lists(st.sampled_from(WORDS), max_size=2), tags=st.sets(st.sampled_from("xy")))
     def read(self, words: list[str], tags: set[str]) -> None:
@@ -300,7 +300,7 @@ class SameAnswers(RuleBasedStateMachine):
                 for read in ("show", "attempts", "steps", "explain", "logs"):
                     self.both(partial(_read, read, task))
             self.both(lambda engine: engine.query.counts(engine.workspace))
-            assert self.both(lambda engine: engine.upkeep.audit()) == []
+            assert self.both(lambda engine: engine.maintenance.audit()) == []
         finally:
             self.ground.run(self.memory.close())
 
@@ -316,7 +316,7 @@ async def _relayed(engine: Engine) -> list[Any]:
     async def sink(events: Sequence[Row]) -> None:
         seen.extend((str(event["task"]), event["seq"], event["kind"]) for event in events)
 
-    await engine.upkeep.relay_once("sink", sink, 10_000)
+    await engine.maintenance.relay_once("sink", sink, 10_000)
     return sorted(seen)
 
 

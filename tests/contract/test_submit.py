@@ -22,7 +22,7 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.rows import Rows, joined
+from tenuto.engine.rows import Rows, merge_rows
 from tenuto.engine.tasks.submit import Submitted
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.model.tasks.fingerprint import fingerprints
@@ -143,7 +143,7 @@ async def test_plain_tasks_and_others_share_a_statement(engine: Engine) -> None:
 def test_rows_that_are_joined_are_equally_wide() -> None:
     one: Rows = {"body": [(1, 2)], "hot": [(1,)], "tag": []}
     other: Rows = {"body": [(3, 4, 5)], "hot": [(3,)], "tag": [(3, "red")]}
-    assert joined([one, other]) == {
+    assert merge_rows([one, other]) == {
         "body": [(1, 2, None), (3, 4, 5)],
         "hot": [(1,), (3,)],
         "tag": [(3, "red")],

@@ -22,10 +22,10 @@ from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Unavailable
 from tenuto.model.schedules.event_names import (
     MAX_DEPTH,
-    depth_of,
+    build_source,
+    event_names,
     matching_name,
-    names_of,
-    source_of,
+    trigger_depth,
 )
 
 
@@ -112,7 +112,7 @@ async def test_an_event_starts_a_flow_with_itself(
     assert (given["subject"], given["task"], given["flow"]) == (str(told.id), None, None)
     assert given["at"] == told.at.isoformat()
     [(source, key)] = await flows(raw, "source, fire_key")
-    assert source == source_of(str(made), 1)
+    assert source == build_source(str(made), 1)
     assert key == f"trigger:{made}:{given['id']}"
     view = await engine.triggers.get(made)
     assert (view.fired, view.last_error) == (1, None)
@@ -153,7 +153,7 @@ async def test_a_relay_that_dies_goes_on_where_it_was(
     await on(engine, "x")
     for _ in range(4):
         await engine.publish("x")
-    start, calls = TriggerRunner._start, 0
+    start, calls = TriggerRunner._prepare_and_start, 0
 
     async def dies(*args: Any) -> None:
         nonlocal calls
@@ -162,7 +162,7 @@ async def test_a_relay_that_dies_goes_on_where_it_was(
             raise Unavailable("the connection is gone")
         await start(*args)
 
-    monkeypatch.setattr(TriggerRunner, "_start", dies)
+    monkeypatch.setattr(TriggerRunner, "_prepare_and_start", dies)
     with pytest.raises(Unavailable):
         await trigger(engine)
     assert len(await flows(raw)) == 2
@@ -232,23 +232,27 @@ async def test_what_happens_to_tasks_flows_and_groups_has_names(
 
 
 def test_names() -> None:
-    assert names_of("submitted", None, "PENDING") == (
+    assert event_names("submitted", None, "PENDING") == (
         "task.submitted",
         "task.pending",
         "task.status_changed",
     )
-    assert names_of("claimed", "PENDING", "RUNNING") == ("task.running", "task.status_changed")
-    assert names_of("cancel_requested", "RUNNING", "RUNNING") == ("task.cancel_requested",)
-    assert names_of("flow_cancelled") == ("flow.cancelled", "all.finished")
-    assert names_of("schedule_fired") == ("schedule.fired",)
-    assert names_of("event", message="x.y") == ("x.y",)
-    assert names_of("trigger_failed") == names_of("event") == names_of("unheard") == ()
+    assert event_names("claimed", "PENDING", "RUNNING") == ("task.running", "task.status_changed")
+    assert event_names("cancel_requested", "RUNNING", "RUNNING") == ("task.cancel_requested",)
+    assert event_names("flow_cancelled") == ("flow.cancelled", "all.finished")
+    assert event_names("schedule_fired") == ("schedule.fired",)
+    assert event_names("event", message="x.y") == ("x.y",)
+    assert event_names("trigger_failed") == event_names("event") == event_names("unheard") == ()
     assert matching_name("task.*", ("flow.completed",)) is None
     assert (
         matching_name("all.*", ("flow.completed", "all.finished", "all.succeeded"))
         == "all.finished"
     )
-    assert [depth_of(each) for each in (None, "api", source_of(str(uuid4()), 3))] == [0, 0, 3]
+    assert [trigger_depth(each) for each in (None, "api", build_source(str(uuid4()), 3))] == [
+        0,
+        0,
+        3,
+    ]
 
 
 async def test_only_what_the_filter_holds_of_starts(engine: Engine, raw: Raw) -> None:
@@ -346,7 +350,7 @@ async def test_a_loop_has_an_end(engine: Engine, raw: Raw, agent: AgentProfile, 
         await worked(engine, agent)
         await trigger(engine)
     rows = await flows(raw, "source, status")
-    assert [depth_of(source) for source, _ in rows] == list(range(MAX_DEPTH + 1))
+    assert [trigger_depth(source) for source, _ in rows] == list(range(MAX_DEPTH + 1))
     assert {status for _, status in rows} == {"COMPLETED"}
     view = await engine.triggers.get(made)
     assert view.fired == MAX_DEPTH
@@ -360,7 +364,7 @@ async def test_a_loop_has_an_end(engine: Engine, raw: Raw, agent: AgentProfile, 
 async def test_a_loop_that_branches_has_an_end(
     engine: Engine, raw: Raw, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_matching, "MAX_CAUSED", 20)
+    monkeypatch.setattr(event_matching, "MAX_CAUSED_FLOWS", 20)
     await defined(engine)
     await on(engine, "*")
     await engine.publish("x")
@@ -384,7 +388,7 @@ async def test_what_a_task_causes_counts_as_its_flows_doing(
     await engine.publish("x", None, child)
     await engine.publish("x")
     await trigger(engine)
-    depths = [depth_of(source) for (source,) in await flows(raw, "source")]
+    depths = [trigger_depth(source) for (source,) in await flows(raw, "source")]
     assert depths == [1, 2, 2, 1]
     assert [given["task"] for given in await inputs(raw)] == [
         None,
@@ -409,7 +413,7 @@ async def test_tenants_are_kept_apart(engine: Engine, raw: Raw) -> None:
     await other.publish("mine", 2)
     await TriggerRunner(engine.system).trigger_once()
     rows = {(str(row[0]), row[1]) for row in await flows(raw, "workspace, source")}
-    assert rows == {(str(other.workspace), source_of(str(hers), 1))}
+    assert rows == {(str(other.workspace), build_source(str(hers), 1))}
     await engine.publish("hers", 3)
     await TriggerRunner(engine.system).trigger_once()
     assert (await other.triggers.get(hers)).fired == 1
@@ -479,7 +483,7 @@ async def test_an_event_that_cannot_be_is_refused(
 
 
 async def test_secrets_are_struck_out_of_events(engine: Engine, raw: Raw) -> None:
-    keyed = Engine(engine.store, actor="tester", vault=KeyRing({"k": bytes(range(32))}))
+    keyed = Engine(engine.store, actor="tester", key_ring=KeyRing({"k": bytes(range(32))}))
     given = {"secrets": {"key": "hush-hush-1"}}
     made = await keyed.submit(new(input=given))
     told = await keyed.publish(
@@ -498,7 +502,7 @@ async def test_events_of_no_task_are_removed_past_their_age(
     clock.advance(days=300)
     await engine.publish("y")
     clock.advance(days=66)
-    assert await engine.upkeep.prune_once() > 0
+    assert await engine.maintenance.prune_once() > 0
     rows = await raw.fetch("select kind, message from event order by position")
     assert rows == [("submitted", None), ("event", "y")]
 
@@ -516,7 +520,7 @@ async def test_a_workspace_has_so_many_triggers(
 async def test_a_flood_of_events_does_not_keep_a_coordinator_from_its_duties(
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_matching, "MOST", 5)
+    monkeypatch.setattr(event_matching, "MAX_MATCHES", 5)
     await defined(engine)
     for name in "abc":
         await on(engine, "deploy", name)

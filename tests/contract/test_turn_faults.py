@@ -33,7 +33,7 @@ async def test_older_tasks_go_on_when_the_one_that_was_to_replace_them_has_ended
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is cancelled before all that it takes the place of are."""
-    monkeypatch.setattr(concurrency, "GIVEN", 2)
+    monkeypatch.setattr(concurrency, "MAX_GRANTS", 2)
     old = [await submit(engine) for _ in range(6)]
     newer = await submit(engine, policy="cancel_old")
     left = [task for task in old if await status(engine, task) != "CANCELLED"]

@@ -116,7 +116,7 @@ async def test_whatever_the_end_the_next_one_runs(
             await engine.fail(fence, failure())
         case "lost":
             clock.advance(LEASE_S + 1)
-            assert await engine.upkeep.expire_once("reaper") == 1
+            assert await engine.maintenance.expire_once("reaper") == 1
         case "cancel":
             await engine.cancel(first)
             assert await status(engine, second) == "WAITING"
@@ -135,7 +135,7 @@ async def test_a_retry_keeps_its_place(engine: Engine, clock: ManualClock) -> No
     assert await status(engine, first) == "RETRY_WAIT"
     assert await status(engine, second) == "WAITING"
     clock.advance(3600)
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     assert (await claim_one(engine)).fence.task == first
 
 
@@ -156,7 +156,7 @@ async def test_one_that_waits_longer_than_it_may_leaves_the_line(
     second = await submit(engine, queue_ttl_s=60)
     third = await submit(engine)
     clock.advance(61)
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     assert (await engine.show(second)).error_class == "queue_ttl"
     await engine.complete((await claim_one(engine)).fence)
     assert await status(engine, third) == "PENDING"
@@ -196,7 +196,7 @@ async def test_as_many_places_come_free_as_one_transaction_gives(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, over: int
 ) -> None:
     """All are given without waiting for the duty that repairs."""
-    monkeypatch.setattr(turns, "GIVEN", 4)
+    monkeypatch.setattr(turns, "MAX_GRANTS", 4)
     first = [await submit(engine, limit=4 + over) for _ in range(4 + over)]
     waiting = [await submit(engine, limit=4 + over) for _ in range(4 + over)]
     works = await claim_all(engine)
@@ -238,7 +238,7 @@ async def test_cancel_new_ends_at_once_when_no_place_is_free(engine: Engine, raw
     assert await status(engine, first) == "PENDING"
     assert await status(engine, second) == "CANCELLED"
     told = [line.text for line in await engine.events(second)]
-    assert "no place is free for the concurrency key 'deploy'" in told[-1]
+    assert "no permit is free for the concurrency key 'deploy'" in told[-1]
     await engine.complete((await claim_one(engine)).fence)
     await work_off(engine)
     assert await status(engine, await submit(engine, policy="cancel_new")) == "PENDING"
@@ -356,7 +356,8 @@ async def test_explain_names_the_key_and_who_is_before(engine: Engine) -> None:
     third = await submit(engine)
     [gate] = [each for each in (await engine.explain(third)).gates if each.gate == "concurrency"]
     assert gate.detail == (
-        "waits for a place under the concurrency key 'deploy': 1 of 1 taken, 1 before it in line"
+        "waits for a permit of the concurrency key 'deploy':"
+        " 1 of 1 in use, 1 before it in the queue"
     )
 
 
@@ -398,7 +399,7 @@ async def test_a_place_of_one_that_has_ended_is_given_on(
     first, second = await submit(engine), await submit(engine)
     await raw.execute(f"update task set watched = false where id = '{first}'")
     works = await claim_all(engine)
-    engine.core.watched.take(first)
+    engine.core.claim_snapshots.pop(first)
     await engine.complete(works[0].fence)
     assert await status(engine, second) == "WAITING"
     clock.advance(120)

@@ -29,7 +29,7 @@ async def test_one_that_cancels_the_old_and_asks_again_cancels_neither_itself_no
 async def test_cancel_old_takes_the_place_of_however_many_wait(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(concurrency, "GIVEN", 2)
+    monkeypatch.setattr(concurrency, "MAX_GRANTS", 2)
     before = [await submit(engine) for _ in range(12)]
     last = await submit(engine, policy="cancel_old")
     await work_off(engine)
@@ -40,7 +40,7 @@ async def test_cancel_old_takes_the_place_of_however_many_wait(
 async def test_nobody_is_turned_away_while_a_place_is_free(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(concurrency, "GIVEN", 2)
+    monkeypatch.setattr(concurrency, "MAX_GRANTS", 2)
     wish = Concurrency("deploy", limit=5, policy="cancel_new")
     made = await engine.submit_many([new(f"task {n}", concurrency=wish) for n in range(6)])
     await work_off(engine)
@@ -71,5 +71,5 @@ async def test_a_time_that_a_cancelled_attempt_waited_for_gives_no_place(
     await submit(engine)
     await engine.retry(first)
     clock.advance(120)
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     assert await status(engine, first) == "WAITING"

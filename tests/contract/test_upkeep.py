@@ -27,7 +27,7 @@ from tests.contract.conftest import (
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.maintenance import EVERY_LEASE, LeaseExemption
-from tenuto.model.tasks.task import AGING_MS, TERMINAL, Fence, Status
+from tenuto.model.tasks.task import AGING_MS, Fence, Status
 
 
 async def test_a_scheduled_task_waits_for_its_time(engine: Engine, clock: ManualClock) -> None:
@@ -35,20 +35,20 @@ async def test_a_scheduled_task_waits_for_its_time(engine: Engine, clock: Manual
     view = await engine.show(submitted.id)
     assert (view.status, view.waiting_for) == ("WAITING", "schedule")
     clock.advance(59.999)
-    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await engine.maintenance.promote_once("promoter") == 0
     assert await claim_all(engine) == []
     clock.advance(0.001)
-    assert await engine.upkeep.promote_once("promoter") == 1
-    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await engine.maintenance.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 0
     assert (await claim_one(engine)).fence.task == submitted.id
 
 
 async def test_who_waits_too_long_in_the_queue_fails(engine: Engine, clock: ManualClock) -> None:
     submitted = await engine.submit(new(queue_ttl_s=60))
     clock.advance(59)
-    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await engine.maintenance.promote_once("promoter") == 0
     clock.advance(1)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     view = await engine.show(submitted.id)
     assert (view.status, view.error_class) == ("FAILED", "queue_ttl")
 
@@ -58,10 +58,10 @@ async def test_the_queue_ttl_counts_from_the_scheduled_time(
 ) -> None:
     submitted = await engine.submit(new(queue_ttl_s=60, run_at=START + timedelta(hours=1)))
     clock.advance(hours=1)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     assert await status(engine, submitted.id) == "PENDING"
     clock.advance(60)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     assert (await engine.show(submitted.id)).error_class == "queue_ttl"
 
 
@@ -71,16 +71,16 @@ async def test_the_queue_ttl_ends_with_the_first_attempt(
     fence = await running(engine, queue_ttl_s=60)
     await engine.release(fence)
     clock.advance(61)
-    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await engine.maintenance.promote_once("promoter") == 0
     assert await status(engine, fence.task) == "PENDING"
 
 
 async def test_a_retry_after_the_queue_ttl_waits_anew(engine: Engine, clock: ManualClock) -> None:
     submitted = await engine.submit(new(queue_ttl_s=60))
     clock.advance(60)
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     await engine.retry(submitted.id)
-    await engine.upkeep.promote_once("promoter")
+    await engine.maintenance.promote_once("promoter")
     assert await status(engine, submitted.id) == "PENDING"
 
 
@@ -88,7 +88,7 @@ async def hung(engine: Engine, clock: ManualClock) -> Fence:
     fence = await running(engine, estimate_minutes=10)
     clock.advance(minutes=40)
     await engine.heartbeat([fence], 10_000)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     return fence
 
 
@@ -97,15 +97,15 @@ async def test_a_hung_task_is_warned_then_aborted(engine: Engine, clock: ManualC
     before = await row_of(engine, fence.task)
     await engine.heartbeat([fence], 10_000)
     clock.advance(minutes=40, seconds=-1)
-    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await engine.maintenance.promote_once("promoter") == 0
     clock.advance(1)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     assert (await engine.events(fence.task))[-1].event == "hung_warned"
     assert (await engine.heartbeat([fence], 10_000)).held[fence.task].hung
     clock.advance(minutes=10, seconds=-1)
-    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await engine.maintenance.promote_once("promoter") == 0
     clock.advance(1)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     row = await row_of(engine, fence.task)
     assert (row.status, row.last_outcome) == ("RETRY_WAIT", "ABORTED")
     assert row.rank == before.rank - AGING_MS
@@ -124,10 +124,10 @@ async def test_progress_puts_off_the_end_of_a_hung_task(
     else:
         await engine.checkpoint(fence, {"at": 70})
     clock.advance(minutes=9)
-    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await engine.maintenance.promote_once("promoter") == 0
     assert await status(engine, fence.task) == "RUNNING"
     clock.advance(minutes=1)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     assert await status(engine, fence.task) == "RETRY_WAIT"
 
 
@@ -135,9 +135,9 @@ async def test_a_run_far_past_its_timeout_is_ended(engine: Engine, clock: Manual
     fence = await running(engine, timeout_s=60)
     await engine.heartbeat([fence], 10_000)
     clock.advance(89)
-    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await engine.maintenance.promote_once("promoter") == 0
     clock.advance(1)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     view = await engine.show(fence.task)
     assert (view.status, view.timeout_s, view.last_outcome) == ("RETRY_WAIT", 120, "TIMED_OUT")
     (attempt,) = await engine.attempts(fence.task)
@@ -151,9 +151,9 @@ async def test_an_owner_that_does_not_answer_is_taken_to_be_gone(
     fence = await running(engine)
     await (engine.cancel if asked == "cancel" else engine.pause)(fence.task)
     clock.advance(LEASE_S + 10 - 1)
-    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await engine.maintenance.promote_once("promoter") == 0
     clock.advance(1)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     view = await engine.show(fence.task)
     (attempt,) = await engine.attempts(fence.task)
     assert (view.status, attempt.outcome) == (ended, ended)
@@ -165,10 +165,10 @@ async def test_an_end_is_confirmed_once(engine: Engine, clock: ManualClock) -> N
     fence = await running(engine)
     await engine.cancel(fence.task)
     clock.advance(LEASE_S + 11)
-    assert await engine.upkeep.expire_once("reaper") == 1
+    assert await engine.maintenance.expire_once("reaper") == 1
     gone, receipt = [(fence.task, fence.attempt)], {"state": "swept"}
-    assert await engine.upkeep.confirm_gone(gone, receipt, "one") == 1
-    assert await engine.upkeep.confirm_gone(gone, {"state": "gone"}, "another") == 0
+    assert await engine.maintenance.confirm_gone(gone, receipt, "one") == 1
+    assert await engine.maintenance.confirm_gone(gone, {"state": "gone"}, "another") == 0
     [attempt] = await engine.attempts(fence.task)
     assert (attempt.receipt, attempt.unconfirmed) == (receipt, False)
 
@@ -182,8 +182,8 @@ async def test_an_owner_that_beats_and_does_not_stop_is_given_up(
     for _ in range(36):
         clock.advance(10)
         await engine.heartbeat([fence])
-        assert await engine.upkeep.expire_once("reaper") == 0
-        ends.append(await engine.upkeep.promote_once("promoter"))
+        assert await engine.maintenance.expire_once("reaper") == 0
+        ends.append(await engine.maintenance.promote_once("promoter"))
     assert sum(ends[:29]) == 0, "still within five minutes of the request"
     assert sum(ends) == 1
     assert await status(engine, fence.task) == "CANCELLED"
@@ -195,7 +195,7 @@ async def test_an_expired_lease_of_what_was_to_stop(engine: Engine, clock: Manua
     await engine.pause(cancelled.task)
     await engine.cancel(cancelled.task)
     clock.advance(LEASE_S + 1)
-    assert await engine.upkeep.expire_once("reaper") == 2
+    assert await engine.maintenance.expire_once("reaper") == 2
     assert await status(engine, cancelled.task) == "CANCELLED"
     assert await status(engine, paused.task) == "PAUSED"
 
@@ -204,11 +204,11 @@ async def test_a_worker_seen_to_die_loses_everything_at_once(engine: Engine) -> 
     fence = await running(engine)
     await engine.submit(new())
     (other,) = await engine.claim(profile(), "host:2:other", 1)
-    assert await engine.upkeep.expire_worker(WORKER, "supervisor") == 1
+    assert await engine.maintenance.expire_worker(WORKER, "supervisor") == 1
     assert await status(engine, fence.task) == "RETRY_WAIT"
     assert await status(engine, other.fence.task) == "RUNNING"
-    assert "seen to die" in str((await engine.show(fence.task)).last_error)
-    assert await engine.upkeep.expire_worker(WORKER, "supervisor") == 0
+    assert "worker died" in str((await engine.show(fence.task)).last_error)
+    assert await engine.maintenance.expire_worker(WORKER, "supervisor") == 0
 
 
 async def test_a_worker_seen_to_die_loses_more_than_a_batch_holds(
@@ -217,7 +217,7 @@ async def test_a_worker_seen_to_die_loses_more_than_a_batch_holds(
     monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 4)
     await engine.submit_many([new() for _ in range(10)])
     await claim_all(engine)
-    assert await engine.upkeep.expire_worker(WORKER, "supervisor") == 10
+    assert await engine.maintenance.expire_worker(WORKER, "supervisor") == 10
     assert (await engine.query.counts(engine.workspace))["RETRY_WAIT"] == 10
 
 
@@ -228,16 +228,16 @@ async def test_spared_leases_are_not_ended(engine: Engine, clock: ManualClock) -
     late = await running(engine)
     clock.advance(LEASE_S + 1)
     ends = START + timedelta(seconds=LEASE_S)
-    upkeep = engine.upkeep
-    for expire in (upkeep.expire_once, upkeep.expire_fairly):
-        assert await expire("reaper", spared=EVERY_LEASE) == 0
-        assert await expire("reaper", spared=LeaseExemption(ends, clock.now())) == 0
+    upkeep = engine.maintenance
+    for expire in (upkeep.expire_once, upkeep.expire_shared):
+        assert await expire("reaper", exempt=EVERY_LEASE) == 0
+        assert await expire("reaper", exempt=LeaseExemption(ends, clock.now())) == 0
     second = LeaseExemption(ends + timedelta(seconds=1), clock.now())
-    assert await upkeep.expire_once("reaper", spared=second) == 1
+    assert await upkeep.expire_once("reaper", exempt=second) == 1
     assert await status(engine, early.task) == "RETRY_WAIT"
     assert await status(engine, late.task) == "RUNNING"
     assert (
-        await upkeep.expire_fairly("reaper", spared=LeaseExemption(clock.now(), clock.now())) == 1
+        await upkeep.expire_shared("reaper", exempt=LeaseExemption(clock.now(), clock.now())) == 1
     )
 
 
@@ -251,13 +251,15 @@ async def test_the_timers_of_spared_leases_do_not_count(
     await engine.fail(retried, failure())
     clock.advance(40)
     await engine.heartbeat([beating])
-    promote = engine.upkeep.promote_once if how == "once" else engine.upkeep.promote_in_turns
-    assert await promote("promoter", spared=EVERY_LEASE) == 1
+    promote = (
+        engine.maintenance.promote_once if how == "once" else engine.maintenance.promote_shared
+    )
+    assert await promote("promoter", exempt=EVERY_LEASE) == 1
     assert await status(engine, retried.task) == "PENDING"
-    assert await promote("promoter", spared=LeaseExemption(START, clock.now())) == 1
+    assert await promote("promoter", exempt=LeaseExemption(START, clock.now())) == 1
     assert await status(engine, beating.task) == "RETRY_WAIT"
     assert await status(engine, silent.task) == "RUNNING"
-    assert await promote("promoter", spared=LeaseExemption(clock.now(), clock.now())) == 1
+    assert await promote("promoter", exempt=LeaseExemption(clock.now(), clock.now())) == 1
     assert await status(engine, silent.task) == "RETRY_WAIT"
 
 
@@ -269,7 +271,7 @@ async def test_many_coordinators_do_each_thing_once(
     clock.advance(LEASE_S + 1)
     async with another() as second, another() as third:
         for duty in ("expire_once", "promote_once"):
-            calls = [getattr(e.upkeep, duty)("c") for e in (engine, second, third) * 3]
+            calls = [getattr(e.maintenance, duty)("c") for e in (engine, second, third) * 3]
             assert sum(await asyncio.gather(*calls)) == 60
     assert len(await claim_all(engine)) == len(works) == 60
 
@@ -284,7 +286,7 @@ async def test_reaper_and_owner_race_and_one_wins(
         completes = [engine.complete(work.fence, 1) for work in works]
         answers = await asyncio.gather(
             *completes[:20],
-            second.upkeep.expire_once("reaper"),
+            second.maintenance.expire_once("reaper"),
             *completes[20:],
             return_exceptions=True,
         )
@@ -302,8 +304,8 @@ async def test_a_duty_is_bounded(
     await engine.submit_many([new() for _ in range(10)])
     await claim_all(engine)
     clock.advance(LEASE_S + 1)
-    assert [await engine.upkeep.expire_once("reaper") for _ in range(4)] == [4, 4, 2, 0]
-    assert [await engine.upkeep.promote_once("promoter") for _ in range(4)] == [4, 4, 2, 0]
+    assert [await engine.maintenance.expire_once("reaper") for _ in range(4)] == [4, 4, 2, 0]
+    assert [await engine.maintenance.promote_once("promoter") for _ in range(4)] == [4, 4, 2, 0]
 
 
 async def test_a_wait_that_is_over_does_not_hold_up_other_timers(
@@ -318,7 +320,7 @@ async def test_a_wait_that_is_over_does_not_hold_up_other_timers(
     await engine.fail(retried, failure())
     clock.advance(100)
     for _ in range(5):
-        await engine.upkeep.promote_once("promoter")
+        await engine.maintenance.promote_once("promoter")
     assert await status(engine, retried.task) == "PENDING"
 
 
@@ -335,7 +337,7 @@ async def test_a_deadline_passed_while_stopping_does_not_hold_up_other_timers(
     await engine.fail(retried, failure())
     clock.advance(6)
     for _ in range(5):
-        await engine.upkeep.promote_once("promoter")
+        await engine.maintenance.promote_once("promoter")
     assert await status(engine, retried.task) == "PENDING"
 
 
@@ -353,109 +355,9 @@ async def test_an_owner_that_beats_and_stops_late_does_not_hold_up_other_timers(
     clock.advance(10)
     await engine.heartbeat([stopping])
     for _ in range(3):
-        await engine.upkeep.promote_once("promoter")
+        await engine.maintenance.promote_once("promoter")
     assert await status(engine, retried.task) == "PENDING"
     assert await status(engine, stopping.task) == "RUNNING"
-
-
-async def test_what_ended_long_ago_is_archived(engine: Engine, clock: ManualClock) -> None:
-    old = await running(engine)
-    await engine.complete(old)
-    clock.advance(days=6)
-    recent = await running(engine)
-    await engine.complete(recent)
-    alive = await engine.submit(new())
-    assert await engine.upkeep.archive_once("archiver") == 0
-    clock.advance(days=1, seconds=1)
-    assert await engine.upkeep.archive_once("archiver") == 1
-    assert await engine.upkeep.archive_once("archiver") == 0
-    view = await engine.show(old.task)
-    assert (view.status, view.archived_at) == ("COMPLETED", clock.now())
-    assert (await engine.show(recent.task)).archived_at is None
-    assert (await engine.show(alive.id)).archived_at is None
-
-
-async def test_however_a_task_ended_it_is_archived(engine: Engine, clock: ManualClock) -> None:
-    fences = [await in_status(engine, ended) for ended in sorted(TERMINAL)]
-    clock.advance(days=8)
-    assert await engine.upkeep.archive_once("archiver") == len(TERMINAL)
-    for fence in fences:
-        assert (await engine.show(fence.task)).archived_at == clock.now()
-
-
-async def aged(engine: Engine, clock: ManualClock, days: float) -> Fence:
-    """A completed task with everything a task can carry, archived and that old."""
-    fence = await running(engine, prompt="p", input={"i": 1}, env={"A": "1"}, metadata={"m": 1})
-    await engine.checkpoint(fence, {"c": 1})
-    await engine.record_step(fence, "s", 1)
-    await engine.complete(fence, {"o": 1}, "s")
-    clock.advance(days=8)
-    assert await engine.upkeep.archive_once("archiver") == 1
-    clock.advance(days=days - 8)
-    return fence
-
-
-async def test_old_payloads_go_and_the_task_stays(
-    engine: Engine, clock: ManualClock, raw: Raw
-) -> None:
-    fence = await aged(engine, clock, 29.9)
-    await engine.upkeep.prune_once()
-    assert (await engine.show(fence.task)).input == {"i": 1}
-    clock.advance(days=0.2)
-    assert await engine.upkeep.prune_once() == 1
-    assert await engine.upkeep.prune_once() == 0
-    view = await engine.show(fence.task)
-    assert (view.title, view.status) == ("a task", "COMPLETED")
-    assert [view.prompt, view.input, view.metadata, view.output, view.checkpoint] == [None] * 5
-    for table in ("task_output", "checkpoint", "task_step", "transcript"):
-        assert await raw.count(table) == 0
-    assert len(await engine.events(fence.task)) == 4
-
-
-async def test_pruning_the_trail_is_no_fault(engine: Engine, clock: ManualClock) -> None:
-    await aged(engine, clock, 366)
-    await engine.upkeep.prune_once()
-    assert await engine.upkeep.audit() == []
-
-
-async def test_an_unused_lane_is_forgotten_and_comes_back(
-    engine: Engine, clock: ManualClock, raw: Raw, another: Another
-) -> None:
-    fence = await running(engine)
-    await engine.complete(fence)
-    clock.advance(days=1, seconds=1)
-    pruned = await engine.upkeep.prune_once()
-    assert await raw.count("lane") == 0
-    assert pruned == 1
-    again = await engine.submit(new())
-    assert (await claim_one(engine)).fence.task == again.id
-
-
-@pytest.mark.parametrize("of", sorted(set(Status) - TERMINAL))
-async def test_a_lane_in_use_is_not_forgotten(
-    engine: Engine, clock: ManualClock, raw: Raw, of: Status
-) -> None:
-    await in_status(engine, of)
-    clock.advance(days=9)
-    await engine.upkeep.prune_once()
-    assert await raw.count("lane") == 1
-
-
-@pytest.mark.parametrize("how", ["retry", "rerun"])
-async def test_a_task_whose_lane_was_forgotten_can_run_again(
-    engine: Engine, clock: ManualClock, another: Another, how: str
-) -> None:
-    fence = await running(engine)
-    await engine.fail(fence, failure("syntax"))
-    clock.advance(days=2)
-    await engine.upkeep.prune_once()
-    again = fence.task
-    if how == "retry":
-        await engine.retry(fence.task)
-    else:
-        again = (await engine.rerun(fence.task)).id
-    async with another() as second:
-        assert [work.fence.task for work in await claim_all(second)] == [again]
 
 
 async def test_workers_that_fell_silent(engine: Engine, clock: ManualClock) -> None:
@@ -463,30 +365,30 @@ async def test_workers_that_fell_silent(engine: Engine, clock: ManualClock) -> N
     await engine.worker_beat("host:2:b", "host", 2, ["agent"], 4, "STOPPED")
     await engine.worker_beat("host:3:c", "host", 3, ["agent"], 4, "DRAINING")
     clock.advance(minutes=3)
-    assert await engine.upkeep.prune_once() == 2
+    assert await engine.maintenance.prune_once() == 2
     found = {w["worker_id"]: w["status"] for w in await engine.query.workers(engine.workspace)}
     assert found == {"host:1:a": "LOST", "host:2:b": "STOPPED", "host:3:c": "LOST"}
     await engine.worker_beat("host:1:a", "host", 1, ["agent"], 4, "RUNNING")
     clock.advance(days=1)
-    assert await engine.upkeep.prune_once() == 3
+    assert await engine.maintenance.prune_once() == 3
 
 
 async def test_nobody_resigns_for_the_leader(engine: Engine, clock: ManualClock) -> None:
-    assert await engine.upkeep.acquire_leadership("duty", "leader", 10) is not None
-    await engine.upkeep.resign("duty", "other")
+    assert await engine.maintenance.acquire_leadership("duty", "leader", 10) is not None
+    await engine.maintenance.resign("duty", "other")
     clock.advance(1)
-    assert await engine.upkeep.acquire_leadership("duty", "third", 10) is None
-    leads = await engine.upkeep.leader("duty")
+    assert await engine.maintenance.acquire_leadership("duty", "third", 10) is None
+    leads = await engine.maintenance.leader("duty")
     assert leads is not None
     assert (leads.holder, leads.epoch) == ("leader", 1)
 
 
 async def test_one_leads_at_a_time(engine: Engine, clock: ManualClock, another: Another) -> None:
-    upkeep = engine.upkeep
+    upkeep = engine.maintenance
     async with another() as second:
         calls: list[Any] = [
             upkeep.acquire_leadership("duty", "a", 10),
-            second.upkeep.acquire_leadership("duty", "b", 10),
+            second.maintenance.acquire_leadership("duty", "b", 10),
         ]
         leaders = [each for each in await asyncio.gather(*calls) if each is not None]
     assert [each.epoch for each in leaders] == [1]
@@ -526,7 +428,7 @@ async def test_the_audit_finds_a_fault(engine: Engine, raw: Raw, fault: str, rep
     await engine.release(fence)
     await claim_one(engine)
     await raw.execute(fault)
-    found = await engine.upkeep.audit()
+    found = await engine.maintenance.audit()
     await raw.execute(repair)
     assert len(found) >= 1
     assert str(fence.task) in found[0]
@@ -545,10 +447,10 @@ async def test_a_row_that_lacks_what_its_status_needs_is_told(
     postgres_engine: Engine, postgres_url: str, state: Status
 ) -> None:
     task = (await in_status(postgres_engine, state)).task
-    assert await postgres_engine.upkeep.audit() == []
+    assert await postgres_engine.maintenance.audit() == []
     await Raw(postgres_url).execute(f"update task set {UNSOUND[state]} where id = '{task}'")
-    told = [f"task {task}: {state} without what belongs to it"]
-    assert await postgres_engine.upkeep.audit() == told
+    told = [f"task {task}: {state}, but columns of this status are missing"]
+    assert await postgres_engine.maintenance.audit() == told
 
 
 @pytest.mark.parametrize("state", UNSOUND)

@@ -113,13 +113,13 @@ async def test_of_two_owners_who_go_at_the_same_moment_one_stays(
 ) -> None:
     identity, workspace = Identity(engine.store), engine.workspace
     ann, bob = [
-        await identity.make_user(name, "correct horse battery", workspace, Role.OWNER)
+        await identity.create_user(name, "correct horse battery", workspace, Role.OWNER)
         for name in ("ann", "bob")
     ]
     caller = caller_of(workspace, Role.OWNER)
     going = {
-        "lowered": lambda: identity.change_member(caller, bob, Role.VIEWER),
-        "removed": lambda: identity.drop_member(caller, bob),
+        "lowered": lambda: identity.set_member_role(caller, bob, Role.VIEWER),
+        "removed": lambda: identity.remove_member(caller, bob),
     }
     held = f"select from workspace where id = '{workspace}' for update"
     gone = GONE[first].format(ann)
@@ -132,7 +132,7 @@ async def test_failures_of_a_gateway_at_the_same_moment_are_all_counted(
     engine: Engine, raw: Raw
 ) -> None:
     gateways = Gateways(engine.system)
-    await gateways.serve(["g"])
+    await gateways.record_served(["g"])
     await gateways.record_failure("g", "away", probe=False)
     failed = "update gateway set failures = failures + 1"
     closed_until = await meanwhile(raw, gateways.record_failure("g", "away", probe=False), failed)
@@ -145,7 +145,7 @@ async def test_an_agent_that_was_terminated_at_that_moment_is_not_ended_again(
     engine: Engine, raw: Raw
 ) -> None:
     known = await engine.register_agent(profile())
-    ending = AgentRegistry(engine.core, engine.workspace).end(known.id, None, "tester")
+    ending = AgentRegistry(engine.core, engine.workspace).drain(known.id, None, "tester")
     ended = "update agent set status = 'TERMINATED', version = version + 1"
     assert await refusal(meanwhile(raw, ending, ended)) == "agent_terminated"
 
@@ -364,7 +364,7 @@ async def test_a_cursor_that_was_moved_at_that_moment_is_left_there(
             await other.execute("update cursor set position = position + 1000000")
             return 1
 
-        relaying = asyncio.ensure_future(engine.upkeep.relay_once("inbox", sink))
+        relaying = asyncio.ensure_future(engine.maintenance.relay_once("inbox", sink))
         await has_looked(raw.url, relaying)
         await transaction.commit()
         await relaying
@@ -374,7 +374,7 @@ async def test_a_cursor_that_was_moved_at_that_moment_is_left_there(
 async def test_a_secret_that_only_owners_may_change_from_that_moment_on_is_not_deleted(
     engine: Engine, raw: Raw
 ) -> None:
-    await Engine(engine.store, vault=VAULT).secrets.put("s", "a value")
+    await Engine(engine.store, key_ring=VAULT).secrets.put("s", "a value")
     admin = caller_of(engine.workspace, Role.ADMIN)
     deleting = NamedSecrets(engine.core, engine.workspace, "admin", admin).delete("s")
     kept = """update secret set use = '{"role": "OWNER"}'"""
@@ -400,9 +400,9 @@ async def test_failures_of_an_endpoint_at_the_same_moment_are_all_counted(
     hooks, hook = hooks_of(engine.store, engine.workspace), await told(engine)
     deliveries = deliveries_of(engine.store)
     await deliveries.fan_out_once()
-    due, *_ = await deliveries.due(10)
+    due, *_ = await deliveries.lease_due(10)
     failed = "update webhook set failures = failures + 1"
-    await meanwhile(raw, deliveries.failed(due, "no answer"), failed)
+    await meanwhile(raw, deliveries.record_failure(due, "no answer"), failed)
     assert (await hooks.show(hook, engine.workspace)).failures == 2
 
 

@@ -70,7 +70,7 @@ class Stage:
         """One look, and what came of its calls."""
         doing = dispatcher or self.dispatcher
         started = await doing.once()
-        await doing.settle(30)
+        await doing.finish_calls(30)
         return started
 
     async def status(self, task: UUID) -> str:
@@ -86,8 +86,8 @@ class Stage:
     async def later(self, seconds: float) -> None:
         """Time passes, and a coordinator does what is due."""
         self.clock.advance(seconds)
-        await self.engine.upkeep.expire_once("reaper")
-        await self.engine.upkeep.promote_once("promoter")
+        await self.engine.maintenance.expire_once("reaper")
+        await self.engine.maintenance.promote_once("promoter")
 
 
 def _fields(settings: Settings) -> dict[str, Any]:
@@ -101,6 +101,6 @@ async def staged(url: str) -> AsyncIterator[Stage]:
     async with opened(url, clock) as store, stub_gateway() as gateway:
         made = Stage(Engine(store, actor="test"), clock, gateway)
         yield made
-        assert await made.engine.upkeep.audit() == []
+        assert await made.engine.maintenance.audit() == []
         await check_trail(raw)
         await check_attempts(raw)

@@ -17,9 +17,9 @@ from tests.webhooks.receiver import answer, receiving
 from tenuto import app
 from tenuto.coordinator import outage as alarm
 from tenuto.coordinator.coordinator import NAME, Coordinator
-from tenuto.coordinator.outage import Alert, AlertSender, OutageMonitor, pause_after
+from tenuto.coordinator.outage import Alert, AlertSender, OutageMonitor, retry_delay
 from tenuto.engine.engine import Engine
-from tenuto.engine.operations.coordination import happened
+from tenuto.engine.operations.coordination import recent_logs
 from tenuto.metrics import PROCESS_METRICS
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid, Unavailable
@@ -43,11 +43,11 @@ class Frail:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def within(self, workspace: UUID) -> "Frail":
+    def for_workspace(self, workspace: UUID) -> "Frail":
         del workspace
         return self
 
-    def unhurried(self) -> "Frail":
+    def for_maintenance(self) -> "Frail":
         return self
 
     def _check(self) -> None:
@@ -63,9 +63,9 @@ class Frail:
         self._check()
         return await self._store.transact(script)
 
-    async def once(self, script: Any) -> Any:
+    async def transact_one(self, script: Any) -> Any:
         self._check()
-        return await self._store.once(script)
+        return await self._store.transact_one(script)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ async def store(database_url: str, clock: ManualClock) -> AsyncIterator[Frail]:
 
 
 def test_the_pauses_double_up_to_forty_seconds() -> None:
-    assert [pause_after(n) for n in range(1, 8)] == [5, 10, 20, 40, 40, 40, 40]
+    assert [retry_delay(n) for n in range(1, 8)] == [5, 10, 20, 40, 40, 40, 40]
 
 
 async def leased(engine: Engine, lease_s: int) -> UUID:
@@ -105,13 +105,13 @@ async def test_an_outage_from_its_first_failure_to_its_end(
         store.away = (21.0, 21.0 + 400)
         stop = asyncio.Event()
         expired: list[float] = []
-        expire = engine.upkeep.expire_once
+        expire = engine.maintenance.expire_once
 
         async def noted(actor: str, workspace: UUID | None = None, **spared: Any) -> int:
             expired.append(clock.elapsed())
             return await expire(actor, workspace, **spared)
 
-        engine.upkeep.expire_once = noted  # type: ignore[method-assign]
+        engine.maintenance.expire_once = noted  # type: ignore[method-assign]
         with caplog.at_level(logging.INFO, "tenuto.coordinator"):
             running = asyncio.create_task(coordinator.run(stop))
             await eventually(lambda: len(receiver.got) == 2)
@@ -133,7 +133,7 @@ async def test_an_outage_from_its_first_failure_to_its_end(
     # The rule about pauses holds after an outage: nobody is reaped before one heartbeat is over.
     assert min(at for at in expired if at > 30) >= back + SETTINGS.heartbeat_s
     assert (await engine.show(task)).status == "PENDING"
-    notes = [line.event for line in await happened(engine, "WARN", 10)]
+    notes = [line.event for line in await recent_logs(engine, "WARN", 10)]
     assert "coordinator.outage" in notes
     assert PROCESS_METRICS.value(DOWN) == 0
 
@@ -144,19 +144,19 @@ async def test_nobody_is_told_of_a_short_outage(
     outage = OutageMonitor(AlertSender("", clock), clock, "one")
     with caplog.at_level(logging.INFO, "tenuto.coordinator"):
         for _ in range(8):  # 5 + 10 + 20 + 40 * 5 = 235 s
-            outage.failed("away")
+            outage.record_failure("away")
             assert PROCESS_METRICS.value(DOWN) == clock.elapsed()
-            clock.advance(outage.pause(2))
-        assert outage.answered() == 235
-    assert (outage.pause(2), PROCESS_METRICS.value(DOWN), caplog.records) == (2, 0, [])
+            clock.advance(outage.next_delay(2))
+        assert outage.record_answer() == 235
+    assert (outage.next_delay(2), PROCESS_METRICS.value(DOWN), caplog.records) == (2, 0, [])
 
 
 async def test_a_failure_that_is_over_at_the_next_look_is_no_outage(clock: ManualClock) -> None:
     outage = OutageMonitor(AlertSender("", clock), clock, "one")
-    outage.failed("away")
+    outage.record_failure("away")
     clock.advance(5)
-    assert outage.answered() is None
-    assert outage.pause(2) == 2
+    assert outage.record_answer() is None
+    assert outage.next_delay(2) == 2
 
 
 async def test_a_second_outage_is_told_anew(
@@ -166,9 +166,9 @@ async def test_a_second_outage_is_told_anew(
     with caplog.at_level(logging.CRITICAL, "tenuto.coordinator"):
         for _ in range(2):
             for _ in range(4):
-                outage.failed("away")
+                outage.record_failure("away")
                 clock.advance(200)
-            outage.answered()
+            outage.record_answer()
     assert len(caplog.records) == 2
 
 
@@ -182,11 +182,11 @@ async def test_a_duty_that_the_store_fails_does_not_make_the_pauses_longer(
     async def away(*_: object, **__: object) -> None:
         raise Unavailable("no")
 
-    monkeypatch.setattr(engine.upkeep, "promote_once", away)
+    monkeypatch.setattr(engine.maintenance, "promote_once", away)
     for _ in range(200):
-        await coordinator._guarded()
-        assert coordinator._pause() == 5
-        clock.advance(coordinator._pause())
+        await coordinator._run_cycle_logged()
+        assert coordinator._next_delay() == 5
+        clock.advance(coordinator._next_delay())
     assert PROCESS_METRICS.value(DOWN) == 0
 
 
@@ -195,22 +195,22 @@ async def test_who_cannot_reach_the_store_lets_another_lead(
 ) -> None:
     engine = Engine(store, actor="test")
     one, two = (Coordinator(engine, SETTINGS, {}, name) for name in ("one", "two"))
-    await one._guarded()
-    await two._guarded()
+    await one._run_cycle_logged()
+    await two._run_cycle_logged()
     assert (one.epoch, two.epoch) == (1, None)
 
     async def away(*_: object, **__: object) -> None:
         raise Unavailable("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.upkeep, "promote_once", away)
-        await one._guarded()
+        patch.setattr(engine.maintenance, "promote_once", away)
+        await one._run_cycle_logged()
     assert one.epoch is None
     clock.advance(0.001)
-    await two._guarded()
+    await two._run_cycle_logged()
     assert two.epoch == 2, "it resigned: nobody waits for the end of its lease"
     before = PROCESS_METRICS.value("tenuto_coordinator_conflicts_total")
-    await one._guarded()
+    await one._run_cycle_logged()
     assert PROCESS_METRICS.value("tenuto_coordinator_conflicts_total") == before
 
 
@@ -228,7 +228,7 @@ async def test_a_hint_and_a_stop_end_a_long_pause(store: Frail, clock: ManualClo
     stop = asyncio.Event()
     running = asyncio.create_task(Coordinator(engine, SETTINGS, {}, "one").run(stop))
     await eventually(lambda: waits == [5])
-    engine.core.wakeups.announce({"flow"})
+    engine.core.wakeups.notify({"flow"})
     await eventually(lambda: waits == [5, 10])
     stop.set()
     await running
@@ -250,7 +250,7 @@ async def test_an_alert_is_tried_a_few_times(
     async with receiving() as receiver:
         receiver.replies = [answer(status) for status in replies]
         sender = AlertSender(receiver.url, clock)
-        sender.tell(alert)
+        sender.send(alert)
         await eventually(lambda: not sender._posts)
     assert len(receiver.got) == posts
     assert receiver.url not in caplog.text
@@ -262,16 +262,16 @@ async def test_an_alert_that_nobody_takes_harms_nobody(
 ) -> None:
     sender = AlertSender(url, clock)
     alert = Alert(alert="database_down", message="m", since=clock.now(), instance="one")
-    sender.tell(alert)
+    sender.send(alert)
     await eventually(lambda: not sender._posts)
-    assert caplog.text.count("could not be posted") == len(alarm.TRIES)
+    assert caplog.text.count("could not be posted") == len(alarm.POST_DELAYS_S)
     await sender.close()
 
 
 async def test_an_endpoint_that_does_not_answer_keeps_nobody(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alarm, "POST_S", 1.0)
+    monkeypatch.setattr(alarm, "POST_TIMEOUT_S", 1.0)
     never = asyncio.Event()
 
     async def silence(writer: asyncio.StreamWriter) -> None:
@@ -282,7 +282,7 @@ async def test_an_endpoint_that_does_not_answer_keeps_nobody(
         receiver.replies = [silence]
         sender = AlertSender(receiver.url, clock)
         for _ in range(3):
-            sender.tell(
+            sender.send(
                 Alert(alert="database_down", message="m", since=clock.now(), instance="one")
             )
         await eventually(lambda: receiver.got)
@@ -293,11 +293,11 @@ async def test_an_endpoint_that_does_not_answer_keeps_nobody(
 async def test_a_real_server_that_is_stopped_and_started(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alarm, "PAUSES", (0.1, 0.2, 0.4, 0.8))
-    monkeypatch.setattr(alarm, "TOO_LONG_S", 1.0)
+    monkeypatch.setattr(alarm, "RETRY_DELAYS_S", (0.1, 0.2, 0.4, 0.8))
+    monkeypatch.setattr(alarm, "ALERT_AFTER_S", 1.0)
     with PostgresServer(fast=True) as server:
         url = server.create_database()
-        store = app.open_store(url)
+        store = app.create_store(url)
         await store.migrate()
         await store.close()
         async with receiving() as receiver:
@@ -319,11 +319,11 @@ async def test_a_real_server_that_is_stopped_and_started(
                     stop.set()
                     await running
                 assert PROCESS_METRICS.value(DOWN) == 0
-                events = [line.event for line in await happened(engine, "WARN", 10)]
+                events = [line.event for line in await recent_logs(engine, "WARN", 10)]
                 assert "coordinator.outage" in events
-                leader = await engine.upkeep.leader(NAME)
+                leader = await engine.maintenance.leader(NAME)
                 assert leader is not None
                 assert leader.epoch == 1
-                assert await engine.upkeep.audit() == []
+                assert await engine.maintenance.audit() == []
     alerts = [json.loads(each.body)["alert"] for each in receiver.got]
     assert alerts == ["database_down", "database_up"]

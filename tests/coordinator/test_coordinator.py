@@ -16,7 +16,7 @@ from tests.worker.test_worker_process import nobody_writes
 
 from tenuto.coordinator.coordinator import NAME, Coordinator
 from tenuto.engine.engine import Engine
-from tenuto.engine.operations.coordination import happened
+from tenuto.engine.operations.coordination import recent_logs
 from tenuto.engine.tasks.maintenance import STANDBY_S, CycleReport, Leadership
 from tenuto.metrics import PROCESS_METRICS
 from tenuto.model.agents.matching import AgentProfile
@@ -66,7 +66,7 @@ async def stage(database_url: str) -> AsyncIterator[Stage]:
     async with opened(database_url, clock) as store:
         made = Stage(Engine(store, actor="test"), clock, raw)
         yield made
-        assert await made.engine.upkeep.audit() == []
+        assert await made.engine.maintenance.audit() == []
         await check_trail(raw)
         await check_attempts(raw)
 
@@ -75,7 +75,7 @@ async def test_who_tidies_for_long_leads_meanwhile(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = stage.coordinator(settings=Settings(tick_s=0.05))
-    upkeep = stage.engine.upkeep
+    upkeep = stage.engine.maintenance
     renewed = asyncio.Event()
     lead = upkeep.acquire_leadership
 
@@ -142,7 +142,7 @@ async def test_a_pause_in_the_middle_of_a_cycle_counts_too(
     coordinator = stage.coordinator()
     await cycle(coordinator, stage, 20)
     [task] = await stage.lease()
-    lead = stage.engine.upkeep.acquire_leadership
+    lead = stage.engine.maintenance.acquire_leadership
 
     async def slow(
         name: str, holder: str, seconds: float, cycle: CycleReport | None = None
@@ -150,7 +150,7 @@ async def test_a_pause_in_the_middle_of_a_cycle_counts_too(
         stage.clock.advance(hours=1)
         return await lead(name, holder, seconds, cycle)
 
-    monkeypatch.setattr(stage.engine.upkeep, "acquire_leadership", slow)
+    monkeypatch.setattr(stage.engine.maintenance, "acquire_leadership", slow)
     assert (await coordinator.cycle_once()).expired == 0
     assert await stage.status(task) == "RUNNING"
 
@@ -164,7 +164,7 @@ async def test_an_outage_is_a_pause(stage: Stage, monkeypatch: pytest.MonkeyPatc
         raise Unavailable("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage.engine.upkeep, "acquire_leadership", away)
+        patch.setattr(stage.engine.maintenance, "acquire_leadership", away)
         for _ in range(LEASE_S):
             with pytest.raises(Unavailable):
                 await coordinator.cycle_once()
@@ -182,7 +182,7 @@ async def test_one_leads_and_the_other_takes_over_ready_to_reap(stage: Stage) ->
     await stage.lease()
     # The first is gone; the second has been awake all the time.
     assert await cycle(two, stage, LEASE_S + 2 * SETTINGS.tick_s) == 1
-    leader = await stage.engine.upkeep.leader(NAME)
+    leader = await stage.engine.maintenance.leader(NAME)
     assert leader is not None
     assert (leader.holder, leader.epoch) == ("two", 2)
     assert not (await one.cycle_once()).leading
@@ -214,7 +214,7 @@ async def test_coordinators_that_do_not_elect_do_no_harm(database_url: str, stag
             await made.cycle_once()
             for _ in range(LEASE_S + 1):
                 clock.advance(1)
-                made._pauses.answered()
+                made._suspensions.record_answer()
             yield made
 
     async with another(11) as one, another(12) as two, another(13) as three:
@@ -253,7 +253,7 @@ async def test_a_subscriber_that_fails_holds_up_nobody(stage: Stage) -> None:
     [task] = await stage.lease()
     coordinator = Coordinator(stage.engine, SETTINGS, {"broken": broken, "whole": whole}, "one")
     for _ in range(20):
-        await coordinator._guarded()
+        await coordinator._run_cycle_logged()
         stage.clock.advance(SETTINGS.tick_s)
     assert await stage.status(task) == "PENDING"
     assert told[:2] == [1, 2]
@@ -265,12 +265,12 @@ async def test_a_duty_that_fails_every_time_does_not_keep_the_reaper_waiting(
     async def away(*_: object, **__: object) -> None:
         raise Unavailable("no room left", "storage_full")
 
-    monkeypatch.setattr(stage.engine.upkeep, "relay_once", away)
-    monkeypatch.setattr(stage.engine.upkeep, "archive_once", away)
+    monkeypatch.setattr(stage.engine.maintenance, "relay_once", away)
+    monkeypatch.setattr(stage.engine.maintenance, "archive_once", away)
     [task] = await stage.lease()
     coordinator = stage.coordinator()
     for _ in range(20):
-        await coordinator._guarded()
+        await coordinator._run_cycle_logged()
         stage.clock.advance(SETTINGS.tick_s)
     assert await stage.status(task) == "PENDING"
 
@@ -288,7 +288,7 @@ async def test_a_leader_that_slept_past_its_lease_tells_of_the_conflict(
     assert not (await one.cycle_once()).leading
     assert PROCESS_METRICS.value(CONFLICTS) == before + 1
     assert caplog.text.count("lost the lead to two, epoch 2") == 1
-    [line] = await happened(stage.engine, "WARN", 10)
+    [line] = await recent_logs(stage.engine, "WARN", 10)
     assert (line.event, line.level, line.actor) == ("coordinator.conflict", "WARN", "one")
     assert line.data == {"before": 1, "epoch": 2}
     # The other way round, when nobody leads any more as it wakes.
@@ -307,7 +307,7 @@ async def test_who_leads_alone_or_resigns_tells_of_no_conflict(stage: Stage) -> 
         await one.cycle_once()
         stage.clock.advance(3600)
     assert (PROCESS_METRICS.value(CONFLICTS), one.epoch) == (before, 1)
-    lines = await happened(stage.engine, "INFO", 10)
+    lines = await recent_logs(stage.engine, "INFO", 10)
     assert [line.event for line in lines] == ["coordinator.led"]
 
 
@@ -317,12 +317,12 @@ async def test_what_a_leader_tells_of_its_last_cycle(stage: Stage) -> None:
     await stage.lease(3)
     for _ in range(int(LEASE_S / SETTINGS.tick_s) + 2):
         stage.clock.advance(SETTINGS.tick_s)
-        await coordinator._guarded()
-        if coordinator._last and coordinator._last.counts["expired"]:
+        await coordinator._run_cycle_logged()
+        if coordinator._last_report and coordinator._last_report.counts["expired"]:
             break
     led = stage.clock.now()
-    await coordinator._guarded()
-    leader = await stage.engine.upkeep.leader(NAME)
+    await coordinator._run_cycle_logged()
+    leader = await stage.engine.maintenance.leader(NAME)
     assert leader is not None
     assert leader.cycle is not None
     assert (leader.cycle.counts["expired"], leader.cycle.counts["promoted"]) == (3, 3)
@@ -342,15 +342,15 @@ async def test_a_failed_cycle_is_told_by_the_next(
         raise Invalid("a duty that does not work")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage.engine.upkeep, "promote_once", broken)
-        await coordinator._guarded()
-    await coordinator._guarded()
-    leader = await stage.engine.upkeep.leader(NAME)
+        patch.setattr(stage.engine.maintenance, "promote_once", broken)
+        await coordinator._run_cycle_logged()
+    await coordinator._run_cycle_logged()
+    leader = await stage.engine.maintenance.leader(NAME)
     assert leader is not None
     assert leader.cycle is not None
     assert leader.cycle.error == "a duty that does not work"
-    await coordinator._guarded()
-    leader = await stage.engine.upkeep.leader(NAME)
+    await coordinator._run_cycle_logged()
+    leader = await stage.engine.maintenance.leader(NAME)
     assert leader is not None
     assert leader.cycle is not None
     assert leader.cycle.error is None
@@ -358,7 +358,7 @@ async def test_a_failed_cycle_is_told_by_the_next(
 
 async def test_who_stands_by_is_known_until_it_falls_silent(stage: Stage) -> None:
     one, two, three = (stage.coordinator(name) for name in ("one", "two", "three"))
-    upkeep = stage.engine.upkeep
+    upkeep = stage.engine.maintenance
     for each in (one, two, three):
         await each.cycle_once()
     assert await upkeep.standbys(NAME) == ["three", "two"]
@@ -384,21 +384,21 @@ async def world(database_url: str, tmp_path: Path) -> AsyncIterator[System]:
 
 async def leader(world: System, *among: Process) -> Process | None:
     """The process that leads now."""
-    found = await world.engine.upkeep.leader(NAME)
+    found = await world.engine.maintenance.leader(NAME)
     if found is None or found.until < world.engine.clock.now():
         return None
     return next((each for each in among if f":{each.pid}:" in found.holder), None)
 
 
 async def leads(world: System) -> Leadership:
-    found = await world.engine.upkeep.leader(NAME)
+    found = await world.engine.maintenance.leader(NAME)
     assert found is not None
     return found
 
 
 async def told(world: System, kind: str) -> list[str]:
     """What coordinators have noted themselves, of one kind."""
-    lines = await happened(world.engine, "INFO", 100)
+    lines = await recent_logs(world.engine, "INFO", 100)
     return [line.text for line in lines if line.event == kind]
 
 

@@ -12,9 +12,9 @@ from tests.coordinator.pushing import KEY, Stage, staged
 from tests.coordinator.stub_gateway import always, session
 
 from tenuto.coordinator import dispatch
-from tenuto.coordinator.dispatch import in_turn
+from tenuto.coordinator.dispatch import round_robin
 from tenuto.coordinator.rate import RateLimiter
-from tenuto.engine.agents.gateways import Gateways, GatewayState, worst
+from tenuto.engine.agents.gateways import Gateways, GatewayState, worst_status
 from tenuto.engine.agents.push import PushSessions, PushTarget
 from tenuto.metrics import PROCESS_METRICS
 from tenuto.model.agents.matching import AgentProfile
@@ -53,7 +53,7 @@ async def test_a_task_is_pushed_and_runs_once_its_session_is_told(stage: Stage) 
     assert (row.status, row.worker, row.agent) == ("ASSIGNED", "gateway:default", agent.id)
     assert row.lease_until == stage.clock.now() + timedelta(seconds=60)
     go.set()
-    await stage.dispatcher.settle(30)
+    await stage.dispatcher.finish_calls(30)
     row = await row_of(stage.engine, task)
     assert (row.status, row.session_key, row.tries) == ("RUNNING", "the session", 1)
     assert row.lease_until == stage.clock.now() + timedelta(seconds=70)
@@ -103,23 +103,23 @@ async def test_others_are_left_alone(stage: Stage, changes: dict[str, Any]) -> N
 async def test_explain_says_what_keeps_a_gateway_from_a_task(stage: Stage) -> None:
     mine, other = await stage.agent(), await stage.agent("other", gateway="elsewhere")
     [task] = await stage.submit()
-    nobody = "its gateway {} is not configured, or no coordinator runs"
+    unserved = "its gateway {} is not configured in a running coordinator"
     explained = await stage.engine.explain(task)
-    assert explained.agents["pushed"] == [nobody.format("default")]
+    assert explained.agents["pushed"] == [unserved.format("default")]
     stage.gateway.answer = always(503)
     await stage.push(stage.another(dispatch_per_s=4))
     await stage.later(10)
     explained = await stage.engine.explain(task)
-    assert explained.agents == {"pushed": [], "other": [nobody.format("elsewhere")]}
+    assert explained.agents == {"pushed": [], "other": [unserved.format("elsewhere")]}
     assert [gate.gate for gate in (await stage.engine.explain_agent(mine.id)).gates] == []
     gates = (await stage.engine.explain_agent(other.id)).gates
-    assert [gate.detail for gate in gates] == [nobody.format("elsewhere")]
+    assert [gate.detail for gate in gates] == [unserved.format("elsewhere")]
     for _ in range(2):
         await stage.push()
         await stage.later(10)
     await Gateways(stage.engine.system).record_failure("default", "HTTP 503", probe=True)
     explained = await stage.engine.explain(task)
-    assert explained.agents["pushed"] == ["its gateway default does not answer"]
+    assert explained.agents["pushed"] == ["its gateway default is unreachable"]
 
 
 async def test_an_agent_that_is_to_end_gets_nothing(stage: Stage) -> None:
@@ -144,11 +144,11 @@ FAILURES = {
     "a fault of its own": (always(500, b"oops"), 1, "HTTP 500: oops"),
     "our key is wrong": (always(401), 1, "HTTP 401: no"),
     "too many of our requests": (always(429), 1, "HTTP 429: no"),
-    "no JSON": (always(200, b"<html>"), 1, "cannot be understood"),
-    "no session in it": (always(200, b'{"session": {}}'), 1, "cannot be understood"),
-    "an empty key": (always(200, b'{"session": {"sessionKey": ""}}'), 1, "cannot be understood"),
+    "no JSON": (always(200, b"<html>"), 1, "to a spawn is invalid"),
+    "no session in it": (always(200, b'{"session": {}}'), 1, "to a spawn is invalid"),
+    "an empty key": (always(200, b'{"session": {"sessionKey": ""}}'), 1, "to a spawn is invalid"),
     "a redirect": (always(302), 1, "HTTP 302"),
-    "far too much": (always(200, b" " * 100_000), 1, "more than"),
+    "far too much": (always(200, b" " * 100_000), 1, "is longer than"),
 }
 
 
@@ -175,7 +175,7 @@ async def test_a_spawn_that_fails_gives_the_try_back(stage: Stage, name: str) ->
 async def test_spawns_that_failed_take_no_slot(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, answered: int
 ) -> None:
-    monkeypatch.setattr("tenuto.coordinator.dispatch.SLOTS", 2)
+    monkeypatch.setattr("tenuto.coordinator.dispatch.MAX_CALLS", 2)
     await stage.agent()
     await stage.submit(2)
     stage.gateway.answer = always(answered)
@@ -238,7 +238,7 @@ async def test_a_failing_gateway_is_left_alone_and_then_tried_once(stage: Stage)
     state = await stage.state()
     assert state.failures == 3
     assert state.closed_until == stage.clock.now()  # a second after the third failure
-    assert worst([state], stage.clock.now() - timedelta(seconds=0.5)) == "unreachable"
+    assert worst_status([state], stage.clock.now() - timedelta(seconds=0.5)) == "unreachable"
     for rest in (2, 4, 8, 16, 32, 60, 60):
         stage.clock.advance(0.001)
         assert await stage.push(dispatcher) == 1, "one try"
@@ -251,7 +251,7 @@ async def test_a_failing_gateway_is_left_alone_and_then_tried_once(stage: Stage)
     state = await stage.state()
     assert (state.failures, state.closed_until, state.last_error) == (0, None, None)
     assert state.status_at(stage.clock.now()) == "connected"
-    await stage.engine.upkeep.promote_once("promoter")
+    await stage.engine.maintenance.promote_once("promoter")
     assert await stage.push() > 1
 
 
@@ -273,7 +273,7 @@ async def test_of_two_that_want_to_try_a_gateway_one_does(stage: Stage) -> None:
     assert await stage.push() == 1
     asked = len(stage.gateway.spawned)
     other = stage.another()
-    other._engine = late
+    other._sessions = late
     await stage.push(other)
     assert len(stage.gateway.spawned) == asked
     counts = await stage.engine.counts()
@@ -294,7 +294,7 @@ async def test_failures_at_once_count_until_the_gateway_is_left_alone(stage: Sta
 async def test_spawns_that_failed_keep_no_place_at_a_gateway(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    monkeypatch.setattr(dispatch, "SLOTS", 4)
+    monkeypatch.setattr(dispatch, "MAX_CALLS", 4)
     stage.gateway.answer = always(failing)
     await stage.agent()
     tasks = await stage.submit(6)
@@ -302,7 +302,7 @@ async def test_spawns_that_failed_keep_no_place_at_a_gateway(
     for _ in range(8):
         failed += await stage.push()
         await stage.later(3600)
-    assert failed > 2 * dispatch.SLOTS - 1
+    assert failed > 2 * dispatch.MAX_CALLS - 1
     stage.gateway.answer = None
     for _ in range(3):
         await stage.push()
@@ -347,9 +347,9 @@ async def test_every_workspace_has_its_turn(stage: Stage) -> None:
     many = [target(1, number) for number in range(10)]
     few = [target(2, 20), target(3, 30)]
     for turn in range(6):
-        first = [each.agent.workspace.int for each in in_turn([*many, *few], turn)[:3]]
+        first = [each.agent.workspace.int for each in round_robin([*many, *few], turn)[:3]]
         assert sorted(first) == [1, 2, 3]
-    starts = {in_turn([*many, *few], turn)[0].agent.workspace.int for turn in range(6)}
+    starts = {round_robin([*many, *few], turn)[0].agent.workspace.int for turn in range(6)}
     assert starts == {1, 2, 3}
 
 
@@ -358,7 +358,7 @@ def test_no_second_sees_more_than_the_cap(cap: float) -> None:
     pace, clock = RateLimiter(cap), ManualClock()
     granted = []
     for step in range(4000):
-        if n := pace.left(clock.now()):
+        if n := pace.available(clock.now()):
             granted += [clock.elapsed()] * n
             pace.grant(n, clock.now())
         assert pace.wait_s(clock.now()) >= 0
@@ -373,7 +373,7 @@ def test_no_second_sees_more_than_the_cap(cap: float) -> None:
 
 def test_a_clock_that_is_set_back_stops_no_dispatch() -> None:
     pace, now = RateLimiter(20), ManualClock().now()
-    pace.grant(pace.left(now), now)
-    assert pace.left(now - timedelta(milliseconds=1)) == 0, "a clock is corrected now and then"
-    assert pace.left(now - timedelta(hours=1)) == pace.burst
+    pace.grant(pace.available(now), now)
+    assert pace.available(now - timedelta(milliseconds=1)) == 0, "a clock is corrected now and then"
+    assert pace.available(now - timedelta(hours=1)) == pace.burst
     assert pace.wait_s(now - timedelta(hours=1)) == 0

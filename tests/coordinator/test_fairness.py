@@ -61,11 +61,11 @@ async def test_without_turns_it_would_have_waited(
         clock.advance(2)
         mine = await due(small, clock, 1)
         clock.advance(60)
-        assert await big.upkeep.promote_once("promoter") == BATCH
+        assert await big.maintenance.promote_once("promoter") == BATCH
         assert (await small.show(mine)).status == "WAITING"
-        assert await big.upkeep.promote_in_turns("promoter") == 2
+        assert await big.maintenance.promote_shared("promoter") == 2
         assert (await small.show(mine)).status == "PENDING"
-        assert await big.upkeep.promote_in_turns("promoter") == 0
+        assert await big.maintenance.promote_shared("promoter") == 0
 
 
 async def test_each_workspace_gets_its_share(
@@ -79,7 +79,7 @@ async def test_each_workspace_gets_its_share(
             await due(engine, clock, n)
         clock.advance(60)
         rounds = []
-        while await engines[0].upkeep.promote_in_turns("promoter"):
+        while await engines[0].maintenance.promote_shared("promoter"):
             rounds.append(
                 [(await engine.query.counts(engine.workspace))["PENDING"] for engine in engines]
             )
@@ -98,7 +98,7 @@ async def test_more_workspaces_than_a_batch_holds_all_have_their_turn(
         clock.advance(60)
         seen = []
         for _ in range(3):
-            await engines[0].upkeep.promote_in_turns("promoter")
+            await engines[0].maintenance.promote_shared("promoter")
             seen.append([(await each.query.counts(each.workspace))["PENDING"] for each in engines])
         assert seen == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 2]], (
             "the last has the batch alone"
@@ -127,13 +127,13 @@ async def test_leases_are_ended_in_turns(
         mine = await held(store, other, 2)
         clock.advance(LEASE_S + 1)
         big, small = Engine(store), Engine(store, workspace=other)
-        assert await big.upkeep.expire_once("reaper") == 10
+        assert await big.maintenance.expire_once("reaper") == 10
         assert (await small.show(mine)).status == "RUNNING"
-        assert await big.upkeep.expire_fairly("reaper") == 10
+        assert await big.maintenance.expire_shared("reaper") == 10
         assert (await small.show(mine)).status == "RETRY_WAIT"
-        done = [await big.upkeep.expire_fairly("reaper") for _ in range(5)]
+        done = [await big.maintenance.expire_shared("reaper") for _ in range(5)]
         assert done == [10, 10, 10, 2, 0]
-        assert await big.upkeep.audit() == []
+        assert await big.maintenance.audit() == []
 
 
 @pytest.fixture
@@ -156,12 +156,12 @@ class Batches:
         self.coordinator = Coordinator(engine, SETTINGS)
         now = self.clock.now
         monkeypatch.setattr(
-            self.coordinator._pauses, "exempt_leases", lambda: LeaseExemption(now(), now())
+            self.coordinator._suspensions, "exempt_leases", lambda: LeaseExemption(now(), now())
         )
-        for name in ("BATCH", "AGENTS", "TIMED", "HEARD"):
+        for name in ("BATCH", "AGENT_BATCH", "SCHEDULE_BATCH", "TRIGGER_BATCH"):
             monkeypatch.setattr(f"tenuto.coordinator.coordinator.{name}", 2)
-        for family in ("upkeep", "registry"):
-            monkeypatch.setattr(f"tenuto.engine.{family}.BATCH", 2)
+        for name in ("tasks.maintenance.BATCH", "agents.registry.MAX_BATCH"):
+            monkeypatch.setattr(f"tenuto.engine.{name}", 2)
         relay = TaskMaintenance.relay_once
 
         async def relay_once(of: TaskMaintenance, name: str, sink: Sink, _: int = 2) -> int:
@@ -187,7 +187,7 @@ class Batches:
         for n in range(4):
             await self.engine.register_agent(profile(id=self.clock.new_id(), name=f"a{n}"))
         self._later(3600)
-        await self.coordinator._agents(counts := CycleCounts())
+        await self.coordinator._mark_stale_agents(counts := CycleCounts())
         return counts.agents
 
     async def fire(self) -> int:
@@ -195,16 +195,16 @@ class Batches:
         for n in range(4):
             await self.engine.schedules.create(f"s{n}", "job", cron())
         self._later(3600)
-        await self.coordinator._fire(counts := CycleCounts())
+        await self.coordinator._run_schedules(counts := CycleCounts())
         return counts.fired
 
     async def trigger(self) -> int:
         await defined(self.engine)
         made = await self.engine.triggers.create("t", "go", "job")
-        await self.coordinator._trigger()
+        await self.coordinator._run_triggers()
         for _ in range(4):
             await self.engine.publish("go")
-        await self.coordinator._trigger()
+        await self.coordinator._run_triggers()
         return (await self.engine.triggers.get(made.id)).fired
 
     async def relay(self) -> int:

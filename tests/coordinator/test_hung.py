@@ -21,7 +21,7 @@ from tests.waiting import eventually
 
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import Engine
-from tenuto.model.tasks.attempts import HUNG
+from tenuto.model.tasks.attempts import HUNG_WARNING
 from tenuto.model.tasks.task import AGING_MS, Fence
 from tenuto.settings import Settings
 
@@ -61,7 +61,7 @@ async def stage(database_url: str) -> AsyncIterator[Stage]:
     async with opened(database_url, clock) as store:
         engine = Engine(store, actor="test")
         yield Stage(engine, clock, await running(engine, estimate_minutes=ESTIMATE))
-        assert await engine.upkeep.audit() == []
+        assert await engine.maintenance.audit() == []
         await check_trail(raw)
         await check_attempts(raw)
 
@@ -127,14 +127,16 @@ async def test_the_worker_warns_its_session_and_stops_what_was_aborted(database_
         task = await inside.submit(estimate_minutes=ESTIMATE)
         await inside.until(task, "RUNNING")
         await past(inside, raw, task, "started_at", ESTIMATE + 31)
-        await inside.said(task, HUNG)
+        await inside.said(task, HUNG_WARNING)
         assert ended == []
         await past(inside, raw, task, "hung_warned_at", 11)
         assert (await inside.ended(task)).output == "second"
         await eventually(lambda: ended == [(1, True)])
         assert await inside.outcomes(task) == ["ABORTED", "COMPLETED"]
         lines = await inside.engine.query.transcript(task, inside.engine.workspace)
-        assert [(line.level, line.text, line.attempt) for line in lines] == [("WARN", HUNG, 1)]
+        assert [(line.level, line.text, line.attempt) for line in lines] == [
+            ("WARN", HUNG_WARNING, 1)
+        ]
 
 
 async def test_a_plain_function_sees_the_warning_and_goes_on(database_url: str) -> None:
@@ -170,7 +172,7 @@ async def test_a_command_s_transcript_has_the_warning_and_its_processes_end(
         session = Path("/proc") / (await inside.transcript(task))[0].removeprefix("up ")
         assert session.exists()
         await past(inside, raw, task, "started_at", ESTIMATE + 31)
-        await inside.said(task, HUNG)
+        await inside.said(task, HUNG_WARNING)
         await past(inside, raw, task, "hung_warned_at", 11)
         await inside.ended(task)
         [aborted, done] = await inside.engine.attempts(task)

@@ -23,7 +23,7 @@ from tests.contract.conftest import (
 )
 
 from tenuto.coordinator.coordinator import Coordinator, CycleCounts
-from tenuto.coordinator.resume import SLOWEST_BEAT_S
+from tenuto.coordinator.resume import MAX_GRACE_S
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.tasks.task import Fence
@@ -84,7 +84,7 @@ async def stage(database_url: str) -> AsyncIterator[Stage]:
         made = Stage(Engine(store, actor="test"), clock)
         await made.cycle(20)
         yield made
-        assert await made.engine.upkeep.audit() == []
+        assert await made.engine.maintenance.audit() == []
         await check_trail(raw)
         await check_attempts(raw)
 
@@ -99,7 +99,7 @@ async def overdue(stage: Stage) -> Fence:
 async def hung(stage: Stage) -> Fence:
     fence = await stage.held(estimate_minutes=1)
     stage.clock.advance(minutes=31)
-    await stage.engine.upkeep.promote_once("promoter")
+    await stage.engine.maintenance.promote_once("promoter")
     for _ in range(2):
         assert (await stage.engine.heartbeat([fence])).held[fence.task].hung
         await stage.cycle(LEASE_S / 2)
@@ -225,7 +225,7 @@ async def test_who_dies_after_a_long_pause_is_not_waited_for_as_long_as_that(sta
     await stage.cycle(SETTINGS.heartbeat_s)
     await stage.engine.heartbeat([fence])
     assert (await stage.cycle(LEASE_S)).expired == 0
-    assert (await stage.cycle(SLOWEST_BEAT_S)).expired == 1
+    assert (await stage.cycle(MAX_GRACE_S)).expired == 1
 
 
 async def test_a_stop_between_leading_and_reaping_is_a_pause(
@@ -236,7 +236,7 @@ async def test_a_stop_between_leading_and_reaping_is_a_pause(
     async def stopped(*_: object) -> None:
         stage.clock.advance(hours=1)
 
-    monkeypatch.setattr(stage.coordinator, "_compare", stopped)
+    monkeypatch.setattr(stage.coordinator, "_record_lost_leadership", stopped)
     counts = await stage.coordinator.cycle_once()
     assert (counts.expired, counts.promoted) == (0, 0)
     assert await stage.status(fence) == "RUNNING"
@@ -247,14 +247,14 @@ async def test_a_stop_right_before_a_statement_ends_nothing(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, duty: str
 ) -> None:
     fence = await stage.held(timeout_s=4)
-    once = getattr(stage.engine.upkeep, duty)
+    once = getattr(stage.engine.maintenance, duty)
 
     async def stopped(*args: Any, **kwargs: Any) -> int:
         stage.clock.advance(hours=1)
         done: int = await once(*args, **kwargs)
         return done
 
-    monkeypatch.setattr(stage.engine.upkeep, duty, stopped)
+    monkeypatch.setattr(stage.engine.maintenance, duty, stopped)
     counts = await stage.coordinator.cycle_once()
     assert (counts.expired, counts.promoted) == (0, 0)
     assert await stage.status(fence) == "RUNNING"
@@ -263,14 +263,14 @@ async def test_a_stop_right_before_a_statement_ends_nothing(
 async def test_a_stop_between_two_batches_is_a_pause(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("engine.upkeep", "coordinator.coordinator"):
+    for name in ("engine.tasks.maintenance", "coordinator.coordinator"):
         monkeypatch.setattr(f"tenuto.{name}.BATCH", 1)
     await stage.held()
     await stage.cycle(LEASE_S)
     living = await stage.held()
-    answered = stage.coordinator._pauses.answered
+    answered = stage.coordinator._suspensions.record_answer
     stops: list[int] = []
-    once = stage.engine.upkeep.expire_once
+    once = stage.engine.maintenance.expire_once
 
     async def first(*args: Any, **kwargs: Any) -> int:
         done = await once(*args, **kwargs)
@@ -283,8 +283,8 @@ async def test_a_stop_between_two_batches_is_a_pause(
             stops.append(0)
             stage.clock.advance(hours=1)
 
-    monkeypatch.setattr(stage.engine.upkeep, "expire_once", first)
-    monkeypatch.setattr(stage.coordinator._pauses, "answered", stopped)
+    monkeypatch.setattr(stage.engine.maintenance, "expire_once", first)
+    monkeypatch.setattr(stage.coordinator._suspensions, "record_answer", stopped)
     stage.clock.advance(1)
     assert (await stage.coordinator.cycle_once()).expired == 1
     assert stops == [1, 0]
@@ -294,7 +294,7 @@ async def test_a_stop_between_two_batches_is_a_pause(
 async def test_all_tasks_of_a_worker_that_died_go_on_and_nobody_else_s_end(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("engine.upkeep", "worker.children"):
+    for name in ("engine.tasks.maintenance", "worker.process_pool"):
         monkeypatch.setattr(f"tenuto.{name}.BATCH", 4)
     engine, host, pid = stage.engine, socket.gethostname(), os.getpid()
     living = await stage.held(timeout_s=4)

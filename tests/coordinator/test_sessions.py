@@ -92,7 +92,7 @@ async def test_a_session_is_not_killed_again_while_it_is_killed(stage: Stage) ->
     stage.gateway.kill_answers.clear()
     assert [await stage.dispatcher.once() for _ in range(2)] == [1, 0]
     stage.gateway.kill_answers.set()
-    await stage.dispatcher.settle(30)
+    await stage.dispatcher.finish_calls(30)
     assert len(stage.gateway.killed) == 1
     assert await stage.status(task) == "CANCELLED"
 
@@ -132,7 +132,7 @@ async def test_nor_while_spawns_wait_for_the_pace(stage: Stage) -> None:
         await stage.push()
         stage.clock.advance(60)
     [task] = await stage.submit()
-    pace, tried = stage.dispatcher._pace, len(stage.gateway.killed)
+    pace, tried = stage.dispatcher._limiter, len(stage.gateway.killed)
     pace.grant(pace.burst, stage.clock.now())
     assert await stage.push() == 0
     stage.clock.advance(1)
@@ -174,7 +174,7 @@ async def test_a_cancel_before_the_session_is_told(stage: Stage) -> None:
         await held.wait()
         await stage.engine.cancel(task)
         go.set()
-        await stage.dispatcher.settle(30)
+        await stage.dispatcher.finish_calls(30)
         await stage.push()
         assert await stage.status(task) == "CANCELLED"
         [attempt] = await stage.engine.attempts(task)
@@ -202,8 +202,8 @@ async def test_a_session_told_too_late_is_killed(
     await stage.later(61)
     with caplog.at_level(logging.WARNING, "tenuto.dispatch"):
         go.set()
-        await stage.dispatcher.settle(30)
-    assert "conflict: attempt 1" in caplog.text
+        await stage.dispatcher.finish_calls(30)
+    assert "attempt 1 of task" in caplog.text
     assert stage.gateway.killed == ["session 1"]
     assert await stage.outcomes(task) == ["STALLED"]
     await stage.push()
@@ -228,7 +228,7 @@ async def test_a_session_that_reports_before_its_gateway_does(stage: Stage) -> N
     await stage.engine.begin(stage.fences[task])
     await stage.engine.complete(stage.fences[task], {"done": True})
     go.set()
-    await stage.dispatcher.settle(30)
+    await stage.dispatcher.finish_calls(30)
     assert await stage.status(task) == "COMPLETED"
     assert stage.gateway.killed == []
     trail = [event.new_status for event in await stage.engine.events(task)]
@@ -250,7 +250,7 @@ async def test_a_session_that_began_goes_on_though_its_gateway_fails(stage: Stag
     await held.wait()
     await stage.engine.begin(stage.fences[task])
     go.set()
-    await stage.dispatcher.settle(30)
+    await stage.dispatcher.finish_calls(30)
     assert await stage.status(task) == "RUNNING"
     await stage.engine.complete(stage.fences[task])
 
@@ -310,7 +310,7 @@ async def test_a_session_nobody_ever_knew_is_given_up_in_the_end(stage: Stage) -
     await dying.once()
     await held.wait()
     await stage.engine.cancel(task)
-    await dying.settle(0)
+    await dying.finish_calls(0)
     await stage.later(61)
     await stage.later(61)
     assert await stage.status(task) == "CANCELLED"
@@ -332,9 +332,9 @@ async def test_only_hints_of_lanes_for_its_agents_wake_it(stage: Stage) -> None:
     topics = [f"lane:{lanes[0]}", f"lane:{lanes[1]}", "lane:1", "worker:host:1:x", "flow"]
     woken = []
     for topic in [*topics, "worker:gateway:default", "*"]:
-        stage.dispatcher._poke.clear()
-        stage.dispatcher._heard(topic)
-        woken.append(stage.dispatcher._poke.is_set())
+        stage.dispatcher._wake.clear()
+        stage.dispatcher._on_hint(topic)
+        woken.append(stage.dispatcher._wake.is_set())
     assert woken == [True, False, True, False, False, True, True]
 
 
@@ -365,7 +365,9 @@ async def test_a_hint_has_a_task_pushed_at_once(stage: Stage) -> None:
 async def test_a_gateway_that_repeats_what_it_was_told_gives_no_secret_away(
     stage: Stage, database_url: str
 ) -> None:
-    stage.engine = Engine(stage.engine.store, actor="test", vault=KeyRing({"k": bytes(range(32))}))
+    stage.engine = Engine(
+        stage.engine.store, actor="test", key_ring=KeyRing({"k": bytes(range(32))})
+    )
     stage.dispatcher = stage.another()
     await stage.agent()
     secret = "canary-7f3a-0123456789"

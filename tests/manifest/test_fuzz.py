@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.manifest.examples import FLOW, S2
 from tests.manifest.test_writing import values
 
-from tenuto.manifest.documents import spec_from
-from tenuto.manifest.export import dump, yaml_of
-from tenuto.manifest.manifest import Manifest, read
+from tenuto.manifest.documents import parse_spec
+from tenuto.manifest.export import dump, to_yaml
+from tenuto.manifest.manifest import Manifest, read_manifest
 from tenuto.manifest.shapes import GroupShape, Lists, TaskShape
 from tenuto.model.errors import Invalid
 
@@ -19,7 +19,7 @@ from tenuto.model.errors import Invalid
 def outcome(text: str | bytes) -> Manifest | None:
     """What is read; nothing where it is refused, with a place or the whole file's name."""
     try:
-        return read({"f.yaml": text})
+        return read_manifest({"f.yaml": text})
     except Invalid as error:
         told = error
     assert all(line.startswith(("f.yaml:", "... and")) for line in told.message.split("\n")), told
@@ -53,15 +53,15 @@ group_names = st.sampled_from([*GroupShape.__struct_fields__, *Lists.__struct_fi
 @given(st.dictionaries(task_names | group_names, values, max_size=5), st.booleans())
 def test_any_value_in_any_field(said: dict[str, Any], is_group: bool) -> None:
     said = {"id": "a"} | said
-    found = outcome(yaml_of(said))
+    found = outcome(to_yaml(said))
     if found is not None and found.specs:
-        again = read({"f": dump(found.specs.values())})
+        again = read_manifest({"f": dump(found.specs.values())})
         assert again.specs == found.specs
     with suppress(Invalid):
-        spec_from("group" if is_group else "task", said)
+        parse_spec("group" if is_group else "task", said)
 
 
 @pytest.mark.parametrize("name", TaskShape.__struct_fields__)
 @pytest.mark.parametrize("value", [True, -1, 1e300, "", "x y", [], [[]], {}, {"a": {}}, 2**63])
 def test_odd_values_in_each_field(name: str, value: Any) -> None:
-    outcome(yaml_of({"id": "a"} | {name: value}))
+    outcome(to_yaml({"id": "a"} | {name: value}))

@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from tenuto.manifest.yaml_nodes import MAX_BYTES, MAX_NODES, Composer, YamlError, decoded, node_of
+from tenuto.manifest.yaml_nodes import (
+    MAX_BYTES,
+    MAX_NODES,
+    Composer,
+    YamlError,
+    decode_text,
+    node_of,
+)
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
@@ -13,14 +20,14 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 
 def documents(text: str | bytes) -> list[Any]:
-    return [node.plain() for node in Composer().documents("f.yaml", decoded("f.yaml", text))]
+    return [node.plain() for node in Composer().documents("f.yaml", decode_text("f.yaml", text))]
 
 
 def refusal(text: str | bytes) -> tuple[str, int, int, str]:
     with pytest.raises(YamlError) as caught:
         documents(text)
-    place = caught.value.place
-    return caught.value.why, place.line, place.column, caught.value.code
+    place = caught.value.location
+    return caught.value.reason, place.line, place.column, caught.value.code
 
 
 @pytest.mark.parametrize(
@@ -70,10 +77,10 @@ def test_infinity_is_read_and_left_to_be_refused_by_the_model() -> None:
 
 def test_documents_come_one_by_one_with_places() -> None:
     first, second = Composer().documents("f", "a:\n  - x\n---\nb: {c: 1}\n")
-    assert first.value["a"].node.value[0].place == type(first.place)("f", 2, 5)
+    assert first.value["a"].node.value[0].location == type(first.location)("f", 2, 5)
     inner = second.value["b"].node.value["c"]
-    assert (inner.place.line, inner.place.column) == (4, 5)
-    assert (inner.node.place.line, inner.node.place.column) == (4, 8)
+    assert (inner.location.line, inner.location.column) == (4, 5)
+    assert (inner.node.location.line, inner.node.location.column) == (4, 8)
 
 
 def test_anchors_are_repeated() -> None:
@@ -86,7 +93,7 @@ def test_anchors_are_repeated() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "column", "said"),
     [
-        ("a: 1\nb: 2\na: 3", 3, 1, "'a' stands twice, first in line 1"),
+        ("a: 1\nb: 2\na: 3", 3, 1, "'a' is defined twice, first in line 1"),
         ("a: !!python/object/apply:os.system [x]", 1, 4, "!!python/object/apply:os.system"),
         ("a: 1\nb: !!python/name:os.system", 2, 4, "!!python/name:os.system"),
         ("!!binary aGk=", 1, 1, "!!binary"),
@@ -94,16 +101,16 @@ def test_anchors_are_repeated() -> None:
         ("a: !!timestamp 2026-01-01", 1, 4, "!!timestamp"),
         ("a: !!set {x}", 1, 4, "!!set"),
         ("%TAG ! tag:evil,2000:\n---\na: !x 1", 3, 4, "tag:evil,2000:x"),
-        ("a: &x [*x]", 1, 8, "*x stands inside of what it refers to"),
+        ("a: &x [*x]", 1, 8, "alias *x is inside the value that it refers to"),
         ("a: *x", 1, 4, "no anchor &x"),
         ("a: &x 1\n---\nb: *x", 3, 4, "no anchor &x"),
-        ("[a]: 1", 1, 1, "a name must be text"),
-        ("a: &l [1]\n*l : 1", 2, 1, "a name must be text"),
+        ("[a]: 1", 1, 1, "a field name must be text"),
+        ("a: &l [1]\n*l : 1", 2, 1, "a field name must be text"),
         ("a: {b: 1}\n<<: {c: 1}", 2, 1, "merging"),
         ("a: [1", 2, 1, "did not find"),
         ("a: b: c", 1, 5, "mapping values are not allowed"),
         ('a: "\\z"', 1, 5, "unknown escape"),
-        ("a: " + "9" * 5000, 1, 4, "too many digits"),
+        ("a: " + "9" * 5000, 1, 4, "digits; put text in quotes"),
         ("a: \x07", 1, 4, "control characters"),
     ],
 )
@@ -161,7 +168,7 @@ def test_all_files_count_together() -> None:
     assert len(list(composer.documents("a", half))) == 1
     with pytest.raises(YamlError) as caught:
         list(composer.documents("b", half))
-    assert (caught.value.code, caught.value.place.file) == ("too_large", "b")
+    assert (caught.value.code, caught.value.location.file) == ("too_large", "b")
 
 
 def test_the_parser_in_python_agrees(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ from uuid import UUID
 import pytest
 from tests.manifest.examples import FLOW, S2, S2_FLAT
 
-from tenuto.manifest.documents import MAX_FILES, Schedule, Trigger, spec_from, texts_of
-from tenuto.manifest.export import snake
-from tenuto.manifest.manifest import Manifest, read
+from tenuto.manifest.documents import MAX_FILES, Schedule, Trigger, decode_files, parse_spec
+from tenuto.manifest.export import to_snake_names
+from tenuto.manifest.manifest import Manifest, read_manifest
 from tenuto.manifest.yaml_nodes import MAX_BYTES
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto, GroupSpec
@@ -21,19 +21,19 @@ from tenuto.model.tasks.submission import NewTask
 def told(text: str, stored: dict[str, Spec] | None = None) -> list[str]:
     """The lines of a refusal."""
     with pytest.raises(Invalid) as caught:
-        read({"flow.yaml": text}, stored)
+        read_manifest({"flow.yaml": text}, stored)
     return caught.value.message.splitlines()
 
 
 def task(text: str, **more: Any) -> NewTask:
     """The one task of a file."""
-    [found] = read({"f": text}, **more).tasks.values()
+    [found] = read_manifest({"f": text}, **more).tasks.values()
     return found
 
 
 @pytest.mark.parametrize("text", [S2, S2_FLAT], ids=["indented", "copied"])
 def test_the_example_loads_as_written(text: str) -> None:
-    found = read({"s2.yaml": text})
+    found = read_manifest({"s2.yaml": text})
     assert found.tasks == {
         "task-200": NewTask(
             key="task-200",
@@ -54,13 +54,13 @@ def test_the_example_loads_as_written(text: str) -> None:
     assert (found.starts, found.schedules) == (("task-200",), ())
     assert found.warnings[-1] == (
         "s2.yaml:11:11: group_id: there is no group 'group-preprocessing';"
-        " an empty sequential one is made"
+        " it is created as an empty sequential group"
     )
     assert len(found.warnings) == (1 if text == S2 else 3)
 
 
 def test_a_flow_of_every_kind_loads() -> None:
-    found = read({"flow.yaml": FLOW})
+    found = read_manifest({"flow.yaml": FLOW})
     assert list(found.tasks) == (
         "fetch each summarise good-enough again sign-off clean-a clean-b report".split()
     )
@@ -136,15 +136,15 @@ def test_every_name_is_understood(text: str, field: str, value: Any) -> None:
         ("id: a\npriority: high", "2:11: priority: must be a whole number, not text"),
         ("id: 12", "1:5: id: must be text, not a number; put it in quotes"),
         ("id: a b", "1:5: id: must begin with a letter or digit"),
-        ("id: apply", "1:5: id: must not be 'apply', a word of the API's"),
+        ("id: apply", "1:5: id: must not be 'apply', which is reserved by the REST API"),
         ("name: x", "1:1: id is missing"),
-        ("id: a\npromt: x", "2:1: there is no field 'promt'; did you mean 'prompt'?"),
-        ("id: a\nzzz: x", "2:1: there is no field 'zzz'"),
+        ("id: a\npromt: x", "2:1: unknown field 'promt'; did you mean 'prompt'?"),
+        ("id: a\nzzz: x", "2:1: unknown field 'zzz'"),
         (
             "id: a\nretry: {atempts: 1}",
-            "2:9: retry: there is no field 'atempts'; did you mean 'attempts'?",
+            "2:9: retry: unknown field 'atempts'; did you mean 'attempts'?",
         ),
-        ("id: a\nrun_at: 2030-01-01", "2:1: there is no field 'run_at'"),
+        ("id: a\nrun_at: 2030-01-01", "2:1: unknown field 'run_at'"),
         (
             "id: a\ncomplexity_level: Easy",
             "2:19: complexity_level: must be one of Low, Middle, Hard",
@@ -157,25 +157,25 @@ def test_every_name_is_understood(text: str, field: str, value: Any) -> None:
             "id: a\ntask_tags: [x, 1]",
             "2:16: task_tags[1]: must be text, not a number; put it in quotes",
         ),
-        ("id: a\nname: x\ntitle: y", "3:8: title: says something else than 'name'"),
+        ("id: a\nname: x\ntitle: y", "3:8: title: differs from 'name'; give only one of them"),
         (
             "id: a\nmetadata: {tools: [x]}\ntools: [y]",
-            "3:8: tools: says something else than metadata.tools",
+            "3:8: tools: differs from metadata.tools; give only one of them",
         ),
         ("id: a\nescalation: {reason: x}", "2:13: escalation: prompt is missing"),
-        ("id: a\nbudget: {}", "2:9: budget: names neither tokens nor costUsd"),
+        ("id: a\nbudget: {}", "2:9: budget: needs tokens or costUsd"),
         ("id: a\nbudget: {tokens: many}", "2:18: budget.tokens: must be a whole number, not text"),
         (
             "id: a\nescalation: {reason: '', prompt: x}",
             "2:22: escalation.reason: must not be empty",
         ),
-        ("id: a\nagent_id: me", "2:11: agent_id: must be the id of an agent"),
+        ("id: a\nagent_id: me", "2:11: agent_id: must be the id (UUID) of an agent"),
         (
             "id: a\ninput: {secrets: {k: v}}",
-            "2:8: input: has secrets, but a definition is stored as written",
+            "2:8: input: contains secrets, but a definition is stored as written",
         ),
         ("id: a\ninput: [.nan]", "2:8: input: holds a number that is not finite"),
-        ("id: a\ninput: {x: {$from: [1]}}", "a reference is"),
+        ("id: a\ninput: {x: {$from: [1]}}", "a reference must be"),
         ("id: a\ncommand: []", "2:10: command: must not be empty"),
         ("id: a\ncondition: result.", "2:12: condition: the expression"),
         ("id: a\ntrue_next_task_id: b", "2:20: condition is missing"),
@@ -187,16 +187,16 @@ def test_every_name_is_understood(text: str, field: str, value: Any) -> None:
         ("id: a\nforeach_items: [1]", "2:16: foreach_template_task_id is missing"),
         (
             "id: a\ngoto_target_task_id: a\napproval: {}",
-            "a task has goto_target_task_id or approval, not both",
+            "a task can have goto_target_task_id or approval, not both",
         ),
-        ("- id: a", "1:1: a document is a mapping"),
+        ("- id: a", "1:1: a document must be a mapping"),
         ("tasks: {id: a}", "1:8: tasks: must be a list, not a mapping"),
         ("tasks: [x]", "1:9: tasks[0]: must be a mapping, not text"),
         ("tasks: []\nagents: []", "2:1: agents: not supported in YAML yet"),
         ("containers: [{image: x}]", "1:1: containers: not supported in YAML yet"),
         ("tools: [{name: x}]", "1:1: tools: not supported in YAML yet"),
         ("webhooks: []", "1:1: webhooks: not supported in YAML yet"),
-        ("tasks: [{id: a}]\ntask: []", "2:1: there is no field 'task'; did you mean 'tasks'?"),
+        ("tasks: [{id: a}]\ntask: []", "2:1: unknown field 'task'; did you mean 'tasks'?"),
         (
             "tasks: [{id: a}, {id: a}]",
             "1:23: tasks[1].id: 'a' is defined twice, first at flow.yaml:1:9",
@@ -221,7 +221,7 @@ def test_all_faults_are_told_at_once_and_in_order() -> None:
     lines = told(text)
     assert [line.split(":")[1] for line in lines] == ["2", "3", "4", "5", "6"]
     with pytest.raises(Invalid) as caught:
-        read({"b.yaml": "id: x y", "a.yaml": "id: b\npriority: 0"})
+        read_manifest({"b.yaml": "id: x y", "a.yaml": "id: b\npriority: 0"})
     assert [line.split(":")[0] for line in str(caught.value).splitlines()] == ["a.yaml", "b.yaml"]
     assert caught.value.code == "invalid_value"
     assert caught.value.details == {"file": "a.yaml", "line": 2, "column": 11, "field": "priority"}
@@ -230,37 +230,37 @@ def test_all_faults_are_told_at_once_and_in_order() -> None:
 
 
 def test_definitions_are_joined_across_documents_and_files() -> None:
-    found = read(
+    found = read_manifest(
         {"a": "id: x\n---\nid: y\nprevious_task: x", "b": "id: z\nprevious: {child_id: y}"}
     )
     assert [each.next for each in found.tasks.values()] == ["y", "z", None]
     assert told("tasks: [{id: x, next: y}, {id: y}, {id: z, previous_task: x}]") == [
-        "flow.yaml:1:59: tasks[2].previous_task: 'x' leads to 'y' instead"
+        "flow.yaml:1:59: tasks[2].previous_task: 'x' has next 'y' already, not 'z'"
     ]
     assert "which is not defined" in told("id: z\nprevious_task: x")[0]
     assert (
-        "is stored without a next"
+        "is stored without next"
         in told("id: z\nprevious_task: x", {"x": NewTask(title="x", key="x")})[0]
     )
     linked = NewTask(title="x", key="x", next="z")
-    assert read({"f": "id: z\nprevious_task: x"}, {"x": linked}).specs.keys() == {"z"}
+    assert read_manifest({"f": "id: z\nprevious_task: x"}, {"x": linked}).specs.keys() == {"z"}
 
 
 def test_a_task_joins_the_group_that_it_names() -> None:
     listed = "groups: [{id: g, children: [b, a]}]\ntasks: [{id: a, group_id: g}, {id: b}]"
-    assert read({"f": listed}).groups["g"].children == ("b", "a")
+    assert read_manifest({"f": listed}).groups["g"].children == ("b", "a")
     added = "groups: [{id: g, children: [b]}]\ntasks: [{id: a, group: g}, {id: b}]"
-    assert read({"f": added}).groups["g"].children == ("b", "a")
+    assert read_manifest({"f": added}).groups["g"].children == ("b", "a")
     stored: dict[str, Spec] = {
         "g": GroupSpec(title="G", key="g", children=("b",)),
         "b": NewTask(title="b", key="b"),
     }
-    assert read({"f": "id: a\ngroup_id: g"}, stored).groups == {
+    assert read_manifest({"f": "id: a\ngroup_id: g"}, stored).groups == {
         "g": GroupSpec(title="G", key="g", children=("b", "a"))
     }
-    assert read({"f": "id: b\ngroup_id: g"}, stored).groups == {}
+    assert read_manifest({"f": "id: b\ngroup_id: g"}, stored).groups == {}
     assert told("tasks: [{id: a, group_id: b}, {id: b}]") == [
-        "flow.yaml:1:27: tasks[0].group_id: 'b' is a task"
+        "flow.yaml:1:27: tasks[0].group_id: 'b' is a task, not a group"
     ]
 
 
@@ -298,13 +298,13 @@ def test_a_task_joins_the_group_that_it_names() -> None:
 )
 def test_what_cannot_run_is_refused_as_a_whole(text: str, code: str, line: int) -> None:
     with pytest.raises(Invalid) as caught:
-        read({"flow.yaml": text})
+        read_manifest({"flow.yaml": text})
     assert caught.value.code == code, caught.value
     assert caught.value.message.startswith(f"flow.yaml:{line}:")
 
 
 def test_a_jump_back_is_no_circle() -> None:
-    read({"f": "tasks: [{id: a, next: b}, {id: b, goto_target_task_id: a}]"})
+    read_manifest({"f": "tasks: [{id: a, next: b}, {id: b, goto_target_task_id: a}]"})
 
 
 def test_what_is_stored_is_known_and_checked_too() -> None:
@@ -313,8 +313,8 @@ def test_what_is_stored_is_known_and_checked_too() -> None:
         "g": GroupSpec(title="g", key="g", children=("c", "gone")),
         "c": NewTask(title="c", key="c"),
     }
-    assert read({"f": "id: a"}, stored).specs.keys() == {"a"}
-    assert "lead back to themselves" in told("id: a\nnext: b", stored)[0]
+    assert read_manifest({"f": "id: a"}, stored).specs.keys() == {"a"}
+    assert "cyclic definitions" in told("id: a\nnext: b", stored)[0]
     assert "is a child of" in told("groups: [{id: h, children: [c]}]", stored)[0]
 
 
@@ -335,7 +335,7 @@ schedules:
 triggers:
   - {name: t, event: task.dead, target: b, filter: "event.level == 'ERROR'"}
 """
-    found = read({"f": text})
+    found = read_manifest({"f": text})
     assert found.starts == ("b",)
     assert found.schedules == (
         Schedule(
@@ -350,14 +350,14 @@ triggers:
         "schedules:\n"
         + 2 * "- {name: a, target: t, schedule: {type: cron, expression: '@daily'}}\n"
     )
-    assert "'a' stands twice" in told(f"tasks: [{{id: t}}]\n{twice}")[0]
+    assert "'a' is defined twice" in told(f"tasks: [{{id: t}}]\n{twice}")[0]
 
 
 def test_empty_files_are_remarked_on() -> None:
-    found = read({"a": "", "b": "# nothing\n---\n---\n"})
+    found = read_manifest({"a": "", "b": "# nothing\n---\n---\n"})
     assert (found, found.warnings) == (
         Manifest(warnings=found.warnings),
-        ("a: holds nothing", "b: holds nothing"),
+        ("a: is empty", "b: is empty"),
     )
 
 
@@ -368,20 +368,20 @@ def test_so_many_files_and_bytes_are_read() -> None:
         {"x" * 501: ""},
     ):
         with pytest.raises(Invalid) as caught:
-            read(files)
+            read_manifest(files)
         assert caught.value.code == "too_large"
 
 
 def test_files_that_are_no_text_are_named() -> None:
-    assert texts_of({"a": b"x", "b": "y"}) == {"a": "x", "b": "y"}
+    assert decode_files({"a": b"x", "b": "y"}) == {"a": "x", "b": "y"}
     with pytest.raises(Invalid) as caught:
-        texts_of({"a": b"\xff", "b": b"x", "c": b"\x00"})
+        decode_files({"a": b"\xff", "b": b"x", "c": b"\x00"})
     assert [line[:2] for line in caught.value.message.splitlines()] == ["a:", "c:"]
 
 
 def test_plain_values_are_read_the_same_way() -> None:
     said = {"id": "a", "taskTags": ["x"], "maxRetries": 1, "approval": {"onReject": "skip"}}
-    found = spec_from("task", snake(said))
+    found = parse_spec("task", to_snake_names(said))
     assert found == NewTask(
         title="a", key="a", task_tags=["x"], max_attempts=2, control=Approval(on_reject="skip")
     )
@@ -393,10 +393,10 @@ def test_plain_values_are_read_the_same_way() -> None:
         {"id": "a", "unknown": 1},
     ):
         with pytest.raises(Invalid) as caught:
-            spec_from("task", bad)
+            parse_spec("task", bad)
         assert caught.value.details["file"] == ""
     deep: Any = 1
     for _ in range(100):
         deep = [deep]
     with pytest.raises(Invalid, match="nested deeper"):
-        spec_from("task", {"id": "a", "input": deep})
+        parse_spec("task", {"id": "a", "input": deep})

@@ -11,8 +11,8 @@ import yaml
 from docs import generate
 from tests.manifest.examples import FLOW, S2
 
-from tenuto.manifest.manifest import read
-from tenuto.manifest.schema import schema
+from tenuto.manifest.manifest import read_manifest
+from tenuto.manifest.schema import json_schema
 from tenuto.model.errors import Invalid
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"),
 
 
 def faults(text: str) -> list[str]:
-    validator = jsonschema.Draft202012Validator(schema())
+    validator = jsonschema.Draft202012Validator(json_schema())
     documents: list[Any] = list(yaml.load_all(text, Loader=_Core))
     return [error.message for each in documents for error in validator.iter_errors(each)]
 
@@ -45,7 +45,7 @@ def test_it_is_published_as_it_is() -> None:
 @pytest.mark.parametrize("text", [S2, FLOW, *EXAMPLES])
 def test_every_example_fits_and_loads(text: str) -> None:
     assert faults(text) == []
-    read({"example.yaml": text})
+    read_manifest({"example.yaml": text})
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_every_example_fits_and_loads(text: str) -> None:
 def test_what_the_reader_refuses_does_not_fit(text: str) -> None:
     assert faults(text)
     with pytest.raises(Invalid):
-        read({"f": text})
+        read_manifest({"f": text})
 
 
 def test_the_page_has_examples() -> None:

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.manifest.examples import FLOW, S2
 
-from tenuto.engine.flows.definitions import encoded
-from tenuto.manifest.diff import FieldChange, changes, same
-from tenuto.manifest.documents import parse_files, spec_from
-from tenuto.manifest.export import camel, dump, kind_of, snake, to_plain, yaml_of
-from tenuto.manifest.manifest import read
-from tenuto.manifest.tasks import NEVER
+from tenuto.engine.flows.definitions import encode_spec
+from tenuto.manifest.diff import FieldChange, field_changes, is_same
+from tenuto.manifest.documents import parse_files, parse_spec
+from tenuto.manifest.export import dump, kind_of, to_camel_names, to_plain, to_snake_names, to_yaml
+from tenuto.manifest.manifest import read_manifest
+from tenuto.manifest.tasks import RUN_ONLY_FIELDS
 from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto, GroupSpec
 from tenuto.model.flows.plan import Spec
 from tenuto.model.limits.budgets import Budget
@@ -107,24 +107,24 @@ def test_the_table_has_every_field() -> None:
         for name in NewTask.__struct_fields__
         if getattr(spec, name) != getattr(plain, name)
     }
-    assert set(NewTask.__struct_fields__) - set_ == {*NEVER, "runtime"}
+    assert set(NewTask.__struct_fields__) - set_ == {*RUN_ONLY_FIELDS, "runtime"}
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.key)
 def test_what_is_written_loads_back(spec: Spec) -> None:
     [back] = loaded(dump([spec])).values()
-    assert same(back, spec)
-    far = msgspec.json.decode(msgspec.json.encode(camel(to_plain(spec))))
-    assert same(spec_from(kind_of(spec), snake(far)), spec)
-    assert same(msgspec.json.decode(encoded(spec), type=type(spec)), spec)
+    assert is_same(back, spec)
+    far = msgspec.json.decode(msgspec.json.encode(to_camel_names(to_plain(spec))))
+    assert is_same(parse_spec(kind_of(spec), to_snake_names(far)), spec)
+    assert is_same(msgspec.json.decode(encode_spec(spec), type=type(spec)), spec)
 
 
 def test_many_are_written_together() -> None:
     assert loaded(dump(SPECS)) == {spec.key: spec for spec in SPECS}
     assert dump([]) == ""
     for text in (S2, FLOW):
-        found = read({"f": text})
-        again = read({"f": dump(found.specs.values())})
+        found = read_manifest({"f": text})
+        again = read_manifest({"f": dump(found.specs.values())})
         assert again.specs == found.specs
 
 
@@ -146,10 +146,10 @@ values = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(values)
 def test_any_value_loads_back(value: Any) -> None:
-    text = yaml_of({"id": "a", "metadata": {"v": value, "w": [value]}})
+    text = to_yaml({"id": "a", "metadata": {"v": value, "w": [value]}})
     [spec] = loaded(text).values()
     wanted = NewTask(title="a", key="a", metadata={"v": value, "w": [value]})
-    assert same(spec, wanted), text
+    assert is_same(spec, wanted), text
     assert printable(text, lines=True) == text
 
 
@@ -164,17 +164,20 @@ def test_any_text_loads_back(title: str, prompt: str) -> None:
 def test_what_differs_is_told_by_field() -> None:
     before = NewTask(title="t", key="a", priority=5, metadata={"x": 1, "y": {"z": 1}}, tags=["a"])
     after = NewTask(title="t", key="a", priority=8, metadata={"x": True, "y": {}}, prompt="p")
-    assert sorted(changes(before, after), key=lambda each: each.field) == [
+    assert sorted(field_changes(before, after), key=lambda each: each.field) == [
         FieldChange("metadata.x", 1, True),
         FieldChange("metadata.y.z", 1, None),
         FieldChange("priority", None, 8),
         FieldChange("prompt", None, "p"),
         FieldChange("tags", ["a"], None),
     ]
-    assert changes(before, before) == []
-    assert [each.field for each in changes(None, NewTask(title="t", key="a"))] == ["id", "name"]
-    assert not same(before, GroupSpec(title="t", key="a"))
+    assert field_changes(before, before) == []
+    assert [each.field for each in field_changes(None, NewTask(title="t", key="a"))] == [
+        "id",
+        "name",
+    ]
+    assert not is_same(before, GroupSpec(title="t", key="a"))
     null = NewTask(title="t", key="a", metadata={"x": None})
-    assert changes(NewTask(title="t", key="a", metadata={}), null) == [
+    assert field_changes(NewTask(title="t", key="a", metadata={}), null) == [
         FieldChange("metadata.x", None, None)
     ]

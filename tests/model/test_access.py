@@ -12,11 +12,11 @@ from tenuto.model.tenancy.access import (
     Action,
     Caller,
     Role,
-    bounded_end,
-    check_reach,
+    check_caller_covers,
     effective_role,
     loses_last_owner,
-    origin_of,
+    quota_origin,
+    token_expiry,
 )
 
 ANN, BOB, ONE, TWO = (UUID(int=number) for number in range(4))
@@ -40,26 +40,26 @@ def caller(role: Role, scopes: tuple[str, ...] = SCOPES) -> Caller:
 @pytest.mark.parametrize("action", ["give", "change", "end"])
 def test_nobody_reaches_above(mine: Role, theirs: Role, action: Action) -> None:
     if theirs <= mine:
-        check_reach(caller(mine), action, theirs)
+        check_caller_covers(caller(mine), action, theirs)
         return
     with pytest.raises(Forbidden, match=f"cannot {action} the rights of {theirs.name}"):
-        check_reach(caller(mine), action, theirs)
+        check_caller_covers(caller(mine), action, theirs)
 
 
 def test_nobody_gives_a_scope_that_is_not_theirs() -> None:
-    check_reach(caller(Role.ADMIN, ("read", "admin")), "give", Role.ADMIN, ("read",))
-    with pytest.raises(Forbidden, match="no scope 'write'"):
-        check_reach(caller(Role.ADMIN, ("read", "admin")), "give", Role.VIEWER, ("write",))
+    check_caller_covers(caller(Role.ADMIN, ("read", "admin")), "give", Role.ADMIN, ("read",))
+    with pytest.raises(Forbidden, match="cannot give the scope 'write'"):
+        check_caller_covers(caller(Role.ADMIN, ("read", "admin")), "give", Role.VIEWER, ("write",))
 
 
 def test_a_token_ends_with_its_maker_or_before() -> None:
-    assert bounded_end(None, None) is None
-    assert bounded_end(NOON, None) == NOON
-    assert bounded_end(None, NOON) == NOON
-    assert bounded_end(NOON, NOON) == NOON
-    assert bounded_end(NOON - HOUR, NOON) == NOON - HOUR
+    assert token_expiry(None, None) is None
+    assert token_expiry(NOON, None) == NOON
+    assert token_expiry(None, NOON) == NOON
+    assert token_expiry(NOON, NOON) == NOON
+    assert token_expiry(NOON - HOUR, NOON) == NOON - HOUR
     with pytest.raises(Invalid, match=NOON.isoformat().replace("+", r"\+")):
-        bounded_end(NOON + HOUR, NOON)
+        token_expiry(NOON + HOUR, NOON)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_a_token_ends_with_its_maker_or_before() -> None:
 def test_the_last_owner_stays(
     owners: list[UUID], tokens: list[UUID], user: UUID | None, ended: list[UUID], *, lost: bool
 ) -> None:
-    assert loses_last_owner(owners, tokens, user=user, ended=ended) is lost
+    assert loses_last_owner(owners, tokens, demoted_user=user, ended_tokens=ended) is lost
 
 
 def test_a_workspace_counts_for_the_tenant_that_made_it() -> None:
     first, tenant, child = ANN, BOB, ONE
-    assert origin_of(first, None, first) == first
-    assert origin_of(tenant, first, first) == tenant
-    assert origin_of(child, tenant, first) == tenant
+    assert quota_origin(first, None, first) == first
+    assert quota_origin(tenant, first, first) == tenant
+    assert quota_origin(child, tenant, first) == tenant

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tenuto.model.errors import Conflict
 from tenuto.model.tasks import commands as c
 from tenuto.model.tasks.commands import AttemptCommand, Command, DecisionContext, Failure
-from tenuto.model.tasks.decide import _DECIDERS, decide, on_due, token_hash
+from tenuto.model.tasks.decide import _DECIDERS, decide, due_command, token_hash
 from tenuto.model.tasks.retry import ATTEMPT_CAP, ErrorClass
 from tenuto.model.tasks.task import (
     LEASED,
@@ -24,7 +24,7 @@ from tenuto.model.tasks.task import (
     Status,
     Task,
     TaskChange,
-    due_at,
+    next_due_at,
     rank,
 )
 
@@ -54,7 +54,7 @@ def task(status: Status = Status.PENDING, **changes: Any) -> Task:
         updated_at=NOW,
         **(fields | changes),
     )
-    return msgspec.structs.replace(made, due_at=due_at(made))
+    return msgspec.structs.replace(made, due_at=next_due_at(made))
 
 
 def boom(error_class: ErrorClass = ErrorClass.ERROR, retryable: bool | None = None) -> Failure:
@@ -151,7 +151,7 @@ def check(before: Task, command: Command, made: TaskChange, now: datetime = NOW)
     assert 0 <= after.tries <= after.max_attempts
     assert after.attempt == before.attempt <= ATTEMPT_CAP
     assert after.updated_at == now
-    assert after.due_at == due_at(after)
+    assert after.due_at == next_due_at(after)
     assert (after.finished_at is not None) == (after.status in TERMINAL)
     if after.status is Status.RETRY_WAIT:
         assert after.next_attempt_at is not None
@@ -255,7 +255,7 @@ def test_a_session_begins_with_the_longer_lease(own: int | None, given: int, las
 
 def test_timers_choose_the_command() -> None:
     def chosen(of: Task, seconds: float) -> str | None:
-        command = on_due(of, DecisionContext(NOW + timedelta(seconds=seconds)))
+        command = due_command(of, DecisionContext(NOW + timedelta(seconds=seconds)))
         return None if command is None else type(command).__name__
 
     scheduled = task(Status.WAITING, run_at=NOW + timedelta(seconds=9), attempt=0, tries=0)
@@ -290,14 +290,14 @@ def test_a_new_priority_counts_from_when_the_task_may_start(hours: int, counts: 
 @pytest.mark.parametrize(("hold", "progress"), [("children", False), ("approval", True)])
 def test_a_handlers_wait_that_is_over_lets_the_task_go_on(hold: str, *, progress: bool) -> None:
     parked = task(Status.WAITING, hold=hold, wait_until=NOW, free_ends=7)
-    assert on_due(parked, DecisionContext(NOW)) == c.Unpark(progress=progress)
+    assert due_command(parked, DecisionContext(NOW)) == c.Unpark(progress=progress)
     woken = decide(parked, c.Unpark(progress=progress), DecisionContext(NOW))
     assert woken is not None
     after = woken.task
     assert (after.status, after.hold, after.wait_until) == (Status.PENDING, None, None)
     assert after.free_ends == (0 if progress else 7)
     never_ran = msgspec.structs.replace(parked, attempt=0, tries=0)
-    assert isinstance(on_due(never_ran, DecisionContext(NOW)), c.FailWithoutAttempt)
+    assert isinstance(due_command(never_ran, DecisionContext(NOW)), c.FailWithoutAttempt)
     assert attempted(never_ran, c.Unpark()) == "out_of_turn"
 
 
@@ -328,7 +328,7 @@ def claimed(before: Task, now: datetime) -> Task:
         progress_at=None,
         updated_at=now,
     )
-    return msgspec.structs.replace(after, due_at=due_at(after))
+    return msgspec.structs.replace(after, due_at=next_due_at(after))
 
 
 # What a person asks is asked more often, and what only ends or decorates a task is left out.
@@ -370,7 +370,7 @@ class Walk:
     def possible(self) -> list[Made]:
         moment = DecisionContext(self.now, 0.5, "actor")
         fence = Fence(ID, self.task.attempt, f"{TOKEN}{self.task.attempt}")
-        asked = [on_due(self.task, moment), *(COMMANDS[name](fence) for name in LIVELY)]
+        asked = [due_command(self.task, moment), *(COMMANDS[name](fence) for name in LIVELY)]
         found: list[Made] = []
         for command in asked:
             if command is None:
@@ -455,7 +455,7 @@ def test_a_timer_that_has_come_calls_for_something(start: Task, steps: Steps, la
         if walk.task.cancel_requested_at or walk.task.pause_requested_at:
             continue  # an owner that still beats is given more time to stop
         if walk.task.due_at is not None and walk.task.due_at <= now:
-            assert on_due(walk.task, DecisionContext(now)) is not None
+            assert due_command(walk.task, DecisionContext(now)) is not None
 
 
 @PROPERTY

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tenuto.model.errors import Invalid
-from tenuto.model.tasks.environment import REFUSED, Allowed, always_refused, decide
+from tenuto.model.tasks.environment import REFUSED, Allowed, check_allowed, refusal_reason
 from tenuto.model.tasks.submission import NewTask, check
 
 EVIL = """
@@ -34,9 +34,9 @@ GH_TOKEN NPM_TOKEN CARGO_REGISTRY_TOKEN GIT_AUTHOR_NAME GIT_COMMITTER_EMAIL TF_V
 
 @pytest.mark.parametrize("name", EVIL)
 def test_nobody_can_allow_a_name_that_makes_a_program_run_something(name: str) -> None:
-    assert always_refused(name) is not None
+    assert refusal_reason(name) is not None
     with pytest.raises(Invalid, match=rf"^tasks may never set {re.escape(name)}: ") as refused:
-        decide({name: "x"}, None, None, Allowed(("*", name)))
+        check_allowed({name: "x"}, None, None, Allowed(("*", name)))
     assert refused.value.details == {"field": "env"}
     with pytest.raises(Invalid, match=rf"^tasks may never set {re.escape(name)}"):
         check(NewTask(title="t", env={name: "x"}))
@@ -46,28 +46,28 @@ def test_nobody_can_allow_a_name_that_makes_a_program_run_something(name: str) -
 def test_a_plain_name_needs_the_owners_word(name: str) -> None:
     check(NewTask(title="t", env={name: "x"}))
     with pytest.raises(Invalid, match=f"set {name}; start it with --allow-env {name}$"):
-        decide({name: "x"}, None, None, Allowed())
-    decide({name: "x"}, None, None, Allowed((name,)))
+        check_allowed({name: "x"}, None, None, Allowed())
+    check_allowed({name: "x"}, None, None, Allowed((name,)))
 
 
 def test_patterns_are_matched_with_their_case() -> None:
     allowed = Allowed(("BUILD_*", "X?"))
-    decide({"BUILD_ID": "1", "BUILD_": "2", "X1": "3"}, None, None, allowed)
+    check_allowed({"BUILD_ID": "1", "BUILD_": "2", "X1": "3"}, None, None, allowed)
     for name in ("build_id", "BUILD", "XBUILD_ID", "X12"):
         with pytest.raises(Invalid, match="does not let tasks set"):
-            decide({name: "1"}, None, None, allowed)
+            check_allowed({name: "1"}, None, None, allowed)
 
 
 def test_a_folder_is_one_of_the_roots_or_below() -> None:
     allowed = Allowed((), ("/srv/work", "/data"))
     for folder in (None, "/srv/work", "/srv/work/a/b", "/data/x"):
-        decide({}, "said", folder, allowed)
+        check_allowed({}, "said", folder, allowed)
     for folder in ("/srv", "/srv/workshop", "/", "/etc"):
         with pytest.raises(Invalid, match=r"work in said; start it with --allow-folder FOLDER$"):
-            decide({}, "said", folder, allowed)
-    decide({}, "said", "/etc", Allowed((), ("/",)))
+            check_allowed({}, "said", folder, allowed)
+    check_allowed({}, "said", "/etc", Allowed((), ("/",)))
     with pytest.raises(Invalid):
-        decide({}, "said", "/etc", Allowed())
+        check_allowed({}, "said", "/etc", Allowed())
 
 
 def test_the_table_is_in_upper_case_and_says_no_name_twice() -> None:
@@ -79,6 +79,6 @@ def test_the_table_is_in_upper_case_and_says_no_name_twice() -> None:
 
 def test_what_an_owner_may_copy_from_a_refusal_is_one_word_of_a_shell() -> None:
     with pytest.raises(Invalid, match=r"--allow-env 'A; id'$"):
-        decide({"A; id": "x"}, None, None, Allowed())
+        check_allowed({"A; id": "x"}, None, None, Allowed())
     with pytest.raises(Invalid, match=r"--allow-folder '/tmp/\$\(id\)'$"):
-        decide({}, "/tmp/$(id)", "/tmp/$(id)", Allowed(("*",)))
+        check_allowed({}, "/tmp/$(id)", "/tmp/$(id)", Allowed(("*",)))

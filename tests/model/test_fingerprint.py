@@ -8,7 +8,7 @@ import pytest
 
 from tenuto.model.flows.definition import Approval
 from tenuto.model.limits.budgets import Budget
-from tenuto.model.tasks.fingerprint import _FIELDS_OF_01, fingerprint, fingerprints
+from tenuto.model.tasks.fingerprint import _FIELDS_V0_1, fingerprint, fingerprints
 from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import NewTask
 
@@ -76,4 +76,4 @@ def test_a_whole_number_is_what_json_makes_of_it() -> None:
 
 
 def test_the_fields_of_the_version_before_are_still_there() -> None:
-    assert set(_FIELDS_OF_01) <= set(NewTask.__struct_fields__)
+    assert set(_FIELDS_V0_1) <= set(NewTask.__struct_fields__)

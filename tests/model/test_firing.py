@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.model.test_schedule import BERLIN, spec, utc, walls
 
 from tenuto.model.schedules.firing import ScheduleState, decide_firing, initial_cursor, next_poll_at
-from tenuto.model.schedules.schedule import CatchUp, ScheduleSpec, due, following
+from tenuto.model.schedules.schedule import CatchUp, ScheduleSpec, due_times, following
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 LOOKS = st.lists(st.tuples(st.integers(1, 40_000), st.booleans(), st.floats(0, 0.999)), max_size=30)
@@ -91,5 +91,5 @@ def test_what_was_missed_of_an_hour_that_came_twice_is_caught_up(
 ) -> None:
     """Soon after clocks were set back, what they showed before lies ahead of what they show."""
     line = spec("30 * * * *", BERLIN, catch_up=catch_up, catch_up_limit=4)
-    found = due(line, utc("2026-10-24T21:00"), utc(now))
+    found = due_times(line, utc("2026-10-24T21:00"), utc(now))
     assert (walls(list(found.fire), BERLIN), found.missed) == (fire.split(", "), missed)

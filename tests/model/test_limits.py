@@ -16,15 +16,15 @@ from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 from tenuto.model.flows import definition, progress
 from tenuto.model.flows.definition import Approval, Foreach, GroupSpec, check_group
-from tenuto.model.flows.plan import Spec, plan_for
-from tenuto.model.flows.progress import ControlTaskFailed, items_of
+from tenuto.model.flows.plan import Spec, build_plan
+from tenuto.model.flows.progress import ControlTaskFailed, foreach_items
 from tenuto.model.limits import concurrency
 from tenuto.model.limits.budgets import Budget
 from tenuto.model.limits.concurrency import Concurrency
 from tenuto.model.tasks.commands import Escalation
 from tenuto.model.tasks.fingerprint import fingerprint
 from tenuto.model.tasks.retry import RetryPolicy
-from tenuto.model.tasks.submission import NewTask, check, requirements, same_lane
+from tenuto.model.tasks.submission import NewTask, check, is_same_lane, requirements
 from tenuto.model.tenancy.secrets import check_value, extract_secrets
 
 JSON = st.recursive(
@@ -69,7 +69,7 @@ def nested(depth: int) -> Any:
 
 @given(JSON)
 def test_json_comes_back_as_it_went_in(value: Any) -> None:
-    text = bounds.json_text("input", value)
+    text = bounds.to_json_text("input", value)
     if value is None:
         assert text is None
     else:
@@ -86,22 +86,22 @@ def test_what_is_storable_is_utf8_without_nul(value: str) -> None:
         fits = False
     else:
         fits = "\x00" not in value
-    assert bounds.storable(value) == fits
-    cleaned = bounds.clean(value, 10)
-    assert bounds.storable(cleaned)
+    assert bounds.is_storable(value) == fits
+    cleaned = bounds.make_storable(value, 10)
+    assert bounds.is_storable(cleaned)
     assert len(cleaned) <= 10
     if fits and len(value) <= 10:
         assert cleaned == value
 
 
 def test_text_has_bounds() -> None:
-    assert bounds.text("f", "x" * 10, 10) == "x" * 10
-    assert code_of(bounds.text, "f", "x" * 11, 10) == "too_large"
-    assert code_of(bounds.text, "f", "a\x00b", 10) == "text_invalid"
-    assert code_of(bounds.text, "f", "a\udc00b", 10) == "text_invalid"
+    assert bounds.check_text("f", "x" * 10, 10) == "x" * 10
+    assert code_of(bounds.check_text, "f", "x" * 11, 10) == "too_large"
+    assert code_of(bounds.check_text, "f", "a\x00b", 10) == "text_invalid"
+    assert code_of(bounds.check_text, "f", "a\udc00b", 10) == "text_invalid"
     for empty in ("", "  ", "\t\n", "\u2003"):
         with pytest.raises(Invalid, match="empty") as caught:
-            bounds.text("f", empty, 10, empty=False)
+            bounds.check_text("f", empty, 10, empty=False)
         assert caught.value.details == {"field": "f"}
 
 
@@ -136,20 +136,20 @@ def test_text_has_bounds() -> None:
     ids=lambda value: str(type(value).__name__) if not isinstance(value, str) else value[:12],
 )
 def test_what_is_not_plain_small_json_is_refused(value: Any, code: str) -> None:
-    assert code_of(bounds.json_text, "input", value) == code
-    assert code_of(bounds.json_text, "input", {"deep": [value]}) == code
+    assert code_of(bounds.to_json_text, "input", value) == code
+    assert code_of(bounds.to_json_text, "input", {"deep": [value]}) == code
 
 
 def test_what_contains_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
-    assert code_of(bounds.json_text, "input", loop) == "too_deep"
+    assert code_of(bounds.to_json_text, "input", loop) == "too_deep"
 
 
 @pytest.mark.parametrize("value", [Wrapped(1.5), Name("x"), Count(3), {"a": [Wrapped(2)]}])
 def test_a_number_of_another_library_is_a_number_or_refused(value: Any) -> None:
     try:
-        text = bounds.json_text("input", value)
+        text = bounds.to_json_text("input", value)
     except Invalid as error:
         assert error.code == "invalid_json"  # noqa: PT017  either answer will do
     else:
@@ -158,9 +158,9 @@ def test_a_number_of_another_library_is_a_number_or_refused(value: Any) -> None:
 
 
 def test_the_limits_themselves_are_inside() -> None:
-    assert bounds.json_text("input", nested(64)) is not None
-    assert bounds.json_text("input", "x" * (bounds.MAX_JSON - 2)) is not None
-    assert bounds.json_text("input", [2**64 - 1, -(2**63)]) is not None
+    assert bounds.to_json_text("input", nested(64)) is not None
+    assert bounds.to_json_text("input", "x" * (bounds.MAX_JSON - 2)) is not None
+    assert bounds.to_json_text("input", [2**64 - 1, -(2**63)]) is not None
 
 
 @pytest.mark.parametrize(
@@ -190,16 +190,16 @@ def test_json_text_from_outside_is_read() -> None:
     assert bounds.parse_json("body", ' {"a": [1, 2.5, null, "\\u00e9"]} ') == {
         "a": [1, 2.5, None, "é"]
     }
-    assert code_of(bounds.json_text, "body", bounds.parse_json("body", '"\\u0000"')) == (
+    assert code_of(bounds.to_json_text, "body", bounds.parse_json("body", '"\\u0000"')) == (
         "text_invalid"
     )
     big = bounds.parse_json("body", "1" + "0" * 40)
-    assert code_of(bounds.json_text, "body", big) == "invalid_json"
+    assert code_of(bounds.to_json_text, "body", big) == "invalid_json"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 11, 10**100])
 def test_a_number_has_bounds(value: float) -> None:
-    assert code_of(bounds.number, "f", value, 0, 10) == "invalid_value"
+    assert code_of(bounds.check_number, "f", value, 0, 10) == "invalid_value"
 
 
 FIELDS: dict[str, Any] = {
@@ -265,7 +265,7 @@ def test_tasks_of_one_lane_require_the_same() -> None:
     for name, value in FIELDS.items():
         other = msgspec.structs.replace(plain, **{name: value})
         same = requirements(other, workspace) == requirements(plain, workspace)
-        assert same or not same_lane(plain, other), name
+        assert same or not is_same_lane(plain, other), name
 
 
 def test_a_fingerprint_does_not_tell_a_default_from_one_that_was_said() -> None:
@@ -290,8 +290,8 @@ def test_a_fingerprint_does_not_depend_on_the_order_of_keys() -> None:
     ("fields", "message"),
     [
         ({"command": []}, "command must not be empty"),
-        ({"runtime": "command"}, "needs a command"),
-        ({"command": ["x"], "runtime": "preset"}, "cannot run in runtime"),
+        ({"runtime": "command"}, "command is required"),
+        ({"command": ["x"], "runtime": "preset"}, "runtime must be .command. or empty"),
         ({"command": ["x"], "env": {"A=B": "1"}}, "="),
         ({"env": {"A=B": "1"}}, "="),
         ({"env": {"": "1"}}, "empty"),
@@ -304,8 +304,8 @@ def test_a_fingerprint_does_not_depend_on_the_order_of_keys() -> None:
         ({"queue_ttl_s": -5}, "queue_ttl_s"),
         ({"estimate_minutes": 0}, "estimate_minutes"),
         ({"max_turns": 0}, "max_turns"),
-        ({"tags": "red"}, "tags is a list of texts"),
-        ({"depends_on": "first"}, "depends_on is a list of texts"),
+        ({"tags": "red"}, "tags must be a list of texts"),
+        ({"depends_on": "first"}, "depends_on must be a list of texts"),
     ],
 )
 def test_a_task_that_makes_no_sense(fields: dict[str, Any], message: str) -> None:
@@ -350,7 +350,10 @@ EDGES: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
     ),
     "budget.tokens": (bounds.MAX_COUNT, lambda n: {"budget": Budget(tokens=n)}),
     "concurrency.key": (bounds.MAX_NAME, lambda n: {"concurrency": Concurrency("x" * n)}),
-    "concurrency.limit": (concurrency.MOST, lambda n: {"concurrency": Concurrency("x", limit=n)}),
+    "concurrency.limit": (
+        concurrency.MAX_LIMIT,
+        lambda n: {"concurrency": Concurrency("x", limit=n)},
+    ),
     "items": (
         definition.MAX_ITEMS,
         lambda n: {"control": Foreach(items=[1] * n, template="t")},
@@ -393,9 +396,9 @@ def test_a_foreach_takes_items_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) 
     """Those in another task's result are counted when it is there."""
     monkeypatch.setattr(progress, "MAX_ITEMS", 3)
     each = Foreach(items={"$from": "w"}, template="t")
-    assert items_of(each, {"w": [1, 2, 3]}) == [1, 2, 3]
+    assert foreach_items(each, {"w": [1, 2, 3]}) == [1, 2, 3]
     with pytest.raises(ControlTaskFailed, match="at most 3"):
-        items_of(each, {"w": [1, 2, 3, 4]})
+        foreach_items(each, {"w": [1, 2, 3, 4]})
 
 
 def test_groups_and_plans_up_to_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +411,7 @@ def test_groups_and_plans_up_to_the_limits(monkeypatch: pytest.MonkeyPatch) -> N
         known["g"] = group
         if n == 3:
             check_group(group)
-            assert len(plan_for("g", known.get).tasks) == 3
+            assert len(build_plan("g", known.get).tasks) == 3
         else:
             assert code_of(check_group, group) == "too_large"
-            assert code_of(plan_for, "g", known.get) == "too_large"
+            assert code_of(build_plan, "g", known.get) == "too_large"

@@ -12,9 +12,9 @@ from tenuto.model.agents.matching import (
     AgentProfile,
     Requirements,
     Rule,
-    eligible,
+    find_mismatches,
+    is_eligible,
     lane_id,
-    obstacles,
 )
 
 WORKSPACE, AGENT = UUID(int=1), UUID(int=2)
@@ -91,7 +91,7 @@ def test_tags_are_accepted_by_any_rule_that_accepts(
         "single": len(want) == 1 and next(iter(want)) in have,
         "exact": have == want,
     }
-    found = eligible(
+    found = is_eligible(
         agent(task_tags=tuple(mine), choose_rules=tuple(rules)), lane(task_tags=tuple(wanted))
     )
     assert found == any(by_rule[rule] for rule in rules)
@@ -99,7 +99,7 @@ def test_tags_are_accepted_by_any_rule_that_accepts(
 
 @given(mine=TAGS, wanted=TAGS)
 def test_capabilities_must_all_be_there(mine: list[str], wanted: list[str]) -> None:
-    found = eligible(agent(capabilities=tuple(mine)), lane(capabilities=tuple(wanted)))
+    found = is_eligible(agent(capabilities=tuple(mine)), lane(capabilities=tuple(wanted)))
     assert found == (set(wanted) <= set(mine))
 
 
@@ -118,7 +118,7 @@ def test_capabilities_must_all_be_there(mine: list[str], wanted: list[str]) -> N
         (
             {"accept_commands": True, "runtimes": ()},
             {},
-            ["has no runtime of its own; it only takes tasks that bring a command"],
+            ["has no runtime of its own; it only accepts tasks with a command"],
         ),
         ({"task_types": ("x",)}, {}, ["does not handle type default"]),
         ({}, {"container": "box"}, ["needs container box"]),
@@ -129,9 +129,9 @@ def test_capabilities_must_all_be_there(mine: list[str], wanted: list[str]) -> N
         ({"models": ("m",)}, {}, []),
         ({}, {"needs_subagents": True}, ["needs an agent that can call sub-agents"]),
         ({"capabilities": ("call_subagent",)}, {"needs_subagents": True}, []),
-        ({}, {"task_tags": ("x",)}, ["its rules superset refuse the task tags"]),
+        ({}, {"task_tags": ("x",)}, ["its choose rules superset reject the task tags"]),
     ],
 )
 def test_an_obstacle_is_named(mine: dict[str, Any], needs: dict[str, Any], why: list[str]) -> None:
-    assert obstacles(agent(**mine), lane(**needs)) == why
-    assert eligible(agent(**mine), lane(**needs)) == (not why)
+    assert find_mismatches(agent(**mine), lane(**needs)) == why
+    assert is_eligible(agent(**mine), lane(**needs)) == (not why)

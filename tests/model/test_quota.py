@@ -3,7 +3,7 @@
 import pytest
 
 from tenuto.model.errors import Invalid
-from tenuto.model.limits.quota import Quota, effective
+from tenuto.model.limits.quota import Quota, effective_quota
 
 CEILING = Quota(pending=10, running=3)
 
@@ -18,8 +18,8 @@ CEILING = Quota(pending=10, running=3)
     ],
 )
 def test_the_lesser_is_in_force(own: Quota, in_force: Quota) -> None:
-    assert effective(own, CEILING) == in_force
-    assert effective(own, Quota()) == own
+    assert effective_quota(own, CEILING) == in_force
+    assert effective_quota(own, Quota()) == own
 
 
 def test_what_is_above_the_ceiling_is_refused_by_name() -> None:

@@ -42,7 +42,7 @@ def later(seconds: float) -> datetime:
 def test_a_limit_holds_for_what_it_names(
     fields: dict[str, Any], model: str | None, account: str | None, applies: bool
 ) -> None:
-    assert limit(**fields).applies(model, account) is applies
+    assert limit(**fields).applies_to(model, account) is applies
 
 
 @pytest.mark.parametrize(
@@ -71,17 +71,17 @@ def test_no_sixty_seconds_have_more_requests_than_the_limit(
     per_minute: int, asks: list[tuple[float, int]]
 ) -> None:
     wanted = limit(requests_per_minute=per_minute)
-    usage, now = rate_limits.fresh(wanted, NOW), NOW
+    usage, now = rate_limits.initial_usage(wanted, NOW), NOW
     made: list[tuple[datetime, int]] = []
     for pause, number in asks:
         now += timedelta(seconds=pause)
-        got = min(number, rate_limits.requests_left(wanted, usage, now))
+        got = min(number, rate_limits.remaining_requests(wanted, usage, now))
         if got:
             usage = rate_limits.add_requests(usage, now, got)
             made.append((now, got))
         opens = rate_limits.next_request_at(wanted, usage, now)
-        assert (opens == now) == (rate_limits.requests_left(wanted, usage, now) > 0)
-        assert rate_limits.requests_left(wanted, usage, opens) > 0
+        assert (opens == now) == (rate_limits.remaining_requests(wanted, usage, now) > 0)
+        assert rate_limits.remaining_requests(wanted, usage, opens) > 0
         window = [n for at, n in made if now - rate_limits.MINUTE < at <= now]
         assert sum(window) <= per_minute
         assert len(usage.taken) <= 61
@@ -89,52 +89,56 @@ def test_no_sixty_seconds_have_more_requests_than_the_limit(
 
 def test_all_of_a_minute_may_come_at_once_and_comes_back_after_sixty_seconds() -> None:
     wanted = limit(requests_per_minute=3)
-    usage = rate_limits.add_requests(rate_limits.fresh(wanted, NOW), NOW, 3)
-    assert rate_limits.requests_left(wanted, usage, later(59.999999)) == 0
+    usage = rate_limits.add_requests(rate_limits.initial_usage(wanted, NOW), NOW, 3)
+    assert rate_limits.remaining_requests(wanted, usage, later(59.999999)) == 0
     assert rate_limits.next_request_at(wanted, usage, later(10)) == later(60)
-    assert rate_limits.requests_left(wanted, usage, later(60)) == 3
+    assert rate_limits.remaining_requests(wanted, usage, later(60)) == 3
 
 
 def test_a_clock_that_steps_back_gives_nothing_away() -> None:
     wanted = limit(requests_per_minute=2)
-    usage = rate_limits.add_requests(rate_limits.fresh(wanted, NOW), later(5), 1)
+    usage = rate_limits.add_requests(rate_limits.initial_usage(wanted, NOW), later(5), 1)
     usage = rate_limits.add_requests(usage, later(1), 1)
-    assert rate_limits.requests_left(wanted, usage, later(61.5)) == 0
-    assert rate_limits.requests_left(wanted, usage, later(65)) == 2
+    assert rate_limits.remaining_requests(wanted, usage, later(61.5)) == 0
+    assert rate_limits.remaining_requests(wanted, usage, later(65)) == 2
 
 
 def test_a_report_from_a_clock_that_is_behind_fills_no_bucket_twice() -> None:
     wanted = limit(tokens_per_minute=600)
-    usage = rate_limits.with_tokens(wanted, rate_limits.fresh(wanted, NOW), later(30), 600)
-    usage = rate_limits.with_tokens(wanted, usage, later(0), 0)  # from a host that is 30 s behind
-    assert rate_limits.tokens_left(wanted, usage, later(30)) == 0
-    assert rate_limits.tokens_left(wanted, usage, later(60)) == 300
+    usage = rate_limits.subtract_tokens(
+        wanted, rate_limits.initial_usage(wanted, NOW), later(30), 600
+    )
+    usage = rate_limits.subtract_tokens(
+        wanted, usage, later(0), 0
+    )  # from a host that is 30 s behind
+    assert rate_limits.remaining_tokens(wanted, usage, later(30)) == 0
+    assert rate_limits.remaining_tokens(wanted, usage, later(60)) == 300
 
 
 def test_tokens_are_paid_back_before_the_next_request() -> None:
     wanted = limit(tokens_per_minute=600)
-    usage = rate_limits.fresh(wanted, NOW)
-    assert rate_limits.requests_left(wanted, usage, NOW) > 0
-    usage = rate_limits.with_tokens(wanted, usage, NOW, 1800)
-    assert rate_limits.tokens_left(wanted, usage, NOW) == -1200
-    assert rate_limits.requests_left(wanted, usage, later(120)) == 0
+    usage = rate_limits.initial_usage(wanted, NOW)
+    assert rate_limits.remaining_requests(wanted, usage, NOW) > 0
+    usage = rate_limits.subtract_tokens(wanted, usage, NOW, 1800)
+    assert rate_limits.remaining_tokens(wanted, usage, NOW) == -1200
+    assert rate_limits.remaining_requests(wanted, usage, later(120)) == 0
     opens = rate_limits.next_request_at(wanted, usage, later(30))
     assert later(120) < opens < later(120.2)
-    assert rate_limits.requests_left(wanted, usage, opens) > 0
-    assert rate_limits.tokens_left(wanted, usage, later(100_000)) == 600
+    assert rate_limits.remaining_requests(wanted, usage, opens) > 0
+    assert rate_limits.remaining_tokens(wanted, usage, later(100_000)) == 600
 
 
 def test_a_changed_limit_keeps_what_was_used() -> None:
     before = limit(requests_per_minute=5, tokens_per_minute=60)
-    usage = rate_limits.add_requests(rate_limits.fresh(before, NOW), NOW, 4)
-    usage = rate_limits.with_tokens(before, usage, NOW, 100)
+    usage = rate_limits.add_requests(rate_limits.initial_usage(before, NOW), NOW, 4)
+    usage = rate_limits.subtract_tokens(before, usage, NOW, 100)
     after = limit(requests_per_minute=6, tokens_per_minute=6000)
-    now = rate_limits.adjusted(before, after, usage, NOW)
-    assert rate_limits.tokens_left(after, now, NOW) == -40
-    assert rate_limits.requests_left(limit(requests_per_minute=6), now, NOW) == 2
+    now = rate_limits.adjust_usage(before, after, usage, NOW)
+    assert rate_limits.remaining_tokens(after, now, NOW) == -40
+    assert rate_limits.remaining_requests(limit(requests_per_minute=6), now, NOW) == 2
     only = limit(requests_per_minute=5)
-    new = rate_limits.adjusted(only, after, rate_limits.fresh(only, NOW), NOW)
-    assert rate_limits.tokens_left(after, new, NOW) == 6000
+    new = rate_limits.adjust_usage(only, after, rate_limits.initial_usage(only, NOW), NOW)
+    assert rate_limits.remaining_tokens(after, new, NOW) == 6000
 
 
 def test_shares_go_by_rank_and_no_limit_is_overdrawn() -> None:

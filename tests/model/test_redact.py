@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenuto.model.tenancy.redact import LEAST, MASK, NOTHING, Redactor
+from tenuto.model.tenancy.redact import MASK, MIN_LENGTH, NO_SECRETS, Redactor
 
 # The mask itself is no part of the words: a text that spells a secret around one is no leak.
 CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="*")
-SECRETS = st.text(CHARACTERS, min_size=LEAST, max_size=40)
+SECRETS = st.text(CHARACTERS, min_size=MIN_LENGTH, max_size=40)
 TEXTS = st.text(CHARACTERS, max_size=60)
 
 
@@ -62,7 +62,7 @@ def test_no_secret_is_left_in_any_spelling(secrets: list[str], around: list[str]
     redactor = Redactor(secrets)
     for spell in SPELLINGS.values():
         pieces = [spell(secret) + text for text in around for secret in secrets]
-        struck = redactor.text("".join(pieces))
+        struck = redactor.redact_text("".join(pieces))
         assert [each for each in secrets if spell(each) in struck] == []
 
 
@@ -70,8 +70,8 @@ def test_no_secret_is_left_in_any_spelling(secrets: list[str], around: list[str]
 def test_a_secret_inside_base64_is_struck(before: bytes, secret: str, after: bytes) -> None:
     raw = secret.encode()
     spelled = b64encode(before + raw + after).decode()
-    struck = Redactor([secret]).text(spelled)
-    if len(raw) > LEAST:
+    struck = Redactor([secret]).redact_text(spelled)
+    if len(raw) > MIN_LENGTH:
         assert struck.replace(MASK, "") != spelled
         # At most two characters at either end tell of the secret and its neighbour.
         assert len(struck) <= len(spelled) - (len(raw) * 8 // 6 - 2) + len(MASK)
@@ -80,35 +80,35 @@ def test_a_secret_inside_base64_is_struck(before: bytes, secret: str, after: byt
 @given(st.lists(SECRETS, max_size=3), TEXTS)
 def test_what_holds_no_secret_stays(secrets: list[str], text: str) -> None:
     redactor = Redactor(secrets)
-    struck = redactor.text(text)
+    struck = redactor.redact_text(text)
     assert len(struck) <= len(text)
     if MASK not in struck:
         assert struck == text
-    assert NOTHING.text(text) == text
+    assert NO_SECRETS.redact_text(text) == text
 
 
 def test_the_longest_secret_goes_first_and_overlaps_are_one() -> None:
-    assert Redactor(["hunter", "hunter2"]).text("hunter2 hunter3") == f"{MASK} {MASK}3"
-    assert Redactor(["abcd", "cdef"]).text("<abcdef>") == f"<{MASK}>"
-    assert Redactor(["abcd"]).text("abcdabcd") == MASK * 2
-    assert Redactor(["abcabc"]).text("abcabcabc") == MASK
+    assert Redactor(["hunter", "hunter2"]).redact_text("hunter2 hunter3") == f"{MASK} {MASK}3"
+    assert Redactor(["abcd", "cdef"]).redact_text("<abcdef>") == f"<{MASK}>"
+    assert Redactor(["abcd"]).redact_text("abcdabcd") == MASK * 2
+    assert Redactor(["abcabc"]).redact_text("abcabcabc") == MASK
 
 
 def test_short_values_are_left_alone() -> None:
-    assert Redactor(["abc", ""]).text("abc") == "abc"
-    assert Redactor(["  ab \n"]).text("ab") == "ab"
+    assert Redactor(["abc", ""]).redact_text("abc") == "abc"
+    assert Redactor(["  ab \n"]).redact_text("ab") == "ab"
 
 
 def test_space_around_a_value_does_not_hide_it() -> None:
-    assert Redactor(["hunter2\n"]).text("hunter2!") == f"{MASK}!"
+    assert Redactor(["hunter2\n"]).redact_text("hunter2!") == f"{MASK}!"
 
 
 def test_lines_of_a_secret_are_struck_one_by_one() -> None:
     secret = "-----BEGIN KEY-----\nAAAABBBBCCCC\nend\n"
     redactor = Redactor([secret])
-    lines = [redactor.text(line) for line in f"x\n{secret}y".splitlines()]
+    lines = [redactor.redact_text(line) for line in f"x\n{secret}y".splitlines()]
     assert lines == ["x", MASK, MASK, "end", "y"]
-    assert redactor.text(secret) == MASK
+    assert redactor.redact_text(secret) == MASK
 
 
 json_values = st.recursive(
@@ -135,16 +135,18 @@ def texts_of(value: Any) -> Iterator[str]:
 def test_a_value_is_struck_wherever_the_secret_stands(secret: str, inner: Any, text: str) -> None:
     redactor = Redactor([secret])
     value = {"a": [text + secret, {secret: inner}], "b": {"c": json.dumps([secret])}, "d": inner}
-    struck = redactor.value(value)
+    struck = redactor.redact_value(value)
     assert not any(secret in each for each in texts_of(struck))
-    assert json.loads(redactor.json(json.dumps(value)) or "") == json.loads(json.dumps(struck))
-    assert NOTHING.value(value) is value
+    assert json.loads(redactor.redact_json(json.dumps(value)) or "") == json.loads(
+        json.dumps(struck)
+    )
+    assert NO_SECRETS.redact_value(value) is value
 
 
 def test_numbers_that_spell_a_secret_are_struck() -> None:
     redactor = Redactor(["123456"])
-    assert redactor.value([123456, 9123456.5, 12345, True]) == [MASK, MASK, 12345, True]
-    assert redactor.json(None) is None
+    assert redactor.redact_value([123456, 9123456.5, 12345, True]) == [MASK, MASK, 12345, True]
+    assert redactor.redact_json(None) is None
 
 
 @given(SECRETS, st.text("ab", max_size=300), st.integers(1, 50), st.sampled_from(sorted(SPELLINGS)))
@@ -155,12 +157,12 @@ def test_a_stream_is_cut_between_secrets(secret: str, text: str, size: int, name
     told, rest = [], ""
     for start in range(0, len(stream), size):
         rest += stream[start : start + size]
-        place = redactor.cut(rest)
-        told.append(redactor.text(rest[:place]))
+        place = redactor.safe_cut_position(rest)
+        told.append(redactor.redact_text(rest[:place]))
         rest = rest[place:]
-    told.append(redactor.text(rest))
+    told.append(redactor.redact_text(rest))
     assert spelled not in "".join(told).replace(MASK, "*")
-    assert "".join(told).count(MASK) >= redactor.text(stream).count(MASK)
+    assert "".join(told).count(MASK) >= redactor.redact_text(stream).count(MASK)
     assert len("".join(told)) <= len(stream)
 
 
@@ -169,5 +171,5 @@ def test_a_megabyte_takes_a_moment(text: str) -> None:
     alike = [f"line 000000{number:02}: {'l' * number}" for number in range(100)]
     redactor = Redactor(["\n".join(alike), *alike])
     start = process_time()
-    assert redactor.text(text) == text
+    assert redactor.redact_text(text) == text
     assert process_time() - start < 5.0

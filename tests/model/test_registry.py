@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 
 from tenuto.model.agents import lifecycle
 from tenuto.model.agents.lifecycle import (
-    LOOK_AGAIN,
+    RECHECK_AFTER,
     AgentTransition,
+    claimable_types,
     current_status,
     merge_user_profile,
     merge_worker_profile,
-    on_due,
-    rules_of,
-    types_of,
+    parse_rules,
+    transition_when_due,
 )
 from tenuto.model.agents.matching import AgentProfile, SupportedWork
 from tenuto.model.errors import Invalid
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-AGAIN = NOW + LOOK_AGAIN
+AGAIN = NOW + RECHECK_AFTER
 PLAIN = AgentProfile(id=UUID(int=1), workspace=UUID(int=2), name="a")
 STATUSES = ("IDLE", "WORKING", "DRAINING", "STALE", "ERROR", "TERMINATED")
 
@@ -47,16 +47,16 @@ STATUSES = ("IDLE", "WORKING", "DRAINING", "STALE", "ERROR", "TERMINATED")
 def test_what_becomes_of_an_agent_whose_time_has_come(
     status: str, running: int, lost: bool, expected: AgentTransition
 ) -> None:
-    assert on_due(status, running, NOW, lost=lost) == expected
+    assert transition_when_due(status, running, NOW, lost_tasks=lost) == expected
 
 
 @given(st.sampled_from(STATUSES), st.integers(0, 3), st.booleans())
 def test_a_look_is_noted_when_the_status_is_new_and_only_then(
     status: str, running: int, lost: bool
 ) -> None:
-    verdict = on_due(status, running, NOW, lost=lost)
+    verdict = transition_when_due(status, running, NOW, lost_tasks=lost)
     assert (verdict.kind is not None) == (verdict.status != status)
-    again = on_due(verdict.status, running, NOW, lost=lost)
+    again = transition_when_due(verdict.status, running, NOW, lost_tasks=lost)
     assert again.kind is None or verdict.status != status  # nothing is noted for ever
 
 
@@ -82,27 +82,29 @@ def test_a_worker_brings_how_and_not_what() -> None:
         capabilities=("root",),
         accept_commands=True,
     )
-    found = merge_worker_profile(kept, brought.hosted())
+    found = merge_worker_profile(kept, brought.with_worker_means())
     means = SupportedWork(("function",), ("y", "z"), accept_commands=True)
     assert found == msgspec.structs.replace(kept, runtimes=("function",), means=means)
-    assert types_of(found) == ("y",)
-    assert types_of(merge_worker_profile(found, brought.hosted())) == (
+    assert claimable_types(found) == ("y",)
+    assert claimable_types(merge_worker_profile(found, brought.with_worker_means())) == (
         "y",
     )  # nothing is forgotten by telling
     more = msgspec.structs.replace(brought, task_types=("x", "y"))
-    assert types_of(merge_worker_profile(found, more.hosted())) == ("x", "y")
+    assert claimable_types(merge_worker_profile(found, more.with_worker_means())) == ("x", "y")
 
 
 def test_types_left_as_they_were_shown_are_not_people_s_word() -> None:
-    worker = msgspec.structs.replace(PLAIN, runtimes=("function",), task_types=("x",)).hosted()
+    worker = msgspec.structs.replace(
+        PLAIN, runtimes=("function",), task_types=("x",)
+    ).with_worker_means()
     people = msgspec.structs.replace(PLAIN, runtimes=("function",), max_concurrent=2)
-    shown = msgspec.structs.replace(people, task_types=types_of(worker))
+    shown = msgspec.structs.replace(people, task_types=claimable_types(worker))
     kept = merge_user_profile(worker, shown, managed=False)
-    assert (kept.task_types, types_of(kept), kept.max_concurrent) == (None, ("x",), 2)
+    assert (kept.task_types, claimable_types(kept), kept.max_concurrent) == (None, ("x",), 2)
     narrow = merge_user_profile(
         kept, msgspec.structs.replace(people, task_types=("y",)), managed=True
     )
-    assert (narrow.task_types, types_of(narrow)) == (("y",), ())
+    assert (narrow.task_types, claimable_types(narrow)) == (("y",), ())
     assert (
         merge_user_profile(narrow, msgspec.structs.replace(narrow, task_types=()), managed=True)
         == narrow
@@ -111,26 +113,28 @@ def test_types_left_as_they_were_shown_are_not_people_s_word() -> None:
 
 def test_a_worker_s_means_do_not_bind_who_fetches_by_itself() -> None:
     fetched = msgspec.structs.replace(PLAIN, runtimes=("http",), task_types=("x", "y"))
-    both = merge_worker_profile(fetched, msgspec.structs.replace(PLAIN, runtimes=()).hosted())
+    both = merge_worker_profile(
+        fetched, msgspec.structs.replace(PLAIN, runtimes=()).with_worker_means()
+    )
     assert both.runtimes == ("http",)
     assert both.means == SupportedWork()
-    assert types_of(both) == ("x", "y")
+    assert claimable_types(both) == ("x", "y")
 
 
 @pytest.mark.parametrize("runtime", ["http", "gateway"])
 @pytest.mark.parametrize("before", ["http", "gateway", "function"])
 def test_types_of_who_fetches_by_itself_stay_as_they_were_shown(before: str, runtime: str) -> None:
-    kept = msgspec.structs.replace(PLAIN, runtimes=(before,), task_types=("x",)).hosted()
-    asked = msgspec.structs.replace(PLAIN, runtimes=(runtime,), task_types=types_of(kept))
+    kept = msgspec.structs.replace(PLAIN, runtimes=(before,), task_types=("x",)).with_worker_means()
+    asked = msgspec.structs.replace(PLAIN, runtimes=(runtime,), task_types=claimable_types(kept))
     for managed in (False, True):
-        assert types_of(merge_user_profile(kept, asked, managed=managed)) == ("x",)
+        assert claimable_types(merge_user_profile(kept, asked, managed=managed)) == ("x",)
 
 
 def test_rules_by_their_words() -> None:
-    assert rules_of(["all", "exact", "superset"]) == ("superset", "exact")
+    assert parse_rules(["all", "exact", "superset"]) == ("superset", "exact")
     for bad in ([], ["some"]):
         with pytest.raises(Invalid):
-            rules_of(bad)
+            parse_rules(bad)
 
 
 def test_what_no_agent_can_be_is_refused() -> None:
@@ -142,4 +146,4 @@ def test_what_no_agent_can_be_is_refused() -> None:
         {"region": "\x00"},
     ):
         with pytest.raises(Invalid):
-            lifecycle.checked(msgspec.structs.replace(PLAIN, **change))
+            lifecycle.validate_profile(msgspec.structs.replace(PLAIN, **change))

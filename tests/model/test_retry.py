@@ -16,7 +16,7 @@ from tenuto.model.tasks.retry import (
     ErrorClass,
     RetryPolicy,
     backoff,
-    longer_timeout,
+    increase_timeout,
 )
 
 POLICIES = st.builds(
@@ -69,14 +69,14 @@ def test_classes_are_sorted_out() -> None:
 
 
 def test_a_timeout_doubles_up_to_a_day() -> None:
-    assert longer_timeout(None) is None
-    assert longer_timeout(60) == 120
-    assert longer_timeout(TIMEOUT_CAP_S - 1) == TIMEOUT_CAP_S
-    assert longer_timeout(TIMEOUT_CAP_S) == TIMEOUT_CAP_S
+    assert increase_timeout(None) is None
+    assert increase_timeout(60) == 120
+    assert increase_timeout(TIMEOUT_CAP_S - 1) == TIMEOUT_CAP_S
+    assert increase_timeout(TIMEOUT_CAP_S) == TIMEOUT_CAP_S
 
 
 @given(timeout_s=st.integers(1, bounds.MAX_SECONDS))
 def test_a_longer_timeout_is_never_shorter(timeout_s: int) -> None:
-    longer = longer_timeout(timeout_s)
+    longer = increase_timeout(timeout_s)
     assert longer is not None
     assert longer >= timeout_s

@@ -14,15 +14,15 @@ from tenuto.model.errors import Invalid
 from tenuto.model.schedules.schedule import (
     GRACE,
     MAX_CATCH_UP,
-    MAX_COUNTED,
+    MAX_COUNTED_MISSED,
     CatchUp,
     DueTimes,
     Overlap,
     ScheduleSpec,
+    add_jitter,
     check,
-    due,
+    due_times,
     following,
-    jittered,
     overlap_action,
 )
 
@@ -234,7 +234,7 @@ def test_a_cron_line_does_what_the_clock_says(
         f"{field(minutes)} {field(hours)} * * *", zone, catch_up="all", catch_up_limit=1_000
     )
     after = start + begin * MINUTE
-    found = due(made, after, start + (count - 1) * MINUTE).fire
+    found = due_times(made, after, start + (count - 1) * MINUTE).fire
     assert list(found) == [time for time in expected if time > after]
     assert following(made, after, len(found)) == list(found)
 
@@ -269,7 +269,7 @@ def test_an_immediate_schedule_has_no_times() -> None:
     now = ScheduleSpec(type="immediate")
     check(now)
     assert following(now, utc("2026-01-01"), 5) == []
-    assert due(now, utc("2026-01-01"), utc("2026-02-01")) == DueTimes(last=utc("2026-02-01"))
+    assert due_times(now, utc("2026-01-01"), utc("2026-02-01")) == DueTimes(last=utc("2026-02-01"))
 
 
 def test_the_number_of_times_is_limited() -> None:
@@ -398,7 +398,7 @@ def test_what_was_missed_is_caught_up_by_the_policy(
     catch_up: CatchUp, now: str, fire: str, missed: int
 ) -> None:
     hourly = spec("@hourly", catch_up=catch_up, catch_up_limit=3)
-    found = due(hourly, utc("2026-01-01"), utc(now))
+    found = due_times(hourly, utc("2026-01-01"), utc(now))
     assert [f"{time:%H}" for time in found.fire] == fire.split()
     assert (found.missed, found.last) == (missed, utc(now))
     assert [found.next] == following(hourly, utc(now))
@@ -406,26 +406,26 @@ def test_what_was_missed_is_caught_up_by_the_policy(
 
 def test_the_grace_is_the_callers_to_choose() -> None:
     now = utc("2026-01-01T01:30")
-    assert due(spec("@hourly"), utc("2026-01-01"), now).fire == ()
-    assert due(spec("@hourly"), utc("2026-01-01"), now, now - utc("2026-01-01")).fire == (
+    assert due_times(spec("@hourly"), utc("2026-01-01"), now).fire == ()
+    assert due_times(spec("@hourly"), utc("2026-01-01"), now, now - utc("2026-01-01")).fire == (
         utc("2026-01-01T01:00"),
     )
-    seconds = due(spec("R/2026-01-01/PT1S"), utc("2026-01-01"), utc("2026-01-01T00:02"))
+    seconds = due_times(spec("R/2026-01-01/PT1S"), utc("2026-01-01"), utc("2026-01-01T00:02"))
     assert (len(seconds.fire), seconds.missed) == (GRACE.seconds + 1, 59)
 
 
 @pytest.mark.parametrize("catch_up", ["none", "last", "all"])
 @pytest.mark.parametrize("expression", ["* * * * *", "R/2000-01-01/PT1S"])
 def test_years_of_missed_times_are_not_walked_through(expression: str, catch_up: CatchUp) -> None:
-    found = due(spec(expression, catch_up=catch_up), utc("2006-01-01"), utc("2026-01-01"))
-    assert found.missed == MAX_COUNTED
+    found = due_times(spec(expression, catch_up=catch_up), utc("2006-01-01"), utc("2026-01-01"))
+    assert found.missed == MAX_COUNTED_MISSED
     assert found.fire[-1] == utc("2026-01-01")
     assert len(found.fire) <= 100
 
 
 def test_a_clock_that_goes_back_repeats_nothing() -> None:
     late, early = utc("2026-01-01T02:00"), utc("2026-01-01T00:30")
-    found = due(spec("@hourly", catch_up="all"), late, early)
+    found = due_times(spec("@hourly", catch_up="all"), late, early)
     assert found == DueTimes(last=late, next=utc("2026-01-01T03:00"))
 
 
@@ -433,8 +433,8 @@ def test_moments_may_come_with_any_offset() -> None:
     last, now = utc("2026-01-01T00:30"), utc("2026-01-01T03:30")
     hourly = spec("@hourly", BERLIN, catch_up="all")
     elsewhere = [moment.astimezone(ZoneInfo(NEW_YORK)) for moment in (last, now)]
-    assert due(hourly, elsewhere[0], elsewhere[1]) == due(hourly, last, now)
-    assert following(hourly, elsewhere[0], 3) == list(due(hourly, last, now).fire)
+    assert due_times(hourly, elsewhere[0], elsewhere[1]) == due_times(hourly, last, now)
+    assert following(hourly, elsewhere[0], 3) == list(due_times(hourly, last, now).fire)
 
 
 @pytest.mark.parametrize(
@@ -453,15 +453,15 @@ def test_a_fixed_time_starts_late_but_never_after_its_range(
     at = utc("2026-04-01T09:00")
     once = ScheduleSpec(type="datetime-event", at=at, until=utc(until) if until else None)
     check(once)
-    found = due(once, utc("2026-01-01"), utc(now))
+    found = due_times(once, utc("2026-01-01"), utc(now))
     assert (found.fire, found.missed) == ((at,) if fires else (), missed)
     assert found.next == (at if utc(now) < at else None)
-    assert due(once, utc(now), utc("2027-01-01")).next is None
+    assert due_times(once, utc(now), utc("2027-01-01")).next is None
 
 
 def test_the_last_time_before_the_end_is_started_after_it() -> None:
     ending = spec("@hourly", until=utc("2026-01-01T02:00"))
-    found = due(ending, utc("2026-01-01T01:00"), utc("2026-01-01T02:00:30"))
+    found = due_times(ending, utc("2026-01-01T01:00"), utc("2026-01-01T02:00:30"))
     assert (found.fire, found.next) == ((utc("2026-01-01T02:00"),), None)
 
 
@@ -473,9 +473,9 @@ def test_the_overlap_policy_matters_while_something_runs(policy: Overlap) -> Non
 
 def test_jitter_delays_and_never_hastens() -> None:
     at = utc("2026-01-01")
-    assert jittered(spec("@daily"), at, 0.9) == at
-    assert jittered(spec("@daily", jitter_s=60), at, 0.0) == at
-    assert jittered(spec("@daily", jitter_s=60), at, 0.5) == at + timedelta(seconds=30)
+    assert add_jitter(spec("@daily"), at, 0.9) == at
+    assert add_jitter(spec("@daily", jitter_s=60), at, 0.0) == at
+    assert add_jitter(spec("@daily", jitter_s=60), at, 0.5) == at + timedelta(seconds=30)
 
 
 @PROPERTY
@@ -506,11 +506,11 @@ def test_however_often_one_looks_all_times_are_fired_once(
     made: ScheduleSpec, last: datetime, span: timedelta, cuts: list[float]
 ) -> None:
     end = last + span
-    whole = due(made, last, end)
+    whole = due_times(made, last, end)
     fired: list[datetime] = []
     at = last
     for now in [*(last + cut * span for cut in sorted(cuts)), end]:
-        step = due(made, at, now)
+        step = due_times(made, at, now)
         fired += step.fire
         assert step.missed == 0
         at = step.last
@@ -544,4 +544,4 @@ def test_any_text_is_understood_or_invalid(
     except Invalid:
         return
     assert len(following(made, now, 3)) <= 3
-    assert due(made, now, now + timedelta(days=1)).last > now
+    assert due_times(made, now, now + timedelta(days=1)).last > now

@@ -16,8 +16,8 @@ from tenuto.model.tasks.task import (
     TRANSITIONS,
     Status,
     Task,
-    due_at,
     is_ready,
+    next_due_at,
     rank,
     watch_seconds,
 )
@@ -69,25 +69,25 @@ def test_the_timer_of_a_claim_is_the_timer_of_the_row(
 ) -> None:
     running = task(Status.RUNNING, started_at=NOW, timeout_s=timeout, estimate_minutes=estimate)
     watch = watch_seconds(timeout, estimate)
-    assert due_at(running) == (None if watch is None else after(watch))
+    assert next_due_at(running) == (None if watch is None else after(watch))
 
 
 def test_the_earliest_timer_counts() -> None:
-    assert due_at(task(Status.PENDING)) is None
-    assert due_at(task(Status.PENDING, queue_ttl_s=9)) == after(9)
-    assert due_at(task(Status.PENDING, queue_ttl_s=9, attempt=1)) is None
-    assert due_at(task(Status.RETRY_WAIT, next_attempt_at=after(3))) == after(3)
-    assert due_at(task(Status.WAITING, run_at=after(5), queue_ttl_s=3)) == after(5)
-    assert due_at(task(Status.PENDING, run_at=after(5), queue_ttl_s=3)) == after(8)
-    assert due_at(task(Status.WAITING, hold="approval", queue_ttl_s=3)) == after(3)
-    assert due_at(task(Status.WAITING, run_at=after(5), hold="approval")) is None
-    assert due_at(task(Status.WAITING, run_at=after(5), unmet=1)) is None
-    assert due_at(task(Status.WAITING, hold="quota", resume_at=after(7))) == after(7)
+    assert next_due_at(task(Status.PENDING)) is None
+    assert next_due_at(task(Status.PENDING, queue_ttl_s=9)) == after(9)
+    assert next_due_at(task(Status.PENDING, queue_ttl_s=9, attempt=1)) is None
+    assert next_due_at(task(Status.RETRY_WAIT, next_attempt_at=after(3))) == after(3)
+    assert next_due_at(task(Status.WAITING, run_at=after(5), queue_ttl_s=3)) == after(5)
+    assert next_due_at(task(Status.PENDING, run_at=after(5), queue_ttl_s=3)) == after(8)
+    assert next_due_at(task(Status.WAITING, hold="approval", queue_ttl_s=3)) == after(3)
+    assert next_due_at(task(Status.WAITING, run_at=after(5), hold="approval")) is None
+    assert next_due_at(task(Status.WAITING, run_at=after(5), unmet=1)) is None
+    assert next_due_at(task(Status.WAITING, hold="quota", resume_at=after(7))) == after(7)
     asked = KILL_GRACE_S + DEFAULT_LEASE_S
-    assert due_at(task(Status.RUNNING, cancel_requested_at=NOW)) == after(asked)
-    assert due_at(task(Status.RUNNING, pause_requested_at=NOW, lease_s=90)) == after(100)
+    assert next_due_at(task(Status.RUNNING, cancel_requested_at=NOW)) == after(asked)
+    assert next_due_at(task(Status.RUNNING, pause_requested_at=NOW, lease_s=90)) == after(100)
     for status in TERMINAL | {Status.PAUSED}:
-        assert due_at(task(status, queue_ttl_s=1, timeout_s=1, next_attempt_at=NOW)) is None
+        assert next_due_at(task(status, queue_ttl_s=1, timeout_s=1, next_attempt_at=NOW)) is None
 
 
 def test_what_ended_is_left_by_a_retry_only() -> None:

@@ -27,11 +27,11 @@ class Counted:
         self.hub = EventHub(engine.store)
 
     async def listen(self) -> None:
-        await self.hub.listen(MetricsRecorder(self.core, self.metrics).process_events)
+        await self.hub.add_sink(MetricsRecorder(self.core, self.metrics).process_events)
 
     async def look(self) -> None:
         """Read what happened since the last look."""
-        await self.hub._guarded()
+        await self.hub._poll_logged()
 
     def told(self, name: str, **labels: str) -> float:
         return self.metrics.value(name, **labels)

@@ -17,7 +17,7 @@ from tests.waiting import eventually_sync
 
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import Coordinator
-from tenuto.coordinator.outage import TOO_LONG_S, Alert, AlertSender, OutageMonitor
+from tenuto.coordinator.outage import ALERT_AFTER_S, Alert, AlertSender, OutageMonitor
 from tenuto.engine.engine import Engine
 from tenuto.model.tasks.commands import Failure
 
@@ -29,7 +29,7 @@ async def test_a_task_s_error_is_one_line(engine: Engine, log: Log, style: str) 
     work = await claim_one(engine)
     await engine.fail(work.fence, Failure(message=STORABLE))
     coordinator = Coordinator(engine, name=STORABLE)
-    await coordinator._guarded()
+    await coordinator._run_cycle_logged()
     assert "forged" in log.text
     check_log(log.text, style)
 
@@ -45,7 +45,7 @@ async def test_a_gateway_s_answer_is_one_line(database_url: str, log: Log, style
         await stage.submit(10, max_attempts=1)
         for _ in range(10):
             await stage.push()
-    assert "is left alone" in log.text
+    assert "circuit open" in log.text
     assert "forged" in log.text
     check_log(log.text, style)
 
@@ -54,9 +54,9 @@ async def test_an_alert_is_one_line_wherever_it_goes(log: Log, style: str) -> No
     clock = Later()
     alarm = Told(clock)
     outage = OutageMonitor(alarm, clock, SURROGATE)
-    outage.failed(SURROGATE)
-    clock.by = TOO_LONG_S + 1
-    outage.failed(SURROGATE)
+    outage.record_failure(SURROGATE)
+    clock.by = ALERT_AFTER_S + 1
+    outage.record_failure(SURROGATE)
     check_log(log.text, style)
     [alert] = alarm.alerts
     assert alert.message.isprintable()
@@ -70,9 +70,9 @@ class Told(AlertSender):
         super().__init__("", clock)
         self.alerts: list[Alert] = []
 
-    def tell(self, alert: Alert) -> None:
+    def send(self, alert: Alert) -> None:
         self.alerts.append(alert)
-        super().tell(alert)
+        super().send(alert)
 
 
 class Later(Clock):

@@ -12,7 +12,7 @@ from tests.moved_time import MovedTime
 from tests.waiting import eventually
 
 from tenuto.api.edge.metrics import SAMPLE_S
-from tenuto.logs import handler
+from tenuto.logs import create_handler
 from tenuto.metrics import PROCESS_METRICS, TABLE
 from tenuto.settings import Settings
 
@@ -24,7 +24,7 @@ class Lines(logging.Handler):
 
     def __init__(self, style: str) -> None:
         super().__init__()
-        made = handler(style)
+        made = create_handler(style)
         self.filters = made.filters
         self.formatter = made.formatter
         self.lines: list[str] = []

@@ -15,7 +15,7 @@ from tests.secrets.conftest import OLD
 from tenuto import logs
 from tenuto.encryption_keys import KeyRing
 from tenuto.engine.engine import Engine
-from tenuto.logs import MOST_SECRETS, mask_in_logs, redact
+from tenuto.logs import MAX_SECRETS, mask_in_logs, redact
 
 CANARY = "canary-Zq8w-4711"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
@@ -64,16 +64,16 @@ def test_what_is_no_secret_stays() -> None:
 
 
 def test_secrets_are_given_up_oldest_first() -> None:
-    mask_in_logs([f"secret-number-{n:05}" for n in range(MOST_SECRETS + 1)])
+    mask_in_logs([f"secret-number-{n:05}" for n in range(MAX_SECRETS + 1)])
     assert redact("secret-number-00000") == "secret-number-00000"
-    assert redact(f"secret-number-{MOST_SECRETS:05}") == "***"
+    assert redact(f"secret-number-{MAX_SECRETS:05}") == "***"
     mask_in_logs(["secret-number-00001", "one-more-secret"])
     assert redact("secret-number-00001 secret-number-00002") == "*** secret-number-00002"
 
 
 async def test_a_secret_that_was_opened_is_in_no_line(engine: Engine, log: Log) -> None:
     named, own = "canary-named-0815", "canary-own-0816"
-    sealing = Engine(engine.store, actor="tester", vault=KeyRing(OLD))
+    sealing = Engine(engine.store, actor="tester", key_ring=KeyRing(OLD))
     await sealing.secrets.put("key", named)
     await sealing.submit(new(input={"a": {"$secret": "key"}, "secrets": {"b": own}}))
     work = await claim_one(sealing)
@@ -139,8 +139,8 @@ def test_an_argument_without_text_ends_nobody_s_work(log: Log) -> None:
 
 OTHERS = """
 import logging, sys, warnings
-from tenuto import telemetry
-telemetry.set_up(style=sys.argv[1])
+from tenuto import logs
+logs.set_up(style=sys.argv[1])
 text = sys.stdin.read()
 for name in ("uvicorn.error", "asyncio", "httpx2", "litestar"):
     logging.getLogger(name).error("odd: %s", text)

@@ -23,7 +23,7 @@ from tests.observability.hostile import HIDDEN, STORABLE
 from tenuto.api.edge.event_hub import StreamSubscriber
 from tenuto.coordinator.coordinator import ALERTS, NAME
 from tenuto.engine.engine import Engine
-from tenuto.engine.limits.budgets import counted as count_spending
+from tenuto.engine.limits.budgets import count_in_metrics as count_spending
 from tenuto.engine.operations.metrics import sample_once
 from tenuto.metrics import OTHER, PROCESS_METRICS, TABLE, Metrics
 from tenuto.model.errors import Unavailable
@@ -129,7 +129,7 @@ async def _one_that_fails_and_then_completes(engine: Engine, clock: ManualClock)
     clock.advance(10)
     await engine.fail(work.fence, failure())
     clock.advance(60)
-    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.maintenance.promote_once("promoter") == 1
     clock.advance(7)
     work = await claim_one(engine)
     clock.advance(20)
@@ -143,7 +143,7 @@ async def _one_that_dies_of_failures(engine: Engine) -> None:
 async def _one_whose_worker_is_lost_for_good(engine: Engine, clock: ManualClock) -> None:
     await running(engine, max_attempts=1)
     clock.advance(LEASE_S + 1)
-    assert await engine.upkeep.expire_once("reaper") == 1
+    assert await engine.maintenance.expire_once("reaper") == 1
 
 
 async def test_a_lost_lease_that_is_tried_again(
@@ -151,7 +151,7 @@ async def test_a_lost_lease_that_is_tried_again(
 ) -> None:
     await running(engine)
     clock.advance(LEASE_S + 1)
-    assert await engine.upkeep.expire_once("reaper") == 1
+    assert await engine.maintenance.expire_once("reaper") == 1
     await counted.look()
     assert counted.told("tenuto_lease_expirations_total") == 1
     assert counted.told("tenuto_retries_total", error_class="crash") == 1
@@ -190,7 +190,7 @@ async def test_the_start_of_another_attempt_is_not_this_one_s(engine: Engine) ->
     fence = await running(engine)
     await engine.release(fence)
     marks = [(fence.task, 3, 1), (fence.task, 5, 2)]
-    rows = await engine.store.fetch(Statement("event_pasts", rows={"mark": marks}))
+    rows = await engine.store.fetch(Statement("event_history", rows={"mark": marks}))
     began = {row["seq"]: row["running_at"] for row in rows}
     assert began == {3: engine.clock.now(), 5: None}
 
@@ -225,9 +225,9 @@ async def test_a_stream_that_ends_does_not_end_the_counting(
     engine: Engine, counted: Counted
 ) -> None:
     reader = StreamSubscriber(engine.workspace, None)
-    await counted.hub.add(reader)
+    await counted.hub.subscribe(reader)
     await engine.submit(new())
-    counted.hub.drop(reader)
+    counted.hub.unsubscribe(reader)
     await counted.look()
     assert counted.told("tenuto_tasks_submitted_total") == 1
 
@@ -251,7 +251,7 @@ async def test_times_wait_for_a_store_that_does_not_answer(
     fetch, down = engine.store.fetch, True
 
     async def failing(statement: Statement) -> list[Row]:
-        if down and statement.query == "event_pasts":
+        if down and statement.query == "event_history":
             raise Unavailable("gone")
         return await fetch(statement)
 
@@ -272,7 +272,7 @@ async def test_a_time_that_cannot_be_measured_stops_no_other(
     fetch, spoilt = engine.store.fetch, (await running(engine)).task
 
     async def failing(statement: Statement) -> list[Row]:
-        if statement.query == "event_pasts":
+        if statement.query == "event_history":
             assert spoilt not in {mark[0] for mark in statement.rows["mark"]}
         return await fetch(statement)
 
@@ -320,7 +320,7 @@ async def test_gauges_are_what_is_there_now(
     await engine.submit(new())
     clock.advance(40)
     await engine.submit_many([new(), new(run_at=clock.now() + timedelta(days=1))])
-    assert await engine.upkeep.acquire_leadership(NAME, "somebody", 10) is not None
+    assert await engine.maintenance.acquire_leadership(NAME, "somebody", 10) is not None
     await engine.worker_beat("w", "host", 1, ["agent"], 1, "RUNNING")
     await sample(counted)
 
@@ -360,12 +360,12 @@ async def test_the_lag_is_that_of_the_slowest_subscriber(engine: Engine, counted
         del events
 
     await engine.submit_many([new() for _ in range(3)])
-    await engine.upkeep.relay_once("quick", take)
-    await engine.upkeep.relay_once("slow", take, limit=1)
-    await engine.upkeep.relay_once(ALERTS, take, errors=True)
+    await engine.maintenance.relay_once("quick", take)
+    await engine.maintenance.relay_once("slow", take, limit=1)
+    await engine.maintenance.relay_once(ALERTS, take, errors=True)
     await sample(counted)
     assert counted.told("tenuto_outbox_lag") == 2
-    await engine.upkeep.relay_once("slow", take)
+    await engine.maintenance.relay_once("slow", take)
     await sample(counted)
     assert counted.told("tenuto_outbox_lag") == 0
 

@@ -41,7 +41,7 @@ async def test_a_cycle_is_timed_by_the_leader_alone(engine: Engine) -> None:
     grown = since("tenuto_coordinator_cycle_seconds_count")
     first, second = Coordinator(engine, name="first"), Coordinator(engine, name="second")
     for each in (first, second, first):
-        await each._guarded()
+        await each._run_cycle_logged()
     assert grown() == 2
 
 
@@ -74,7 +74,7 @@ async def test_leases_that_are_not_renewed_are_counted(
     await heart.heartbeat_once()
     assert grown() == 0
     clock.advance(60)
-    assert await engine.upkeep.expire_once("reaper") == 2
+    assert await engine.maintenance.expire_once("reaper") == 2
     await heart.heartbeat_once()
     assert grown() == 2
 
@@ -93,7 +93,7 @@ async def test_hints_that_cannot_be_sent_are_counted() -> None:
         port = taken.getsockname()[1]
         url = f"postgresql://nobody@127.0.0.1:{port}/x"
         wakeups = PostgresWakeups(lambda: asyncpg.connect(url), Clock(), listen=False)
-        wakeups.announce(["lane:1"])
+        wakeups.notify(["lane:1"])
         await eventually(lambda: grown() == 1)
         await wakeups.close()
 
@@ -115,7 +115,7 @@ async def test_a_connection_that_ends_below_a_hint_is_counted() -> None:
     grown = since("tenuto_broker_errors_total")
     wakeups = PostgresWakeups(asyncpg.connect, Clock(), listen=False)
     wakeups._connection = Ended()
-    wakeups.announce(["lane:1"])
+    wakeups.notify(["lane:1"])
     await eventually(lambda: grown() == 1)
     await wakeups.close()
 
@@ -128,7 +128,7 @@ class Endpoint:
     def __init__(self, answer: SendResult) -> None:
         self._answer = answer
 
-    async def due(self, slots: int) -> list[DueDelivery]:
+    async def lease_due(self, slots: int) -> list[DueDelivery]:
         return [
             DueDelivery(
                 id=UUID(int=1),
@@ -144,10 +144,10 @@ class Endpoint:
     async def post(self, *given: object) -> SendResult:
         return self._answer
 
-    async def delivered(self, *given: object) -> None:
+    async def record_success(self, *given: object) -> None:
         """Nobody keeps it."""
 
-    failed = delivered
+    record_failure = record_success
 
 
 @pytest.mark.parametrize(
@@ -191,5 +191,5 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         answer = Orchestrate(tmp_path)("coordinator", "--metrics-port", port)
     assert answer.code == 3
-    assert f"cannot tell metrics on 127.0.0.1:{port}" in answer.err
+    assert f"cannot serve metrics on 127.0.0.1:{port}" in answer.err
     assert "[port_taken]" in answer.err

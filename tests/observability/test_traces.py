@@ -16,7 +16,7 @@ from tests.contract.conftest import claim_one, failure, new, running
 from tests.waiting import eventually
 
 from tenuto import tracing
-from tenuto.client.remote.engine import AnyEngine, RemoteEngine, reach
+from tenuto.client.remote.engine import AnyEngine, RemoteEngine, connect_to_server
 from tenuto.engine.engine import Engine
 from tenuto.logs import TASK
 from tenuto.model.errors import Invalid
@@ -83,7 +83,7 @@ async def near(url: str) -> AsyncIterator[Engine]:
 async def far(url: str, folder: Path) -> AsyncIterator[RemoteEngine]:
     """An engine behind a server."""
     settings = Settings(database=url, data=str(folder), port=0)
-    async with serving(settings) as api, reach(api.url, await api.token()) as engine:
+    async with serving(settings) as api, connect_to_server(api.url, await api.token()) as engine:
         yield engine
 
 
@@ -201,7 +201,7 @@ def test_a_missing_extra_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) 
     import sys
 
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(Invalid, match="traces need the extra `otel`"):
-        tracing.set_up("worker", wanted=True)
-    tracing.set_up("worker", wanted=False)
+    with pytest.raises(Invalid, match="tracing needs the extra `otel`"):
+        tracing.set_up("worker", enabled=True)
+    tracing.set_up("worker", enabled=False)
     assert not tracing.is_on()

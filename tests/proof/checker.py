@@ -19,10 +19,10 @@ from uuid import UUID
 import msgspec
 from tests.proof.planted_model import NOW, Rules, Write, owns
 
-from tenuto.engine.tasks.maintenance import LOOK_AGAIN
+from tenuto.engine.tasks.maintenance import RECHECK_AFTER
 from tenuto.model.errors import Conflict
 from tenuto.model.tasks import commands as c
-from tenuto.model.tasks.changes import altered
+from tenuto.model.tasks.changes import replace_fields
 from tenuto.model.tasks.commands import AttemptCommand, Command, DecisionContext, Failure
 from tenuto.model.tasks.retry import ATTEMPT_CAP, FREE_ENDS, ErrorClass
 from tenuto.model.tasks.task import (
@@ -35,7 +35,7 @@ from tenuto.model.tasks.task import (
     Task,
     TaskChange,
 )
-from tenuto.model.tasks.task import due_at as timer_of
+from tenuto.model.tasks.task import next_due_at as timer_of
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -205,7 +205,7 @@ def check_repeated(row: Row, command: Command) -> None:
 
 def booked(row: Row, command: Command, made: TaskChange, *, audited: bool) -> Row:
     """The row after the statement `change`, with the checker's own books kept."""
-    task = altered(made.task, last_error=None, error_class=None)
+    task = replace_fields(made.task, last_error=None, error_class=None)
     end, leased = made.end, made.task.status in LEASED
     free = (0, 0) if isinstance(command, c.Retry) else row.free
     if end is not None and end.outcome is not Outcome.PAUSED:
@@ -235,7 +235,7 @@ def aged(task: Task) -> Task:
     since = {"started_at": task.watch_s, "created_at": task.queue_ttl_s}
     recent = _RECENT | {name: NOW - 3 * STEP for name, so in since.items() if so is not None}
     times = [(name, at) for name in recent if (at := getattr(task, name))]
-    return altered(task, **{n: at - STEP if at > recent[n] else LONG_AGO for n, at in times})
+    return replace_fields(task, **{n: at - STEP if at > recent[n] else LONG_AGO for n, at in times})
 
 
 def changed(item: S, **changes: Any) -> S:
@@ -438,8 +438,8 @@ class Checker:
         if after != row:
             return after
         timer = timer_of(row.task)
-        due_at = None if timer is None else max(timer, NOW + LOOK_AGAIN)
-        return changed(row, task=altered(row.task, due_at=due_at))
+        due_at = None if timer is None else max(timer, NOW + RECHECK_AFTER)
+        return changed(row, task=replace_fields(row.task, due_at=due_at))
 
     def _check_ends(self, row: Row) -> None:
         """Without further faults, and with its worker gone, the task ends; else `Violation`."""

@@ -77,14 +77,14 @@ async def serving(folder: str, scale: Scale, files: int | None) -> None:
     if files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     settings = Settings(database=f"sqlite:///{folder}/t.db", data=folder, port=0, rate_per_s=0)
-    store = app.open_store(settings.url())
+    store = app.create_store(settings.database_url())
     await store.migrate()
     await store.close()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.run_in_executor(None, sys.stdin.read).add_done_callback(lambda _: stop.set())
-    async with app.service(settings) as service:
-        made = await service.identity.make_token(DEFAULT_WORKSPACE, "load", Role.OWNER)
+    async with app.open_service(settings) as service:
+        made = await service.identity.create_token(DEFAULT_WORKSPACE, "load", Role.OWNER)
 
         def ready(url: str) -> None:
             print(msgspec.json.encode(Served(url, made.token)).decode(), flush=True)  # noqa: T201

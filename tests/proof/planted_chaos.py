@@ -50,13 +50,13 @@ def complete_guarded_by_owner() -> None:
 @plant
 def expiry_not_audited() -> None:
     """The reaper's changes leave no event."""
-    write = rows.write_changes
+    write = rows.changes_statement
 
     def silent(decided: Sequence[tuple[TaskChange, commands.Command]]) -> Statement:
         made = write(decided)
         return msgspec.structs.replace(made, rows={**made.rows, "noted": []})
 
-    maintenance.write_changes = silent  # type: ignore[attr-defined]
+    maintenance.changes_statement = silent  # type: ignore[attr-defined]
 
 
 @plant
@@ -73,12 +73,12 @@ def reaper_without_a_cap() -> None:
 @plant
 def acknowledged_before_the_commit() -> None:
     """A submit is answered at once, and stored when there is time."""
-    many = submit.TaskSubmitter.many
+    many = submit.TaskSubmitter.submit_many
 
     async def eager(
-        self: submit.TaskSubmitter, news: Sequence[NewTask], *args: object, **kwargs: object
+        self: submit.TaskSubmitter, new_tasks: Sequence[NewTask], *args: object, **kwargs: object
     ) -> list[submit.Submitted]:
-        named = [msgspec.structs.replace(new, id=self._core.clock.new_id()) for new in news]
+        named = [msgspec.structs.replace(new, id=self._core.clock.new_id()) for new in new_tasks]
 
         async def commit() -> None:
             await wait_first_event([], 0.5, self._core.clock)
@@ -90,7 +90,7 @@ def acknowledged_before_the_commit() -> None:
         keeping.add_done_callback(_LATER.discard)
         return [submit.Submitted(new.id) for new in named if new.id is not None]
 
-    submit.TaskSubmitter.many = eager  # type: ignore[method-assign]
+    submit.TaskSubmitter.submit_many = eager  # type: ignore[method-assign]
 
 
 _LATER: set[asyncio.Task[None]] = set()

@@ -11,7 +11,7 @@ from tests.proof.planted_sim import Plant, rewrite, swap
 
 from tenuto.coordinator import coordinator
 from tenuto.engine.agents.inbox import Inbox
-from tenuto.engine.core import FLOW_WORK
+from tenuto.engine.core import FLOW_WORK_TOPIC
 from tenuto.engine.flows import deferred, start
 from tenuto.engine.flows.activation import ActivationBatch
 from tenuto.engine.flows.activation_rows import ActivationRequest
@@ -43,7 +43,7 @@ def plant(*seen_by: str) -> Callable[[_Apply], _Apply]:
 @plant("I18", "I24")
 def join_read_then_write(stack: ExitStack) -> None:
     """A process counts on from what it read before, whoever has counted since."""
-    closed = Cascade._group_closed
+    closed = Cascade._close_group_slots
     read: dict[tuple[PlanCache, UUID], Group] = {}
 
     def stale(self: Cascade, group: Group, ends: Any) -> Script[None]:
@@ -54,7 +54,7 @@ def join_read_then_write(stack: ExitStack) -> None:
         read[self._plans, group.id] = after
         yield from closed(self, mine, ends)
 
-    swap(stack, Cascade, "_group_closed", stale)
+    swap(stack, Cascade, "_close_group_slots", stale)
 
 
 @plant("I18")
@@ -62,10 +62,10 @@ def slot_counted_twice(stack: ExitStack) -> None:
     """Every message that a task is complete ends its slot, the repeated one, too."""
 
     def eager(self: AttemptFinisher, results: list[Any]) -> Script[Answers]:
-        rows = yield self._completion("complete_watched", results)
+        rows = yield self._completion_statement("complete_watched", results)
         moved = {row["id"] for row in rows}
         asked = sorted(each.command.fence.task for each in results)
-        states = yield Statement("task_state", {"ids": asked})
+        states = yield Statement("task_statuses", {"ids": asked})
         done = [row for row in states if row["status"] == "COMPLETED"]
         cascade = self._core.cascade(results[0].actor)
         yield from cascade.run(
@@ -83,7 +83,7 @@ def _followed(results: list[Any], moved: set[UUID]) -> list[Any]:
 @plant("I18")
 def chunk_of_items_made_twice(stack: ExitStack) -> None:
     """A process makes the next items after those it knows of itself."""
-    groups, grow = ActivationBatch._groups, ActivationBatch._expand_group
+    groups, grow = ActivationBatch._lock_groups, ActivationBatch._expand_group
     known: dict[tuple[PlanCache, UUID], int] = {}
 
     def remembered(self: ActivationBatch, births: Any, growing: Any) -> Script[dict[UUID, Group]]:
@@ -96,11 +96,11 @@ def chunk_of_items_made_twice(stack: ExitStack) -> None:
     def noted(
         self: ActivationBatch, flow: Flow, group: Group, cascade: Cascade, grown: Any
     ) -> Script[None]:
-        before = cascade.spent
+        before = cascade.rows_written
         yield from grow(self, flow, group, cascade, grown)
-        known[self._plans, group.id] = group.made + cascade.spent - before
+        known[self._plans, group.id] = group.made + cascade.rows_written - before
 
-    swap(stack, ActivationBatch, "_groups", remembered)
+    swap(stack, ActivationBatch, "_lock_groups", remembered)
     swap(stack, ActivationBatch, "_expand_group", noted)
 
 
@@ -126,20 +126,22 @@ def dependents_told_before_the_end(stack: ExitStack) -> None:
 @plant("I17", "I24")
 def watcher_not_noted(stack: ExitStack) -> None:
     """A task that somebody comes to wait for ends as if nobody did."""
-    rewrite(stack, "await", "then true else task.watched", "then task.watched else task.watched")
+    rewrite(
+        stack, "add_waiters", "then true else task.watched", "then task.watched else task.watched"
+    )
 
 
 @plant("I17", "I24")
 def waiter_not_counted(stack: ExitStack) -> None:
     """A task that somebody comes to wait for ends as if there was nobody to look for."""
-    rewrite(stack, "await", "task.awaited + needed.n", "task.awaited")
+    rewrite(stack, "add_waiters", "task.awaited + needed.n", "task.awaited")
 
 
 @plant("I17", "I24")
 def watcher_too_late(stack: ExitStack) -> None:
     """A task that waits for what has ended already is never told."""
     swap(stack, SubmitDependencies, "_is_met", lambda _self, _task, _need: False)
-    swap(stack, SubmitDependencies, "_fail", lambda _self, _cascade, _hot: iter(()))
+    swap(stack, SubmitDependencies, "_fail_waiters", lambda _self, _cascade, _hot: iter(()))
 
 
 @plant("I18")
@@ -168,15 +170,15 @@ def leftovers_done_first(stack: ExitStack) -> None:
 
     async def in_two(self: start.Flows, work: UUID) -> int:
         def forget() -> Script[Rows]:
-            rows = yield Statement("work_take", {"id": work})
-            yield Statement("work_done", {"ids": [work]})
+            rows = yield Statement("deferred_lock", {"id": work})
+            yield Statement("deferred_delete", {"ids": [work]})
             return rows
 
         kept = await self._core.store.transact(forget)
 
         def script(cascade: Cascade) -> Script[int]:
             for row in kept:
-                yield from deferred.PIECES[row["kind"]](cascade, row)
+                yield from deferred.RUNNERS[row["kind"]](cascade, row)
             return len(kept)
 
         return await self._run(script)
@@ -196,7 +198,7 @@ def approval_decided_twice(stack: ExitStack) -> None:
             rows = yield Statement("inbox_locked", params)
             yes = commands.Resolve(status=Status.COMPLETED, output="{}")
             yield from cascade.apply_to_each([rows[0]["task"]], lambda _: yes)
-            yield self._decided(item, "APPROVED", "{}")
+            yield self._decide_statement(item, "APPROVED", "{}")
 
         await self._core.run_with_cascade(script, self._actor)
 
@@ -208,7 +210,7 @@ def cascade_in_a_second_transaction(stack: ExitStack) -> None:
     """A result is recorded first; what follows from it is done when there is time."""
 
     def only(self: AttemptFinisher, results: list[Any]) -> Script[Answers]:
-        rows = yield self._completion("complete_watched", results)
+        rows = yield self._completion_statement("complete_watched", results)
         return _followed(results, {row["id"] for row in rows})
 
     complete = AttemptFinisher._complete_with_cascade
@@ -229,13 +231,13 @@ def cascade_in_a_second_transaction(stack: ExitStack) -> None:
 @plant("I18")
 def sequence_without_turns(stack: ExitStack) -> None:
     """The children of a sequence run as soon as they are made."""
-    make = ActivationBatch._child
+    make = ActivationBatch._group_child
 
-    def at_once(self: ActivationBatch, *args: Any, mine: bool) -> Any:
-        del mine
-        return make(self, *args, mine=True)
+    def at_once(self: ActivationBatch, *args: Any, has_turn: bool) -> Any:
+        del has_turn
+        return make(self, *args, has_turn=True)
 
-    swap(stack, ActivationBatch, "_child", at_once)
+    swap(stack, ActivationBatch, "_group_child", at_once)
 
 
 @plant("I18", "I24")
@@ -251,7 +253,7 @@ def turn_kept(stack: ExitStack) -> None:
         yield from ()
         return False
 
-    swap(stack, Cascade, "_pass_plainly", no_short_way)
+    swap(stack, Cascade, "_try_pass_turn", no_short_way)
     swap(stack, Cascade, "give_turn_to_next", keep)
 
 
@@ -268,7 +270,7 @@ def hints_are_the_only_way(stack: ExitStack) -> None:
 
     async def listening(self: coordinator.Coordinator, stop: Any) -> None:
         def hear(topic: str) -> None:
-            heard[self] = heard[self] or topic == FLOW_WORK
+            heard[self] = heard[self] or topic == FLOW_WORK_TOPIC
 
         self.engine.subscribe(hear)
         await run(self, stop)

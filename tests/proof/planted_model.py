@@ -13,7 +13,7 @@ import msgspec
 from tenuto.model.errors import Conflict
 from tenuto.model.tasks import commands as c
 from tenuto.model.tasks import decide as production
-from tenuto.model.tasks.changes import altered
+from tenuto.model.tasks.changes import replace_fields
 from tenuto.model.tasks.commands import AttemptCommand, Command, DecisionContext
 from tenuto.model.tasks.decide import token_hash
 from tenuto.model.tasks.retry import ATTEMPT_CAP
@@ -28,7 +28,7 @@ def claim(task: Task, agent: UUID, worker: str, token: str, status: Status) -> T
     spent = task.tries >= task.max_attempts or task.attempt >= ATTEMPT_CAP
     if task.status is not Status.PENDING or spent:
         return None
-    return altered(
+    return replace_fields(
         task,
         status=status,
         version=task.version + 1,
@@ -52,14 +52,14 @@ def owns(task: Task, fence: Fence) -> bool:
 
 def heartbeat(task: Task, fence: Fence) -> Task | None:
     """As the statement `heartbeat`: the task with its lease renewed, or `None` when it is lost."""
-    return altered(task, lease_until=NOW + LEASE) if owns(task, fence) else None
+    return replace_fields(task, lease_until=NOW + LEASE) if owns(task, fence) else None
 
 
 def checkpoint(task: Task, fence: Fence) -> Task | None:
     """As `Reporting.checkpoint`: saved with the next number, or refused."""
     if not owns(task, fence) or task.cancel_requested_at is not None:
         return None
-    return altered(task, checkpoint_seq=task.checkpoint_seq + 1)
+    return replace_fields(task, checkpoint_seq=task.checkpoint_seq + 1)
 
 
 def same_lease(read: Task, now: Task) -> bool:
@@ -75,7 +75,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """What decides in a world. As it stands: production."""
 
     decide: Callable[[Task, Command, DecisionContext], TaskChange | None] = production.decide
-    on_due: Callable[[Task, DecisionContext], Command | None] = production.on_due
+    on_due: Callable[[Task, DecisionContext], Command | None] = production.due_command
     claim: Callable[[Task, UUID, str, str, Status], Task | None] = claim
     heartbeat: Write = heartbeat
     checkpoint: Write = checkpoint
@@ -95,7 +95,7 @@ def unfenced(passes: Callable[[Task, Fence], bool], **seen: Any) -> Rules:
         if not isinstance(command, AttemptCommand) or not passes(task, command.fence):
             return production.decide(task, command, moment)
         token = token_hash(command.fence.token)
-        posed = altered(task, attempt=command.fence.attempt, lease_token=token, **seen)
+        posed = replace_fields(task, attempt=command.fence.attempt, lease_token=token, **seen)
         made = production.decide(posed, command, moment)
         return made and _with(made, attempt=task.attempt, lease_token=task.lease_token)
 
@@ -108,7 +108,7 @@ def blind(commands: Commands, *when: Status, **seen: Any) -> Rules:
     def decide(task: Task, command: Command, moment: DecisionContext) -> TaskChange | None:
         if not isinstance(command, commands) or (when and task.status not in when):
             return production.decide(task, command, moment)
-        made = production.decide(altered(task, **seen), command, moment)
+        made = production.decide(replace_fields(task, **seen), command, moment)
         if made is None:
             return None
         left = [name for name, value in seen.items() if getattr(made.task, name) == value]
@@ -135,7 +135,7 @@ def writing(commands: Commands, **fields: Any) -> Rules:
 
 
 def _with(made: TaskChange, **fields: Any) -> TaskChange:
-    task = altered(made.task, **fields)
+    task = replace_fields(made.task, **fields)
     event = msgspec.structs.replace(made.event, new=task.status)
     return msgspec.structs.replace(made, task=task, event=event)
 
@@ -166,7 +166,7 @@ def _stale_but_accepted(task: Task, command: Command, moment: DecisionContext) -
 
 
 def _steal(task: Task, agent: UUID, worker: str, token: str, status: Status) -> Task | None:
-    pending = task if task.status in TERMINAL else altered(task, status=Status.PENDING)
+    pending = task if task.status in TERMINAL else replace_fields(task, status=Status.PENDING)
     return claim(pending, agent, worker, token, status)
 
 
@@ -174,21 +174,21 @@ def _claim_writing(**changes: int) -> Rules:
     def taken(task: Task, agent: UUID, worker: str, token: str, status: Status) -> Task | None:
         made = claim(task, agent, worker, token, status)
         added = {name: getattr(task, name) + more for name, more in changes.items()}
-        return made and altered(made, **added)
+        return made and replace_fields(made, **added)
 
     return Rules(claim=taken)
 
 
 def _renewed(passes: Callable[[Task, Fence], bool]) -> Rules:
     def beat(task: Task, fence: Fence) -> Task | None:
-        return altered(task, lease_until=NOW + LEASE) if passes(task, fence) else None
+        return replace_fields(task, lease_until=NOW + LEASE) if passes(task, fence) else None
 
     return Rules(heartbeat=beat)
 
 
 def _saved(passes: Callable[[Task, Fence], bool]) -> Rules:
     def save(task: Task, fence: Fence) -> Task | None:
-        saved = altered(task, checkpoint_seq=task.checkpoint_seq + 1)
+        saved = replace_fields(task, checkpoint_seq=task.checkpoint_seq + 1)
         return saved if passes(task, fence) else None
 
     return Rules(checkpoint=save)
@@ -293,7 +293,7 @@ PLANTED: dict[str, Planted] = {
         "I24",
         Rules(
             on_due=lambda task, moment: (
-                None if task.status is Status.WAITING else production.on_due(task, moment)
+                None if task.status is Status.WAITING else production.due_command(task, moment)
             )
         ),
     ),

@@ -15,13 +15,13 @@ import msgspec
 from tests.proof.sim.store import database
 
 from tenuto.engine import core, rows
-from tenuto.engine.rows import task_of
+from tenuto.engine.rows import parse_task
 from tenuto.engine.tasks import maintenance, report, submit
 from tenuto.engine.tasks.claim import TaskClaimer
 from tenuto.model.errors import Conflict, TenutoError
 from tenuto.model.tasks import attempts, changes, commands, decide
 from tenuto.model.tasks.submission import NewTask
-from tenuto.model.tasks.task import LEASED, Fence, Status, Task, TaskChange, due_at
+from tenuto.model.tasks.task import LEASED, Fence, Status, Task, TaskChange, next_due_at
 from tenuto.periodic import wait_first_event
 from tenuto.store import sql
 from tenuto.store.protocol import Script, Statement
@@ -121,7 +121,7 @@ def pause_overrules_a_cancel(stack: ExitStack) -> None:
 
     def careless(task: Task, command: commands.AttemptCommand) -> None:
         if isinstance(command, commands.ConfirmPause) and task.pause_requested_at is not None:
-            task = changes.altered(task, cancel_requested_at=None)
+            task = changes.replace_fields(task, cancel_requested_at=None)
         check(task, command)
 
     swap(stack, decide, "_check_fence", careless)
@@ -141,8 +141,8 @@ def heartbeat_revives(stack: ExitStack) -> None:
 @plant("I7")
 def expiry_keeps_the_lease(stack: ExitStack) -> None:
     """A task goes back to the queue under the lease it lost."""
-    stack.enter_context(patch.dict(changes.DISOWNED))
-    del changes.DISOWNED["lease_until"]
+    stack.enter_context(patch.dict(changes.OWNER_CLEARED))
+    del changes.OWNER_CLEARED["lease_until"]
 
 
 @plant("I7")
@@ -153,7 +153,7 @@ def capacity_not_counted(stack: ExitStack) -> None:
         yield from ()
         return int(wish.params["n"])
 
-    swap(stack, TaskClaimer, "_within_capacity", all_of_it)
+    swap(stack, TaskClaimer, "_free_capacity", all_of_it)
 
 
 @plant("I8")
@@ -179,26 +179,26 @@ def release_costs_a_try(stack: ExitStack) -> None:
 @plant("I13")
 def expiry_not_audited(stack: ExitStack) -> None:
     """The reaper's changes leave no event."""
-    write = rows.write_changes
+    write = rows.changes_statement
 
     def silent(decided: Sequence[tuple[TaskChange, commands.Command]]) -> Statement:
         made = write(decided)
         return msgspec.structs.replace(made, rows={**made.rows, "noted": []})
 
-    swap(stack, maintenance, "write_changes", silent)
+    swap(stack, maintenance, "changes_statement", silent)
 
 
 @plant("I13")
 def audit_in_a_second_transaction(stack: ExitStack) -> None:
     """What happened is written first, and told when there is time."""
     queries = sql.load(sql.SQLITE)
-    change = queries["change"]
+    change = queries["tasks_update"]
     told_by = next(step for step in change.steps if step.text.startswith("insert into event"))
     alone = msgspec.structs.replace(told_by, text=told_by.text.replace(" of moved", ""))
     later = msgspec.structs.replace(change, steps=(alone,), answer=alone.label, columns=())
     stack.enter_context(patch.dict(queries, {"note_later": later}))
     who = [name for name, _ in change.rows["noted"]].index("actor")
-    write, decide_each = rows.write_changes, maintenance.TaskMaintenance._decide_each
+    write, decide_each = rows.changes_statement, maintenance.TaskMaintenance._decide_each
     told: dict[Any, list[Any]] = {}
 
     def half(decided: Sequence[tuple[TaskChange, commands.Command]]) -> Statement:
@@ -220,7 +220,7 @@ def audit_in_a_second_transaction(stack: ExitStack) -> None:
             await self._core.store.transact(script)
         return done
 
-    swap(stack, maintenance, "write_changes", half)
+    swap(stack, maintenance, "changes_statement", half)
     swap(stack, maintenance.TaskMaintenance, "_decide_each", in_two)
 
 
@@ -230,7 +230,7 @@ def timer_in_memory(stack: ExitStack) -> None:
     announce = core.Core.send_hints
 
     def no_column(task: Task) -> Any:
-        return None if task.status is Status.RETRY_WAIT else due_at(task)
+        return None if task.status is Status.RETRY_WAIT else next_due_at(task)
 
     async def fire(self: core.Core, task: UUID) -> None:
         with suppress(TenutoError):
@@ -247,7 +247,7 @@ def timer_in_memory(stack: ExitStack) -> None:
                 asyncio.get_running_loop().call_later(delay, start, self, each.task.id)
         announce(self, found)
 
-    swap(stack, changes, "due_at", no_column)
+    swap(stack, changes, "next_due_at", no_column)
     swap(stack, core.Core, "send_hints", remember)
 
 
@@ -287,18 +287,18 @@ def acknowledged_before_the_commit(stack: ExitStack) -> None:
 
         async def commit() -> None:
             with suppress(TenutoError):
-                await self._core.batcher.submit(self._kind, draft.rows)
+                await self._core.batcher.submit(self._plain_kind, draft.rows)
 
         asyncio.get_running_loop().create_task(commit())
         return [submit.Submitted(each) for each in draft.ids]
 
-    swap(stack, submit.TaskSubmitter, "_plain", eager)
+    swap(stack, submit.TaskSubmitter, "_insert_plain", eager)
 
 
 @plant("I2")
 def idempotency_key_dropped(stack: ExitStack) -> None:
     """A repeated submit makes the task again."""
-    many = submit.TaskSubmitter.many
+    many = submit.TaskSubmitter.submit_many
 
     async def forgetful(
         self: submit.TaskSubmitter, news: Sequence[NewTask], *args: Any, **kwargs: Any
@@ -306,13 +306,13 @@ def idempotency_key_dropped(stack: ExitStack) -> None:
         stripped = [msgspec.structs.replace(new, idempotency_key=None) for new in news]
         return await many(self, stripped, *args, **kwargs)
 
-    swap(stack, submit.TaskSubmitter, "many", forgetful)
+    swap(stack, submit.TaskSubmitter, "submit_many", forgetful)
 
 
 @plant("I2")
 def bulk_in_parts(stack: ExitStack) -> None:
     """A submit of many is many submits."""
-    many = submit.TaskSubmitter.many
+    many = submit.TaskSubmitter.submit_many
 
     async def one_by_one(
         self: submit.TaskSubmitter, news: Sequence[NewTask], *args: Any, **kwargs: Any
@@ -322,7 +322,7 @@ def bulk_in_parts(stack: ExitStack) -> None:
             done += await many(self, [new], *args, **kwargs)
         return done
 
-    swap(stack, submit.TaskSubmitter, "many", one_by_one)
+    swap(stack, submit.TaskSubmitter, "submit_many", one_by_one)
 
 
 @plant("I3", "I5", harsh=True, near=568)
@@ -331,12 +331,12 @@ def checkpoint_not_fenced(stack: ExitStack) -> None:
     owned = report.AttemptReporter.lock_owned_task
 
     def lenient(
-        self: report.AttemptReporter, fence: Fence, *, pausing: bool = False
+        self: report.AttemptReporter, fence: Fence, *, allow_pausing: bool = False
     ) -> Script[Task]:
-        if not pausing:
+        if not allow_pausing:
             return (yield from owned(self, fence))
         found = yield Statement("tasks_locked", {"ids": [fence.task]})
-        task = task_of(found[0])
+        task = parse_task(found[0])
         if task.status not in LEASED:
             raise Conflict("nobody runs the task", "lease_lost")
         return task
@@ -365,7 +365,7 @@ def spawn_without_a_key(stack: ExitStack) -> None:
     ) -> UUID:
         del key
         born = msgspec.structs.replace(new, parent=fence.task)
-        return (await self._submitting.many([born], workspace, actor))[0].id
+        return (await self._submitter.submit_many([born], workspace, actor))[0].id
 
     swap(stack, report.AttemptReporter, "spawn", spawn)
 
@@ -389,10 +389,10 @@ def hints_trusted(stack: ExitStack) -> None:
 @plant("zombie", harsh=True, near=224)
 def lost_lease_not_told(stack: ExitStack) -> None:
     """A handler goes on though its lease was lost."""
-    ask = heartbeat.HeartbeatLoop._ask
+    ask = heartbeat.HeartbeatLoop._request_stop
 
     def quiet(self: heartbeat.HeartbeatLoop, held: Any, reason: Any) -> None:
         if reason != "lost":
             ask(self, held, reason)
 
-    swap(stack, heartbeat.HeartbeatLoop, "_ask", quiet)
+    swap(stack, heartbeat.HeartbeatLoop, "_request_stop", quiet)

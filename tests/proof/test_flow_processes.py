@@ -69,7 +69,7 @@ async def check_flows(world: System, flows: int, ends: dict[str, int]) -> None:
     assert await raw.fetch("select id from flow_work") == []
     told = "select count(*) from event where kind = 'group_completed' group by task"
     assert {int(row[0]) for row in await raw.fetch(told)} == {1}
-    assert await world.engine.upkeep.audit() == []
+    assert await world.engine.maintenance.audit() == []
 
 
 def joining() -> Plan:

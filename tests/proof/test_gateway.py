@@ -262,7 +262,7 @@ async def test_a_gateway_killed_with_many_sessions_starts_no_stampede(world: Wor
     assert fullest_second(claims) <= CAP
     twice = "select task from attempt where outcome = 'COMPLETED' group by task having count(*) > 1"
     assert await Raw(world.base.url).fetch(twice) == []
-    assert await world.engine.upkeep.audit() == []
+    assert await world.engine.maintenance.audit() == []
     again = claims[killed_at:]
     took, most = again[-1] - again[0], fullest_second(claims)
     log.info("%d claims again in %.1f s, at most %d in a second", len(again), took, most)

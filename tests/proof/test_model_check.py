@@ -10,7 +10,7 @@ from tests.proof.checker import INVARIANTS, Row, Worker, World, explore
 from tests.proof.planted_model import LEASE, NOW, PLANTED, Rules
 
 from tenuto.model.tasks.retry import ATTEMPT_CAP, FREE_ENDS
-from tenuto.model.tasks.task import Status, Task, due_at
+from tenuto.model.tasks.task import Status, Task, next_due_at
 
 TWO = (Worker(), Worker())
 
@@ -27,7 +27,7 @@ def row(number: int = 1, **fields: Any) -> Row:
         updated_at=NOW,
         **given,
     )
-    task = msgspec.structs.replace(task, due_at=due_at(task))
+    task = msgspec.structs.replace(task, due_at=next_due_at(task))
     return Row(task, (task.version, task.status), free=(task.free_ends, 0))
 
 

@@ -132,15 +132,15 @@ async def test_3_a_circle_of_tasks_fails_as_a_whole_and_is_told(world: System) -
     told = [msgspec.json.decode(each.body) for each in receiver.got]
     assert {each["event"] for each in told} == {"task.dependency_cycle"}
     assert {each["taskId"] for each in told} == {str(a), str(b), str(c)}
-    assert await world.engine.upkeep.audit() == []
+    assert await world.engine.maintenance.audit() == []
 
 
 async def watch(world: System, receiver: Receiver, kind: str) -> None:
     """A webhook that the system's own processes can sign for."""
     settings = msgspec.structs.replace(world.settings, data=str(world.folder))
     store, workspace = world.engine.store, world.engine.workspace
-    core = Core(store.within(workspace), MemoryWakeups(), app.open_vault(settings))
-    hooks = WebhookEndpoints(core, UrlGuard([LOOPBACK]).look_up)
+    core = Core(store.for_workspace(workspace), MemoryWakeups(), app.open_key_ring(settings))
+    hooks = WebhookEndpoints(core, UrlGuard([LOOPBACK]).resolve_allowed)
     await hooks.create(receiver.url, [kind], workspace, None)
 
 
@@ -154,7 +154,7 @@ async def test_4_a_database_that_goes_and_comes_back_loses_nothing(
         tasks = await world.submit(*(world.task(script) for _ in range(6)))
         worker, coordinator = world.worker("--slots", "3"), world.coordinator()
         await eventually(lambda: len(world.sessions()) >= 3, PATIENCE)
-        await eventually(lambda: "leads, epoch" in coordinator.text(), PATIENCE)
+        await eventually(lambda: "became leader, epoch" in coordinator.text(), PATIENCE)
         durable.stop("immediate")
         try:
             with pytest.raises(Unavailable):

@@ -39,9 +39,9 @@ async def store(database_url: str, clock: ManualClock) -> AsyncIterator[AnyStore
 @pytest.fixture
 async def engine(store: AnyStore, raw: Raw) -> AsyncIterator[Engine]:
     """An engine with one key, which also sees to it that rows and trail agree in the end."""
-    engine = Engine(store, actor="tester", vault=KeyRing(OLD))
+    engine = Engine(store, actor="tester", key_ring=KeyRing(OLD))
     yield engine
-    assert await engine.upkeep.audit() == []
+    assert await engine.maintenance.audit() == []
     await check_trail(raw)
     await check_attempts(raw)
 

@@ -110,7 +110,7 @@ async def working(url: str, given: dict[str | None, Callable[[Any], Any]]) -> As
     settings = Settings(**SHORT)
     supervisor, stop = Supervisor(), asyncio.Event()
     async with opened(url, Clock()) as store:
-        engine = Engine(store, actor="test", vault=KeyRing(OLD))
+        engine = Engine(store, actor="test", key_ring=KeyRing(OLD))
         worker = Worker(engine, settings)
         await worker.host_functions("functions", given)
         commands = AgentProfile(
@@ -218,7 +218,7 @@ async def test_the_search_finds_a_canary_that_is_not_struck(
     database_url: str, raw: Raw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same search over an engine and a worker that let everything pass."""
-    monkeypatch.setattr(Redactor, "text", lambda _self, text: text)
+    monkeypatch.setattr(Redactor, "redact_text", lambda _self, text: text)
     received = Received()
     async with working(database_url, handlers(received)) as inside:
         tasks = await run_all(inside, received, tmp_path / "out")
@@ -230,7 +230,7 @@ async def test_the_search_finds_a_canary_that_is_not_struck(
 async def test_the_search_finds_a_canary_that_is_not_sealed(
     database_url: str, raw: Raw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.model.tenancy.secrets.hidden", lambda value: (value, {}))
+    monkeypatch.setattr("tenuto.model.tenancy.secrets.extract_secrets", lambda value: (value, {}))
     async with working(database_url, {}) as inside:
         task = await inside.submit(task_type="nobody's", input={"secrets": {"token": CANARY}})
         found = await leaks(inside, raw, [task])
@@ -240,7 +240,9 @@ async def test_the_search_finds_a_canary_that_is_not_sealed(
 async def test_a_canary_that_is_cut_in_two_would_be_seen(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.worker.runtime.command._cut", lambda rest, _redactor: (rest, b""))
+    monkeypatch.setattr(
+        "tenuto.worker.runtime.command._split_long_line", lambda rest, _redactor: (rest, b"")
+    )
     async with working(sqlite_url, {}) as inside:
         await inside.engine.secrets.put("stored", NAMED)
         task = await command(inside, tmp_path / "out", {})

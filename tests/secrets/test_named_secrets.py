@@ -76,7 +76,7 @@ async def test_a_workspace_has_so_many_secrets(
 
 async def test_a_secret_belongs_to_its_workspace(engine: Engine, store: AnyStore, raw: Raw) -> None:
     await put(engine, "mine")
-    there = Engine(store, workspace=await raw.workspace(7), vault=KeyRing(OLD))
+    there = Engine(store, workspace=await raw.workspace(7), key_ring=KeyRing(OLD))
     assert await names(there) == []
     assert await refusal(there.secrets.delete("mine")) == "not_found"
     refers = there.submit(new(input={"$secret": "mine"}))
@@ -146,7 +146,7 @@ async def test_a_task_waits_for_a_secret_that_was_forgotten(
     assert "token" in (view.last_error or "")
     await put(engine, "token")
     clock.advance(60)
-    await engine.upkeep.promote_once("test")
+    await engine.maintenance.promote_once("test")
     assert (await claim_one(engine)).input == CANARY
 
 
@@ -166,7 +166,7 @@ async def key_ids(raw: Raw) -> list[str]:
 
 async def put_webhook(engine: Engine, raw: Raw, webhook: UUID) -> None:
     place = {"workspace": engine.workspace, "table": "webhook", "row": str(webhook)}
-    sealed = KeyRing(OLD).seal(CANARY, **place, column="secret")  # type: ignore[arg-type]
+    sealed = KeyRing(OLD).encrypt(CANARY, **place, column="secret")  # type: ignore[arg-type]
     at, yes = ("0", "1") if raw.path is not None else ("to_timestamp(0)", "true")
     await raw.execute(
         "insert into webhook (id, workspace, url, events, key_id, secret, enabled, created_at,"
@@ -178,20 +178,20 @@ async def put_webhook(engine: Engine, raw: Raw, webhook: UUID) -> None:
 async def test_everything_is_sealed_anew_a_bounded_number_at_a_time(
     engine: Engine, store: AnyStore, raw: Raw
 ) -> None:
-    there = Engine(store, workspace=await raw.workspace(8), vault=KeyRing(OLD))
+    there = Engine(store, workspace=await raw.workspace(8), key_ring=KeyRing(OLD))
     for each in (engine, there):
         await put(each, "one")
         await put(each, "two")
     await engine.submit_many([new(input={"secrets": {"a": f"value {n}"}}) for n in range(3)])
     await put_webhook(engine, raw, UUID(int=1))
-    assert await engine.rotating.rotate_once() == 0
-    later = Engine(store, vault=KeyRing(NEW | OLD))
+    assert await engine.key_rotator.rotate_once() == 0
+    later = Engine(store, key_ring=KeyRing(NEW | OLD))
     done = []
-    while (n := await later.rotating.rotate_once(3)) > 0:
+    while (n := await later.key_rotator.rotate_once(3)) > 0:
         done.append(n)
     assert done == [3, 3, 2]
     assert set(await key_ids(raw)) == {"new"}
-    only_new = Engine(store, vault=KeyRing(NEW))
+    only_new = Engine(store, key_ring=KeyRing(NEW))
     await only_new.submit(new(input={"$secret": "one"}))
     works = await claim_all(only_new)
     assert works[-1].input == CANARY
@@ -204,9 +204,9 @@ async def test_what_cannot_be_opened_keeps_its_key(
     await put(engine, "damaged")
     await raw.execute("update secret set data = 'AAAA'")
     await put(engine, "sound")
-    later = Engine(store, vault=KeyRing(NEW | OLD))
-    assert await later.rotating.rotate_once() == 1
-    assert await later.rotating.rotate_once() == 0
+    later = Engine(store, key_ring=KeyRing(NEW | OLD))
+    assert await later.key_rotator.rotate_once() == 1
+    assert await later.key_rotator.rotate_once() == 0
     assert sorted(await key_ids(raw)) == ["new", "old"]
 
 

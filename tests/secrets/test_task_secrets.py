@@ -107,7 +107,7 @@ async def test_without_keys_nothing_secret_is_accepted(store: AnyStore, raw: Raw
     engine = Engine(store)
     assert await refusal(engine.submit(new(input=INPUT))) == "secrets_unavailable"
     assert await refusal(put(engine, "a", "value")) == "secrets_unavailable"
-    assert await refusal(engine.rotating.rotate_once()) == "secrets_unavailable"
+    assert await refusal(engine.key_rotator.rotate_once()) == "secrets_unavailable"
     assert await raw.count("task") == 0
 
 
@@ -122,7 +122,7 @@ async def test_a_repeated_submit_is_known_again(engine: Engine, store: AnyStore,
     assert await refusal(other) == "idempotency_conflict"
     # Not even a guess at the value can be proven right by what is stored.
     prints = {row[0] for row in await raw.fetch("select fingerprint from task_body")}
-    stranger = Engine(store, vault=KeyRing(NEW))
+    stranger = Engine(store, key_ring=KeyRing(NEW))
     assert await refusal(stranger.submit(asked())) == "idempotency_conflict"
     assert len(prints) == await raw.count("task_secret") == 1
 
@@ -132,7 +132,7 @@ async def test_a_repeated_submit_is_known_after_the_key_changed(
 ) -> None:
     asked = new(id=uuid4(), input=INPUT)
     await engine.submit(asked)
-    later = Engine(store, vault=KeyRing(NEW | OLD))
+    later = Engine(store, key_ring=KeyRing(NEW | OLD))
     assert not (await later.submit(asked)).created
 
 
@@ -173,7 +173,7 @@ async def test_every_end_is_struck(engine: Engine, raw: Raw, clock: ManualClock)
 
     async def attempt() -> Any:
         clock.advance(3600)
-        await engine.upkeep.promote_once("test")
+        await engine.maintenance.promote_once("test")
         return (await claim_one(engine)).fence
 
     await engine.fail(await attempt(), failure)
@@ -200,10 +200,10 @@ async def test_a_server_that_did_not_claim_strikes_too(
     asked = new(input=INPUT | {"more": {"$secret": "shared"}})
     task = (await engine.submit(asked)).id
     work = await claim_one(engine)
-    server = Engine(store, actor="server", vault=KeyRing(OLD))
+    server = Engine(store, actor="server", key_ring=KeyRing(OLD))
     await server.append(work.fence, [Line(0, "INFO", f"{CANARY} and named-canary-7f3a")])
     await engine.secrets.delete("shared")
-    fresh = Engine(store, actor="server", vault=KeyRing(OLD))
+    fresh = Engine(store, actor="server", key_ring=KeyRing(OLD))
     await fresh.complete(work.fence, [CANARY])
     assert (await engine.show(task)).output == ["***"]
     assert [line.text for line in await engine.logs(task) if line.source == "transcript"] == [
@@ -217,7 +217,7 @@ async def test_a_server_with_the_wrong_keys_stores_nothing(
 ) -> None:
     task = (await engine.submit(new(input=INPUT))).id
     work = await claim_one(engine)
-    server = Engine(store, vault=KeyRing(NEW))
+    server = Engine(store, key_ring=KeyRing(NEW))
     assert await refusal(server.complete(work.fence, [CANARY])) == "secret_unreadable"
     assert await status(engine, task) == "RUNNING"
     assert await nowhere(raw)
@@ -229,7 +229,7 @@ async def test_a_server_strikes_what_the_present_attempt_was_handed(
 ) -> None:
     await put(engine, "token", "the first value")
     task = (await engine.submit(new(input={"$secret": "token"}))).id
-    server = Engine(store, actor="server", vault=KeyRing(OLD))
+    server = Engine(store, actor="server", key_ring=KeyRing(OLD))
     first = await claim_one(engine)
     await server.progress(first.fence, step="the first value")
     await put(engine, "token", "the second value")
@@ -262,12 +262,12 @@ async def test_a_worker_without_the_key_gives_the_task_back(
     engine: Engine, store: AnyStore, clock: ManualClock, keys: dict[str, bytes] | None
 ) -> None:
     secret, plain = await engine.submit_many([new(input=INPUT), new(input={"a": "***"})])
-    poor = Engine(store, vault=None if keys is None else KeyRing(keys))
+    poor = Engine(store, key_ring=None if keys is None else KeyRing(keys))
     assert [work.fence.task for work in await claim_all(poor)] == [plain.id]
     view = await engine.show(secret.id)
     assert (view.status, view.last_outcome, view.tries) == ("RETRY_WAIT", "NOT_STARTED", 0)
     clock.advance(60)
-    await engine.upkeep.promote_once("test")
+    await engine.maintenance.promote_once("test")
     assert (await claim_one(engine)).input == INPUT
 
 
@@ -288,7 +288,7 @@ async def test_secrets_go_with_the_payload(engine: Engine, raw: Raw, clock: Manu
     await engine.complete((await claim_one(engine)).fence)
     await engine.archive(task)
     clock.advance(days=31)
-    await engine.upkeep.prune_once()
+    await engine.maintenance.prune_once()
     assert await raw.count("task_secret") == 0
 
 

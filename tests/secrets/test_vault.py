@@ -30,17 +30,17 @@ def spelled(key_id: str, key: bytes) -> str:
 
 def unreadable(vault: KeyRing, sealed: Encrypted, place: dict[str, Any] = HERE) -> bool:
     with pytest.raises(Incompatible) as caught:
-        vault.open(sealed, **place)
+        vault.decrypt(sealed, **place)
     return caught.value.code == "secret_unreadable"
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_what_is_sealed_opens_in_its_place(plain: str) -> None:
     vault = KeyRing({"k1": KEY})
-    sealed = vault.seal(plain, **HERE)
-    assert vault.open(sealed, **HERE) == plain
+    sealed = vault.encrypt(plain, **HERE)
+    assert vault.decrypt(sealed, **HERE) == plain
     assert sealed.key_id == "k1"
-    assert sealed.data != vault.seal(plain, **HERE).data
+    assert sealed.data != vault.encrypt(plain, **HERE).data
 
 
 @pytest.mark.parametrize(
@@ -50,18 +50,18 @@ def test_what_is_sealed_opens_in_its_place(plain: str) -> None:
 )
 def test_a_sealed_value_opens_nowhere_else(other: dict[str, Any]) -> None:
     vault = KeyRing({"k1": KEY})
-    assert unreadable(vault, vault.seal("value", **HERE), HERE | other)
+    assert unreadable(vault, vault.encrypt("value", **HERE), HERE | other)
 
 
 def test_no_two_places_share_a_spelling() -> None:
     vault = KeyRing({"k1": KEY})
-    sealed = vault.seal("value", **HERE | {"table": "a", "row": "b,c"})
+    sealed = vault.encrypt("value", **HERE | {"table": "a", "row": "b,c"})
     assert unreadable(vault, sealed, HERE | {"table": "a,b", "row": "c"})
 
 
 def test_a_sealed_value_belongs_to_its_key() -> None:
     vault = KeyRing({"k1": KEY, "k2": KEY[::-1]})
-    sealed = vault.seal("value", **HERE)
+    sealed = vault.encrypt("value", **HERE)
     assert unreadable(vault, Encrypted("k2", sealed.data))
     assert unreadable(vault, Encrypted("k3", sealed.data))
     # The same key under another id: the id is bound too.
@@ -71,7 +71,7 @@ def test_a_sealed_value_belongs_to_its_key() -> None:
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_any_altered_byte_is_noticed(place: int, flip: int) -> None:
     vault = KeyRing({"k1": KEY})
-    raw = bytearray(b64decode(vault.seal("value", **HERE).data))
+    raw = bytearray(b64decode(vault.encrypt("value", **HERE).data))
     raw[place % len(raw)] ^= flip
     assert unreadable(vault, Encrypted("k1", b64encode(raw).decode()))
 
@@ -95,7 +95,7 @@ def test_a_setting_spells_the_ring_current_key_first(tmp_path: Path) -> None:
     text = f"{spelled('new', KEY[::-1])}, {spelled('old', KEY)}"
     vault = load_ring(tmp_path, text)
     assert (vault.current, vault.key_ids) == ("new", ("new", "old"))
-    assert vault.open(KeyRing({"old": KEY}).seal("value", **HERE), **HERE) == "value"
+    assert vault.decrypt(KeyRing({"old": KEY}).encrypt("value", **HERE), **HERE) == "value"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,10 +129,10 @@ def test_a_missing_file_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     vault = load_ring(folder, None)
     path = folder / FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    sealed = vault.seal("value", **HERE)
+    sealed = vault.encrypt("value", **HERE)
     again = load_ring(folder, "")
     assert again.current == vault.current
-    assert again.open(sealed, **HERE) == "value"
+    assert again.decrypt(sealed, **HERE) == "value"
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
@@ -163,13 +163,13 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 def test_a_key_can_be_added(tmp_path: Path) -> None:
     first = load_ring(tmp_path, None)
-    sealed = first.seal("value", **HERE)
+    sealed = first.encrypt("value", **HERE)
     second = add_key(tmp_path)
     assert second.key_ids[1:] == first.key_ids
-    assert second.open(sealed, **HERE) == "value"
+    assert second.decrypt(sealed, **HERE) == "value"
     assert load_ring(tmp_path, None).current == second.current
     # A process that runs on learns of the new key when it meets it.
-    assert first.open(second.seal("new", **HERE), **HERE) == "new"
+    assert first.decrypt(second.encrypt("new", **HERE), **HERE) == "new"
     assert first.current == second.current
 
 

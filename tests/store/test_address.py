@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 from asyncpg import connect_utils
 
-from tenuto.chaos.databases import _place
+from tenuto.chaos.databases import _server_address
 from tenuto.logs import without_password
 from tenuto.model.errors import Invalid
-from tenuto.store.postgres.address import Host, order, parse
+from tenuto.store.postgres.address import Host, order_hosts, parse
 
 
 def driver_hosts(url: str) -> list[Host]:
@@ -71,8 +71,8 @@ def test_hosts_come_from_the_environment_where_the_address_names_none() -> None:
 
 
 def test_a_run_of_chaos_takes_the_first_host() -> None:
-    assert _place("postgresql://u@h1:1,h2:2/db") == Host("h1", 1)
-    assert _place("postgresql:///db?host=/run/one&port=7") == Host("/run/one", 7)
+    assert _server_address("postgresql://u@h1:1,h2:2/db") == Host("h1", 1)
+    assert _server_address("postgresql:///db?host=/run/one&port=7") == Host("/run/one", 7)
 
 
 def test_one_port_serves_all_hosts() -> None:
@@ -83,21 +83,21 @@ def test_one_port_serves_all_hosts() -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("postgresql://h:port/db", "a port is no number from 1 to 65535"),
-        ("postgresql://h:99999/db", "a port is no number from 1 to 65535"),
-        ("postgresql://h1:1,h2:x/db", "a port is no number from 1 to 65535"),
-        ("postgresql:///db?host=a,b,c&port=1,2", "3 hosts and 2 ports"),
+        ("postgresql://h:port/db", "a port is not a number from 1 to 65535"),
+        ("postgresql://h:99999/db", "a port is not a number from 1 to 65535"),
+        ("postgresql://h1:1,h2:x/db", "a port is not a number from 1 to 65535"),
+        ("postgresql:///db?host=a,b,c&port=1,2", "3 hosts but 2 ports"),
         ("postgresql:///db?host=a,,c", "a host has no name"),
-        ("postgresql://[half/db", "its parts cannot be told apart"),
-        ("postgresql://h/db?sslmode", "what follows ? is not name=value"),
-        ("postgresql://h/db#x", "# ends an address"),
-        ("postgresql:///db?port=x", "a port is no number from 1 to 65535"),
+        ("postgresql://[half/db", "it is not a valid URL"),
+        ("postgresql://h/db?sslmode", "the text after ? is not name=value"),
+        ("postgresql://h/db#x", "it contains #"),
+        ("postgresql:///db?port=x", "a port is not a number from 1 to 65535"),
         ("postgresql://h/db?target_session_attrs=standby", "use target_session_attrs=primary"),
         ("postgresql://h/db?target_session_attrs=best", "use target_session_attrs=primary"),
     ],
 )
 def test_a_wrong_address_is_refused_with_its_reason(url: str, why: str) -> None:
-    with pytest.raises(Invalid, match=r"^the database address is wrong: ") as caught:
+    with pytest.raises(Invalid, match=r"^the database address is invalid: ") as caught:
         parse(url, {})
     assert why in caught.value.message
     assert caught.value.code == "database_invalid"
@@ -123,7 +123,7 @@ def test_a_wrong_address_is_refused_with_its_reason(url: str, why: str) -> None:
     ],
 )
 def test_a_wrong_address_is_refused_without_a_part_of_it(url: str) -> None:
-    with pytest.raises(Invalid, match="the database address is wrong: ") as caught:
+    with pytest.raises(Invalid, match="the database address is invalid: ") as caught:
         parse(url, {})
     told = list(chain(caught.value))
     assert not [part for part in ("hun", "ter2", "12") if any(part in each for each in told)]
@@ -177,11 +177,11 @@ def test_a_name_is_kept_where_something_is_compared_with_it(url: str, kept: bool
 
 def test_the_last_good_host_is_tried_first() -> None:
     a, b, c = hosts = [Host("a", 1), Host("b", 1), Host("c", 1)]
-    assert order(hosts, None) == [a, b, c]
-    assert order(hosts, b) == [b, a, c]
-    assert order(hosts, Host("gone", 1)) == [a, b, c]
-    assert order([a, a, b], a) == [a, b]
-    assert all(first != second for first, second in pairwise(order([a, b, a], b)))
+    assert order_hosts(hosts, None) == [a, b, c]
+    assert order_hosts(hosts, b) == [b, a, c]
+    assert order_hosts(hosts, Host("gone", 1)) == [a, b, c]
+    assert order_hosts([a, a, b], a) == [a, b]
+    assert all(first != second for first, second in pairwise(order_hosts([a, b, a], b)))
 
 
 @pytest.mark.parametrize(

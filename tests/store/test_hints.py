@@ -11,7 +11,7 @@ import pytest
 from tests.contract.test_bad_database import without_privileges
 from tests.waiting import eventually
 
-from tenuto.broker.local import LocalWakeups, _folder
+from tenuto.broker.local import LocalWakeups, _socket_folder
 from tenuto.clock import Clock
 from tenuto.model.errors import Unavailable
 
@@ -62,7 +62,7 @@ PLANTED = [wide, readable, link, dangling, file, foreign if os.geteuid() == 0 el
 
 @pytest.mark.parametrize("plant", PLANTED)
 async def test_a_planted_folder_is_refused(elsewhere: str, plant: Callable[[Path], None]) -> None:
-    folder = _folder(elsewhere)
+    folder = _socket_folder(elsewhere)
     assert folder.parent == Path(tempfile.gettempdir())
     plant(folder)
     with pytest.raises(Unavailable, match="remove it") as caught:
@@ -73,21 +73,21 @@ async def test_a_planted_folder_is_refused(elsewhere: str, plant: Callable[[Path
 
 
 async def test_a_link_makes_nobody_remove_files(elsewhere: str) -> None:
-    folder = _folder(elsewhere)
+    folder = _socket_folder(elsewhere)
     link(folder)
     kept = folder.with_name("target") / "letter"
     kept.write_text("dear reader")
-    LocalWakeups(elsewhere, "w", Clock()).announce(["lane:1"])
+    LocalWakeups(elsewhere, "w", Clock()).notify(["lane:1"])
     assert kept.exists()
 
 
 async def test_nothing_is_told_to_a_stranger(elsewhere: str) -> None:
-    folder = _folder(elsewhere)
+    folder = _socket_folder(elsewhere)
     wide(folder)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as spy:
         spy.bind(str(folder / "spy"))
         spy.setblocking(False)
-        LocalWakeups(elsewhere, "w", Clock()).announce(["lane:1"])
+        LocalWakeups(elsewhere, "w", Clock()).notify(["lane:1"])
         with pytest.raises(BlockingIOError):
             spy.recv(100)
 
@@ -102,18 +102,18 @@ async def test_the_folder_and_its_sockets_are_private(elsewhere: str, umask: int
     finally:
         os.umask(before)
     listener.subscribe(heard.append)
-    folder = _folder(elsewhere)
+    folder = _socket_folder(elsewhere)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert [stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()] == [0o600]
     speaker = LocalWakeups(elsewhere, "speaker", Clock())
-    speaker.announce(["lane:1"])
+    speaker.notify(["lane:1"])
     await eventually(lambda: heard == ["lane:1"])
     await speaker.close()
     await listener.close()
 
 
 async def test_root_listens_in_the_folder_of_the_database_s_owner(elsewhere: str) -> None:
-    foreign(_folder(elsewhere))
+    foreign(_socket_folder(elsewhere))
     with without_privileges(), open(elsewhere, "x"):  # noqa: ASYNC230, PTH123
         pass
     listener = LocalWakeups(elsewhere, "listener", Clock())

@@ -21,16 +21,16 @@ from tests.waiting import eventually
 from tenuto import app
 from tenuto.broker import postgres as broker_module
 from tenuto.broker.postgres import PostgresWakeups
-from tenuto.broker.protocol import EVERYTHING, Wakeups
+from tenuto.broker.protocol import ALL_TOPICS, Wakeups
 from tenuto.clock import Clock
-from tenuto.coordinator.coordinator import SLOW_EVERY, Coordinator
+from tenuto.coordinator.coordinator import MAINTENANCE_EVERY, Coordinator
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Unavailable
 from tenuto.settings import Settings
 from tenuto.store.postgres import connector as connector_module
 from tenuto.store.postgres import store as postgres_module
 from tenuto.store.postgres.address import Host
-from tenuto.store.postgres.connector import Connector, most_telling
+from tenuto.store.postgres.connector import Connector, most_informative
 from tenuto.store.postgres.store import PostgresStore
 from tenuto.store.protocol import Store
 
@@ -157,16 +157,16 @@ async def test_the_last_good_host_is_asked_first(
     with silent() as nobody:
         connector = Connector(address(primary, nobody, place(primary)))
         await port_and_role(connector)
-        monkeypatch.setattr(connector_module, "_NEXT_S", 60)
+        monkeypatch.setattr(connector_module, "_NEXT_HOST_S", 60)
         await within(SOON_S, port_and_role(connector))
-        connector.give_up()
-        monkeypatch.setattr(connector_module, "_EACH_S", 0.2)
+        connector.abandon_server()
+        monkeypatch.setattr(connector_module, "_PER_HOST_S", 0.2)
         await within(SOON_S, port_and_role(connector))
 
 
 async def test_all_hosts_away_is_said_in_time(primary: PostgresServer) -> None:
     with silent() as one, silent() as other:
-        store = app.open_store(address(primary, one, other))
+        store = app.create_store(address(primary, one, other))
         assert await within(2 * 2.0, refusal(store.open())) == "database_unreachable"
         await store.close()
 
@@ -175,7 +175,7 @@ async def test_no_primary_among_the_hosts_is_said_plainly(
     primary: PostgresServer, standby: Standby
 ) -> None:
     with dead() as nobody:
-        store = app.open_store(address(primary, nobody, place(standby)))
+        store = app.create_store(address(primary, nobody, place(standby)))
         with pytest.raises(Exception, match=r"^the database is being switched over; try again"):
             await within(SOON_S, store.open())
         await store.close()
@@ -228,13 +228,13 @@ async def test_a_name_keeps_its_addresses_while_it_cannot_be_looked_up(
         assert asked == ["db.test", "db.test"], "those who connect share a lookup"
         answered.set()
         new_one, name = Host("127.0.0.18", port), Host("db.test", port)
-        await eventually(lambda: new_one in connector._known[name])
+        await eventually(lambda: new_one in connector._cached_addresses[name])
 
 
 async def test_of_two_connections_that_came_at_once_one_is_closed(
     primary: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt, both = Connector._try, asyncio.Event()
+    attempt, both = Connector._connect_to, asyncio.Event()
     made: list[asyncpg.Connection] = []
 
     async def together(self: Connector, host: Host, *given: Any, **more: Any) -> Any:
@@ -246,7 +246,7 @@ async def test_of_two_connections_that_came_at_once_one_is_closed(
         await both.wait()
         return connection
 
-    monkeypatch.setattr(Connector, "_try", together)
+    monkeypatch.setattr(Connector, "_connect_to", together)
     connector = Connector(address(primary, "127.0.0.1:1", "127.0.0.1:2"))
     connection = await within(SOON_S, connector.connect({}))
     await eventually(lambda: sum(each.is_closed() for each in made) == 1)
@@ -260,12 +260,12 @@ def test_the_most_telling_error_is_raised() -> None:
     follows = asyncpg.TargetServerAttributeNotMatched("standby")
     refused, late = ConnectionRefusedError(), TimeoutError()
     untrusted = ssl.SSLCertVerificationError("not the name in the certificate")
-    assert most_telling([refused, late, follows, untrusted]) is untrusted
-    assert most_telling([untrusted, wrong]) is wrong
-    assert most_telling([late, refused, follows, wrong]) is wrong
-    assert most_telling([late, refused, starting]) is starting
-    assert most_telling([late, follows, refused]) is follows
-    assert most_telling([late, refused]) is refused
+    assert most_informative([refused, late, follows, untrusted]) is untrusted
+    assert most_informative([untrusted, wrong]) is wrong
+    assert most_informative([late, refused, follows, wrong]) is wrong
+    assert most_informative([late, refused, starting]) is starting
+    assert most_informative([late, follows, refused]) is follows
+    assert most_informative([late, refused]) is refused
 
 
 async def follows(standby: Standby, task: UUID) -> bool:
@@ -281,7 +281,7 @@ async def follows(standby: Standby, task: UUID) -> bool:
 async def cluster() -> AsyncIterator[tuple[PostgresServer, Standby, str]]:
     """A migrated primary, its standby, and the address of both, the primary first."""
     with PostgresServer(fast=True) as first:
-        store = app.open_store(first.url("postgres"))
+        store = app.create_store(first.url("postgres"))
         await store.migrate()
         await store.close()
         with Standby(first) as second:
@@ -291,9 +291,9 @@ async def cluster() -> AsyncIterator[tuple[PostgresServer, Standby, str]]:
 async def test_a_frozen_primary_is_left_for_the_promoted_standby(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(postgres_module, "ANSWER_S", 1.2)
+    monkeypatch.setattr(postgres_module, "STATEMENT_S", 1.2)
     async with cluster() as (first, second, url):
-        store = app.open_store(url)
+        store = app.create_store(url)
         await store.open()
         engine = Engine(store)
         before = await engine.submit(new())
@@ -311,14 +311,14 @@ async def test_a_frozen_primary_is_left_for_the_promoted_standby(
 async def test_maintenance_on_a_frozen_primary_is_left_for_the_promoted_standby(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(postgres_module, "ANSWER_S", 1.2)
+    monkeypatch.setattr(postgres_module, "STATEMENT_S", 1.2)
     async with cluster() as (first, second, url):
-        store = app.open_store(url)
+        store = app.create_store(url)
         await store.open()
         assert isinstance(store, PostgresStore)
         coordinator = Coordinator(Engine(store), Settings(tick_s=0.2))
         assert (await coordinator.cycle_once()).leading
-        coordinator.cycles = SLOW_EVERY
+        coordinator.cycles = MAINTENANCE_EVERY
         admin = await asyncpg.connect(first.url("postgres"))
         await admin.execute("begin; lock table lane in access exclusive mode")
         cycle = asyncio.ensure_future(coordinator.cycle_once())
@@ -341,7 +341,7 @@ async def test_maintenance_on_a_frozen_primary_is_left_for_the_promoted_standby(
 async def test_a_server_that_became_a_standby_is_left(primary: PostgresServer) -> None:
     """A server that only reads, as one that was demoted while connections to it were open."""
     url = primary.create_database()
-    store = app.open_store(url)
+    store = app.create_store(url)
     await store.migrate()
     await store.open()
     engine = Engine(store)
@@ -359,17 +359,17 @@ async def test_a_server_that_became_a_standby_is_left(primary: PostgresServer) -
 
 
 async def test_hints_are_heard_again_after_a_server_was_given_up(postgres_url: str) -> None:
-    store = app.open_store(postgres_url)
+    store = app.create_store(postgres_url)
     assert isinstance(store, PostgresStore)
     heard: list[str] = []
     heard_there: list[str] = []
     async with hints(postgres_url, store) as here, hints(postgres_url, store) as there:
         here.subscribe(heard.append)
         there.subscribe(heard_there.append)
-        store.connector.give_up()
+        store.connector.abandon_server()
         await eventually(lambda: heard and heard_there)  # each may have missed everything
         heard.clear()
-        there.announce(["lane:1"])
+        there.notify(["lane:1"])
         await eventually(lambda: "lane:1" in heard)
     await store.close()
 
@@ -377,13 +377,13 @@ async def test_hints_are_heard_again_after_a_server_was_given_up(postgres_url: s
 async def test_more_hints_than_fit_together_are_a_hint_to_look_for_everything(
     postgres_url: str,
 ) -> None:
-    store = app.open_store(postgres_url)
+    store = app.create_store(postgres_url)
     heard: list[str] = []
     async with hints(postgres_url, store) as here, hints(postgres_url, store) as there:
         here.subscribe(heard.append)
-        there.announce([f"lane:{number}" for number in range(2000)])
+        there.notify([f"lane:{number}" for number in range(2000)])
         await eventually(lambda: heard)
-    assert heard == [EVERYTHING]
+    assert heard == [ALL_TOPICS]
     await store.close()
 
 
@@ -396,7 +396,7 @@ class Paused(Clock):
         self.pauses: list[float] = []
 
     async def sleep(self, seconds: float) -> None:
-        if seconds < broker_module._PAUSE_S:
+        if seconds < broker_module._RECONNECT_S:
             return
         self.pauses.append(seconds)
         await self.go.wait()
@@ -416,7 +416,7 @@ async def test_a_young_connection_for_hints_is_replaced_after_a_pause(postgres_u
     assert clock.pauses == []
     wakeups.reconnect()
     await eventually(lambda: clock.pauses)
-    wakeups.announce(["lane:1"])
+    wakeups.notify(["lane:1"])
     await asyncio.sleep(0)
     assert (len(made), len(clock.pauses)) == (1, 1)
     assert 1 <= clock.pauses[0] <= 3
@@ -429,7 +429,7 @@ async def test_a_young_connection_for_hints_is_replaced_after_a_pause(postgres_u
 async def test_an_old_connection_for_hints_is_replaced_at_once(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_module, "_YOUNG_S", 0)
+    monkeypatch.setattr(broker_module, "_SHORT_LIVED_S", 0)
     clock = Paused()
     wakeups = PostgresWakeups(lambda: Connector(postgres_url).connect({}), clock)
     await wakeups.open()
@@ -451,7 +451,7 @@ async def test_hints_that_cannot_be_sent_wait_before_they_connect_again() -> Non
     clock = Paused()
     wakeups = PostgresWakeups(connect, clock, listen=False)
     for number in range(20):
-        wakeups.announce([f"lane:{number}"])
+        wakeups.notify([f"lane:{number}"])
         await eventually(lambda: clock.pauses or not wakeups._tasks)
     assert (refused, len(clock.pauses)) == (1, 1)
     await asyncio.wait_for(wakeups.close(), 1)
@@ -460,21 +460,21 @@ async def test_hints_that_cannot_be_sent_wait_before_they_connect_again() -> Non
 async def test_a_server_is_given_up_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     connector = Connector("postgresql://127.0.0.1:1/x")
     told: list[str] = []
-    connector.when_given_up(lambda: told.append("once"))
+    connector.on_server_abandoned(lambda: told.append("once"))
     beside = Connector("postgresql://127.0.0.1:2/x", connector)
     for _ in range(10):
-        connector.give_up()
-        beside.give_up()
+        connector.abandon_server()
+        beside.abandon_server()
     assert told == ["once"]
-    monkeypatch.setattr(connector_module, "_GIVE_UP_S", 0)
-    connector.give_up()
+    monkeypatch.setattr(connector_module, "_ABANDON_INTERVAL_S", 0)
+    connector.abandon_server()
     assert told == ["once"] * 2
 
 
 async def test_a_given_up_server_leaves_one_connection_for_hints(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_module, "_YOUNG_S", 0)
+    monkeypatch.setattr(broker_module, "_SHORT_LIVED_S", 0)
     connector = Connector(postgres_url)
     made: list[Any] = []
 
@@ -486,7 +486,7 @@ async def test_a_given_up_server_leaves_one_connection_for_hints(
     await wakeups.open()
     for number in range(3):
         wakeups.reconnect()
-        wakeups.announce([f"lane:{number}"])
+        wakeups.notify([f"lane:{number}"])
         await eventually(lambda: not wakeups._tasks)
         assert sum(not each.is_closed() for each in made) == 1
     assert len(made) == 4

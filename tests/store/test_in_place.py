@@ -11,7 +11,7 @@ import pytest
 from tests.contract.conftest import ManualClock
 from tests.waiting import eventually
 
-from tenuto.broker.local import LocalWakeups, _folder
+from tenuto.broker.local import LocalWakeups, _socket_folder
 from tenuto.clock import Clock
 from tenuto.model.errors import Unavailable
 from tenuto.store.protocol import Script, Statement
@@ -123,20 +123,20 @@ async def test_a_stranger_that_writes_is_waited_for_in_the_thread(
 
 
 def has_folder(database: str) -> bool:
-    return _folder(database).is_dir()
+    return _socket_folder(database).is_dir()
 
 
 async def test_who_comes_later_hears_and_the_last_takes_the_folder(tmp_path: Path) -> None:
     database = str(tmp_path / "t.db")
     speaker = LocalWakeups(database, "speaker", Clock())
-    speaker.announce(["nobody"])
+    speaker.notify(["nobody"])
     heard: list[asyncio.Queue[str]] = []
     listeners = [LocalWakeups(database, f"listener{number}", Clock()) for number in range(3)]
     for listener in listeners:
         await listener.open()
         heard.append(asyncio.Queue())
         listener.subscribe(heard[-1].put_nowait)
-        speaker.announce(["lane:1"])
+        speaker.notify(["lane:1"])
         assert [await asyncio.wait_for(each.get(), 5) for each in heard] == ["lane:1"] * len(heard)
     assert has_folder(database)
     for listener in listeners:

@@ -10,7 +10,12 @@ import pytest
 from tests.contract.conftest import new
 
 from tenuto.engine.engine import Engine
-from tenuto.store.sqlite.store import _LOOK_EVERY, _ROOM, SqliteStore, _fill
+from tenuto.store.sqlite.store import (
+    _CHECK_JOURNAL_EVERY,
+    _JOURNAL_BYTES,
+    SqliteStore,
+    _extend_file,
+)
 
 
 @pytest.fixture
@@ -34,33 +39,33 @@ async def written(store: SqliteStore, count: int) -> None:
 
 async def test_who_writes_little_leaves_it_alone(store: SqliteStore) -> None:
     await written(store, 2)
-    assert journal(store) < _ROOM
+    assert journal(store) < _JOURNAL_BYTES
 
 
 async def test_what_was_written_is_found_after_a_crash_in_a_journal_with_room(
     store: SqliteStore, tmp_path: Path
 ) -> None:
-    await written(store, _LOOK_EVERY)
-    assert journal(store) == _ROOM
+    await written(store, _CHECK_JOURNAL_EVERY)
+    assert journal(store) == _JOURNAL_BYTES
     await written(store, 10)
-    assert journal(store) == _ROOM
+    assert journal(store) == _JOURNAL_BYTES
     for name in ("t.db", "t.db-wal"):  # without its index, as after a power cut
         shutil.copy(tmp_path / name, tmp_path / f"copy-{name}")
     copy = sqlite3.connect(tmp_path / "copy-t.db")
     assert copy.execute("pragma integrity_check").fetchone() == ("ok",)
-    assert copy.execute("select count(*) from task").fetchone() == (_LOOK_EVERY + 10,)
+    assert copy.execute("select count(*) from task").fetchone() == (_CHECK_JOURNAL_EVERY + 10,)
     copy.close()
 
 
 async def test_what_others_have_written_stays(store: SqliteStore, tmp_path: Path) -> None:
-    await written(store, _LOOK_EVERY - 1)
+    await written(store, _CHECK_JOURNAL_EVERY - 1)
     other = SqliteStore(store.path)
     await written(other, 3)
-    await written(store, _LOOK_EVERY)
+    await written(store, _CHECK_JOURNAL_EVERY)
     await written(other, 3)
     await other.close()
     reader = sqlite3.connect(store.path)
-    assert reader.execute("select count(*) from task").fetchone() == (2 * _LOOK_EVERY + 5,)
+    assert reader.execute("select count(*) from task").fetchone() == (2 * _CHECK_JOURNAL_EVERY + 5,)
     reader.close()
 
 
@@ -71,7 +76,7 @@ def test_where_there_is_no_room_the_file_stays_as_it_was(tmp_path: Path) -> None
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            _fill(path, 4 << 20)
+            _extend_file(path, 4 << 20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert path.read_bytes() == b"held"
@@ -79,11 +84,11 @@ def test_where_there_is_no_room_the_file_stays_as_it_was(tmp_path: Path) -> None
 
 async def test_a_journal_that_cannot_be_lengthened_stops_nobody(store: SqliteStore) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_ROOM // 2, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_JOURNAL_BYTES // 2, before[1]))
     try:
-        await written(store, 3 * _LOOK_EVERY)
+        await written(store, 3 * _CHECK_JOURNAL_EVERY)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert 0 < journal(store) < _ROOM
-    await written(store, _LOOK_EVERY)
-    assert journal(store) < _ROOM
+    assert 0 < journal(store) < _JOURNAL_BYTES
+    await written(store, _CHECK_JOURNAL_EVERY)
+    assert journal(store) < _JOURNAL_BYTES

@@ -22,7 +22,7 @@ from tenuto.store.postgres import pool as pool_module
 from tenuto.store.postgres import store as postgres_module
 from tenuto.store.postgres.connector import Connector
 from tenuto.store.postgres.pool import Pool
-from tenuto.store.postgres.sessions import DIRECT, SLOW_S, limit
+from tenuto.store.postgres.sessions import DIRECT_SETTINGS, MAINTENANCE_S, statement_timeout
 from tenuto.store.postgres.store import DatabaseClock, PostgresStore
 
 
@@ -38,28 +38,28 @@ async def backend(connection: object) -> int:
 
 
 async def test_a_connection_is_used_again(pool: Pool) -> None:
-    first = await pool.take(1)
+    first = await pool.acquire(1)
     pid = await backend(first)
     pool.release(first, broken=False)
-    second = await pool.take(1)
+    second = await pool.acquire(1)
     assert await backend(second) == pid
     pool.release(second, broken=False)
 
 
 async def test_no_more_than_its_size(pool: Pool) -> None:
-    held = [await pool.take(1), await pool.take(1)]
+    held = [await pool.acquire(1), await pool.acquire(1)]
     with pytest.raises(TimeoutError):
-        await pool.take(0.05)
+        await pool.acquire(0.05)
     for connection in held:
         pool.release(connection, broken=False)
 
 
 async def test_the_first_who_waited_is_next(pool: Pool) -> None:
-    held = [await pool.take(1), await pool.take(1)]
+    held = [await pool.acquire(1), await pool.acquire(1)]
     order: list[str] = []
 
     async def wait(name: str) -> None:
-        connection = await pool.take(5)
+        connection = await pool.acquire(5)
         order.append(name)
         await backend(connection)
         pool.release(connection, broken=False)
@@ -75,9 +75,9 @@ async def test_the_first_who_waited_is_next(pool: Pool) -> None:
 
 
 async def test_a_turn_that_nobody_takes_goes_to_the_next(pool: Pool) -> None:
-    held = [await pool.take(1), await pool.take(1)]
-    gone = asyncio.create_task(pool.take(5))
-    next_one = asyncio.create_task(pool.take(5))
+    held = [await pool.acquire(1), await pool.acquire(1)]
+    gone = asyncio.create_task(pool.acquire(5))
+    next_one = asyncio.create_task(pool.acquire(5))
     await asyncio.sleep(0)
     pool.release(held[0], broken=False)
     gone.cancel()
@@ -88,10 +88,10 @@ async def test_a_turn_that_nobody_takes_goes_to_the_next(pool: Pool) -> None:
 
 
 async def test_a_broken_connection_is_replaced(pool: Pool) -> None:
-    first = await pool.take(1)
+    first = await pool.acquire(1)
     pid = await backend(first)
     pool.release(first, broken=True)
-    second = await pool.take(1)
+    second = await pool.acquire(1)
     assert await backend(second) != pid
     pool.release(second, broken=False)
 
@@ -100,7 +100,7 @@ async def test_a_broken_connection_is_replaced(pool: Pool) -> None:
 async def test_a_connection_whose_transaction_was_left_open_is_replaced(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    store = app.open_store(postgres_url, many=True)
+    store = app.create_store(postgres_url, many_tenants=True)
     await store.migrate()
     await store.open()
     engine = Engine(store)
@@ -119,39 +119,39 @@ async def test_a_connection_whose_transaction_was_left_open_is_replaced(
 
 
 async def test_a_connection_that_ended_while_idle_is_not_handed_out(pool: Pool) -> None:
-    first = await pool.take(1)
+    first = await pool.acquire(1)
     pool.release(first, broken=False)
     await first.close()
-    second = await pool.take(1)
+    second = await pool.acquire(1)
     assert second is not first
     pool.release(second, broken=False)
 
 
 async def test_who_cannot_connect_lets_the_next_one_try() -> None:
     pool = Pool(Connector("postgresql://nobody@127.0.0.1:1/nothing"), 1, {})
-    answers = await asyncio.gather(pool.take(5), pool.take(5), return_exceptions=True)
+    answers = await asyncio.gather(pool.acquire(5), pool.acquire(5), return_exceptions=True)
     assert [type(answer) for answer in answers] == [ConnectionRefusedError] * 2
 
 
 @pytest.fixture
 async def hurried(postgres_url: str) -> AsyncIterator[Pool]:
     """A pool whose server has little time to answer."""
-    pool = Pool(Connector(postgres_url), 2, limit(0.6), answer_s=0.6)
+    pool = Pool(Connector(postgres_url), 2, statement_timeout(0.6), timeout_s=0.6)
     yield pool
     await pool.close()
 
 
 async def test_a_statement_that_takes_too_long_is_given_up(hurried: Pool) -> None:
-    connection = await hurried.take(1)
+    connection = await hurried.acquire(1)
     with pytest.raises(asyncpg.QueryCanceledError):
         await connection.execute("select pg_sleep(60)")
     hurried.release(connection, broken=True)
 
 
 async def test_a_server_that_answers_no_more_is_not_waited_for(hurried: Pool) -> None:
-    silent = await hurried.take(1)
+    silent = await hurried.acquire(1)
     pid = await backend(silent)
-    other = await hurried.take(1)
+    other = await hurried.acquire(1)
     hurried.release(other, broken=False)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -160,7 +160,7 @@ async def test_a_server_that_answers_no_more_is_not_waited_for(hurried: Pool) ->
     finally:
         os.kill(pid, signal.SIGCONT)
     hurried.release(silent, broken=True)
-    again = await hurried.take(1)
+    again = await hurried.acquire(1)
     assert again is not other, "the others lead to the same silent server"
     hurried.release(again, broken=False)
 
@@ -177,48 +177,48 @@ def stopped(pid: int) -> Iterator[None]:
 
 async def next_look(pool: Pool) -> None:
     """Return when the timer of the pool's watch was set again."""
-    watch = pool._watch
-    await eventually(lambda: pool._watch is not watch)
+    watch = pool._watchdog
+    await eventually(lambda: pool._watchdog is not watch)
 
 
 async def test_the_watch_goes_on_while_somebody_holds_a_cut_connection(hurried: Pool) -> None:
-    cut = await hurried.take(1)
+    cut = await hurried.acquire(1)
     with stopped(await backend(cut)), pytest.raises(asyncpg.ConnectionDoesNotExistError):
         await cut.execute("select 1")
     for _ in range(2):
         await next_look(hurried)
     hurried.release(cut, broken=True)
-    again = await hurried.take(1)
+    again = await hurried.acquire(1)
     with stopped(await backend(again)), pytest.raises(asyncpg.ConnectionDoesNotExistError):
         await asyncio.wait_for(again.execute("select 1"), 10)
     hurried.release(again, broken=True)
 
 
 async def test_after_a_cut_one_connection_is_tried_at_a_time(hurried: Pool) -> None:
-    cut = await hurried.take(1)
+    cut = await hurried.acquire(1)
     with stopped(await backend(cut)), pytest.raises(asyncpg.ConnectionDoesNotExistError):
         await cut.execute("select 1")
     hurried.release(cut, broken=True)
     for broken in (True, False):
-        tried = await hurried.take(1)
+        tried = await hurried.acquire(1)
         with pytest.raises(TimeoutError):
-            await hurried.take(0.05)
+            await hurried.acquire(0.05)
         hurried.release(tried, broken=broken)
-    tried = await hurried.take(1)
-    waiting = asyncio.create_task(hurried.take(5))
+    tried = await hurried.acquire(1)
+    waiting = asyncio.create_task(hurried.acquire(5))
     await asyncio.sleep(0)
-    hurried.trust()
+    hurried.mark_healthy()
     hurried.release(await asyncio.wait_for(waiting, 1), broken=False)
     hurried.release(tried, broken=False)
 
 
 async def test_a_use_that_succeeds_wakes_as_many_as_there_is_room_for(postgres_url: str) -> None:
     pool = Pool(Connector(postgres_url), 3, {})
-    first = await pool.take(1)
-    pool._doubtful = True
-    waiting = [asyncio.create_task(pool.take(5)) for _ in range(2)]
+    first = await pool.acquire(1)
+    pool._is_suspect = True
+    waiting = [asyncio.create_task(pool.acquire(5)) for _ in range(2)]
     await asyncio.sleep(0)
-    pool.trust()
+    pool.mark_healthy()
     others = await asyncio.wait_for(asyncio.gather(*waiting), 2)
     for connection in (first, *others):
         pool.release(connection, broken=False)
@@ -263,7 +263,7 @@ async def sessions_without_standby(admin: asyncpg.Connection) -> int:
 @asynccontextmanager
 async def hurried_engine(server: PostgresServer) -> AsyncIterator[Engine]:
     """An engine on a new schema; its limits are those at the time of the call."""
-    store = app.open_store(server.url("postgres"))
+    store = app.create_store(server.url("postgres"))
     await store.migrate()
     await store.open()
     yield Engine(store)
@@ -273,8 +273,8 @@ async def hurried_engine(server: PostgresServer) -> AsyncIterator[Engine]:
 async def test_commits_that_wait_for_a_standby_leave_one_session_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(postgres_module, "ANSWER_S", 0.9)
-    monkeypatch.setattr(postgres_module, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(postgres_module, "STATEMENT_S", 0.9)
+    monkeypatch.setattr(postgres_module, "_ACQUIRE_S", 0.5)
     with PostgresServer() as server:
         async with hurried_engine(server) as engine:
             await engine.submit(new())
@@ -294,7 +294,7 @@ async def test_commits_that_wait_for_a_standby_leave_one_session_at_a_time(
 async def test_a_claim_whose_commit_waits_for_a_standby_is_found_when_the_standby_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(postgres_module, "ANSWER_S", 0.9)
+    monkeypatch.setattr(postgres_module, "STATEMENT_S", 0.9)
     with PostgresServer() as server:
         async with hurried_engine(server) as engine:
             agent = await engine.register_agent(profile())
@@ -314,8 +314,8 @@ async def test_a_claim_whose_commit_waits_for_a_standby_is_found_when_the_standb
 async def test_claims_on_a_server_that_only_reads_go_on_when_it_can_be_written_to(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connector_module, "_GIVE_UP_S", 0)
-    store = app.open_store(postgres_url)
+    monkeypatch.setattr(connector_module, "_ABANDON_INTERVAL_S", 0)
+    store = app.create_store(postgres_url)
     assert isinstance(store, PostgresStore)
     await store.migrate()
     await store.open()
@@ -325,12 +325,12 @@ async def test_claims_on_a_server_that_only_reads_go_on_when_it_can_be_written_t
     admin = await asyncpg.connect(postgres_url)
     name = await admin.fetchval("select quote_ident(current_database())")
     await admin.execute(f"alter database {name} set default_transaction_read_only = on")
-    store.connector.give_up()
+    store.connector.abandon_server()
     for _ in range(3):
         assert await refusal(engine.claim(agent, "w", 2)) == "database_switching"
     await admin.execute(f"alter database {name} reset default_transaction_read_only")
     await admin.close()
-    store.connector.give_up()
+    store.connector.abandon_server()
     [work] = await engine.claim(agent, "w", 2)
     assert (work.fence.task, work.tries) == (task, 1)
     await store.close()
@@ -347,15 +347,15 @@ class Carried(DatabaseClock):
 
 def test_a_reading_of_the_databases_clock_that_took_long_counts_for_want_of_a_better() -> None:
     clock = Carried()
-    clock.set(START, 0.0, 10.0)
+    clock.store_reading(START, 0.0, 10.0)
     clock.at = 10.0
     assert clock.now() == START + timedelta(seconds=5)
-    assert not clock.stale()
+    assert not clock.is_stale()
     clock.at = 30.0
-    assert clock.stale()
-    clock.set(START, 29.5, 30.0)
+    assert clock.is_stale()
+    clock.store_reading(START, 29.5, 30.0)
     for before in (20.0, 29.0):
-        clock.set(START + timedelta(hours=1), before, 30.0)
+        clock.store_reading(START + timedelta(hours=1), before, 30.0)
     assert clock.now() == START + timedelta(seconds=0.25)
     clock.at = 60.0
     assert clock.now() == START + timedelta(seconds=30.25)
@@ -364,22 +364,22 @@ def test_a_reading_of_the_databases_clock_that_took_long_counts_for_want_of_a_be
 async def test_a_bulk_submit_after_a_cut_has_the_second_connection_that_it_needs(
     postgres_url: str,
 ) -> None:
-    store = app.open_store(postgres_url)
+    store = app.create_store(postgres_url)
     await store.migrate()
     await store.open()
     engine = Engine(store)
-    pool = engine.core.store._means.write  # type: ignore[attr-defined]
-    pool._doubtful = True
+    pool = engine.core.store._connections.write  # type: ignore[attr-defined]
+    pool._is_suspect = True
     news = [new(task_type=f"type-{number // 100}") for number in range(1000)]
     assert len(await asyncio.wait_for(engine.submit_many(news), 8)) == 1000
-    assert not pool._doubtful
+    assert not pool._is_suspect
     await store.close()
 
 
 async def test_a_use_that_makes_progress_goes_on(pool: Pool) -> None:
-    connection = await pool.take(1)
+    connection = await pool.acquire(1)
     for _ in range(20):
-        pool._look()
+        pool._check_progress()
         assert await backend(connection)
     pool.release(connection, broken=False)
 
@@ -387,23 +387,23 @@ async def test_a_use_that_makes_progress_goes_on(pool: Pool) -> None:
 async def test_connections_in_use_are_not_handed_out_after_their_server_was_given_up(
     pool: Pool,
 ) -> None:
-    used, idle = await pool.take(1), await pool.take(1)
+    used, idle = await pool.acquire(1), await pool.acquire(1)
     pool.release(idle, broken=False)
-    pool.give_up()
+    pool.abandon_server()
     assert idle.is_closed()
     assert await backend(used)
     pool.release(used, broken=False)
     assert used.is_closed()
-    fresh = await pool.take(1)
+    fresh = await pool.acquire(1)
     pool.release(fresh, broken=False)
-    assert await pool.take(1) is fresh
+    assert await pool.acquire(1) is fresh
     pool.release(fresh, broken=False)
 
 
 async def test_a_call_whose_connection_the_server_ends_says_that_it_is_lost(
     postgres_url: str,
 ) -> None:
-    store = app.open_store(postgres_url)
+    store = app.create_store(postgres_url)
     await store.migrate()
     await store.open()
     engine = Engine(store)
@@ -431,23 +431,25 @@ async def test_a_call_whose_connection_the_server_ends_says_that_it_is_lost(
 async def test_uses_that_may_be_repeated_are_cut_when_their_server_is_given_up(
     pool: Pool, postgres_url: str
 ) -> None:
-    slow = Pool(pool._connector, 1, limit(SLOW_S), SLOW_S, repeatable=True)
-    used = await slow.take(1)
+    slow = Pool(
+        pool._connector, 1, statement_timeout(MAINTENANCE_S), MAINTENANCE_S, repeatable=True
+    )
+    used = await slow.acquire(1)
     statement = asyncio.ensure_future(used.execute("select pg_sleep(60)"))
     await asyncio.sleep(0)
-    pool.give_up()
+    pool.abandon_server()
     with pytest.raises(asyncpg.ConnectionDoesNotExistError):
         await asyncio.wait_for(statement, 5)
     slow.release(used, broken=True)
-    again = await slow.take(1)
+    again = await slow.acquire(1)
     assert await backend(again)
     slow.release(again, broken=False)
     await slow.close()
 
 
 async def test_the_kernel_notices_a_lost_machine(postgres: PostgresServer) -> None:
-    pool = Pool(Connector(postgres.tcp_url("postgres")), 1, DIRECT)
-    connection = await pool.take(1)
+    pool = Pool(Connector(postgres.tcp_url("postgres")), 1, DIRECT_SETTINGS)
+    connection = await pool.acquire(1)
     found = connection._transport.get_extra_info("socket")
     assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
@@ -458,8 +460,8 @@ async def test_the_kernel_notices_a_lost_machine(postgres: PostgresServer) -> No
 
 
 async def test_a_use_that_is_slow_by_nature_has_longer(postgres_url: str) -> None:
-    pool = Pool(Connector(postgres_url), 1, limit(SLOW_S), SLOW_S)
-    connection = await pool.take(1)
+    pool = Pool(Connector(postgres_url), 1, statement_timeout(MAINTENANCE_S), MAINTENANCE_S)
+    connection = await pool.acquire(1)
     assert await connection.fetchval("select current_setting('statement_timeout')") == "8min"
     pool.release(connection, broken=False)
     await pool.close()
@@ -468,16 +470,18 @@ async def test_a_use_that_is_slow_by_nature_has_longer(postgres_url: str) -> Non
 async def test_a_new_connection_has_little_time_to_prove_itself(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "_PROOF_S", 0.2)
+    monkeypatch.setattr(pool_module, "_ROLE_CHECK_S", 0.2)
     made = []
 
     async def prove(connection: asyncpg.Connection) -> None:
         made.append(connection)
         await connection.execute("begin; select pg_sleep(60)")
 
-    pool = Pool(Connector(postgres_url), 1, {}, prove=prove)
-    with pytest.raises(Unavailable, match=r"a new connection did not prove its role within 0\.2 s"):
-        await asyncio.wait_for(pool.take(1), 10)
+    pool = Pool(Connector(postgres_url), 1, {}, check_role=prove)
+    with pytest.raises(
+        Unavailable, match=r"the role check of a new connection took longer than 0\.2 s"
+    ):
+        await asyncio.wait_for(pool.acquire(1), 10)
     assert [each.is_closed() for each in made] == [True]
     await pool.close()
 
@@ -498,38 +502,38 @@ async def test_a_connection_in_the_making_is_dropped_when_its_server_is_given_up
     postgres_url: str,
 ) -> None:
     gate = Gate()
-    pool = Pool(Connector(postgres_url), 1, {}, prove=gate.prove)
-    taking = asyncio.create_task(pool.take(1))
+    pool = Pool(Connector(postgres_url), 1, {}, check_role=gate.prove)
+    taking = asyncio.create_task(pool.acquire(1))
     await eventually(lambda: gate.asked)
-    pool.give_up()
+    pool.abandon_server()
     gate.open.set()
     taken = await taking
     assert gate.asked[0].is_closed()
     assert taken is gate.asked[1]
     pool.release(taken, broken=False)
-    assert pool.idle() is taken
+    assert pool.take_idle() is taken
     await pool.close()
 
 
 async def test_a_closed_pool_keeps_no_connection_that_was_being_made(postgres_url: str) -> None:
     gate = Gate()
-    pool = Pool(Connector(postgres_url), 1, {}, prove=gate.prove)
-    taking = asyncio.create_task(pool.take(1))
+    pool = Pool(Connector(postgres_url), 1, {}, check_role=gate.prove)
+    taking = asyncio.create_task(pool.acquire(1))
     await eventually(lambda: gate.asked)
     await pool.close()
     gate.open.set()
     with pytest.raises(asyncpg.InterfaceError, match="closed"):
         await taking
     assert gate.asked[0].is_closed()
-    assert pool._watch is None
+    assert pool._watchdog is None
 
 
 async def test_a_connection_given_back_to_a_closed_pool_is_closed(postgres_url: str) -> None:
     pool = Pool(Connector(postgres_url), 1, {})
-    taken = await pool.take(1)
+    taken = await pool.acquire(1)
     await pool.close()
     pool.release(taken, broken=False)
     assert taken.is_closed()
     with pytest.raises(asyncpg.InterfaceError, match="closed"):
-        await pool.take(1)
-    assert pool._watch is None
+        await pool.acquire(1)
+    assert pool._watchdog is None

@@ -50,7 +50,7 @@ def server() -> Iterator[PostgresServer]:
 async def direct(server: PostgresServer) -> AsyncIterator[str]:
     """The owner's address of a migrated database."""
     url = server.create_database()
-    store = app.open_store(url)
+    store = app.create_store(url)
     await store.migrate()
     await store.close()
     yield url
@@ -68,7 +68,7 @@ def settings(pooler: Pooler, direct: str = "", *, run: str = RUN) -> Settings:
 
 @asynccontextmanager
 async def opened(chosen: Settings) -> AsyncIterator[PostgresStore]:
-    store = app.configured_store(chosen)
+    store = app.create_configured_store(chosen)
     assert isinstance(store, PostgresStore)
     try:
         await store.open()
@@ -94,8 +94,8 @@ async def test_tasks_go_their_way(direct: str) -> None:
         engine = Engine(store)
         await work(engine)
         assert {task.status for task in (await engine.list()).tasks} == {"COMPLETED"}
-        assert await engine.upkeep.audit() == []
-        await engine.upkeep.prune_once()
+        assert await engine.maintenance.audit() == []
+        await engine.maintenance.prune_once()
         system, tenant = await store.identity(), await engine.core.store.identity()  # type: ignore[attr-defined]
         assert (system.login, system.role) == (SYS, SYSTEM)
         assert (tenant.login, tenant.role, tenant.workspace) == (RUN, TENANT, "")
@@ -205,7 +205,7 @@ async def test_addresses_of_two_databases_are_refused(
         elsewhere = server.create_database(urlsplit(direct).path[1:])
     else:
         elsewhere = server.create_database()
-        await app.open_store(elsewhere).migrate()
+        await app.create_store(elsewhere).migrate()
     async with Pooler(direct) as pooler, Pooler(elsewhere) as wrong:
         right = settings(pooler, direct)
         address = elsewhere if other == "database_direct" else wrong.url(RUN)
@@ -234,7 +234,7 @@ async def test_a_copy_on_another_server_is_another_database(
     """Name, rows and times are those of the original."""
     with PostgresServer(fast=True) as second:
         # The groups belong to the server, so the first migration makes them there.
-        await app.open_store(second.url("postgres")).migrate()
+        await app.create_store(second.url("postgres")).migrate()
         name = urlsplit(direct).path[1:]
         second._execute(f"create database {name}")
         restore(dump(server, direct), second, name)
@@ -248,7 +248,7 @@ async def test_migrations_go_past_the_pooler(server: PostgresServer) -> None:
     url = server.create_database()
     async with Pooler(url) as pooler:
         for direct in ("", url):
-            store = app.configured_store(settings(pooler, direct))
+            store = app.create_configured_store(settings(pooler, direct))
             if direct:
                 assert len(await store.migrate()) > 1
             else:
@@ -262,31 +262,31 @@ async def test_hints_go_past_the_pooler(direct: str) -> None:
     async with Pooler(direct) as pooler:
         chosen = settings(pooler, direct)
         async with (
-            app.opened(chosen, listen=True) as (_, here),
-            app.opened(chosen, listen=True) as (_, there),
+            app.open_store_and_hints(chosen, listen=True) as (_, here),
+            app.open_store_and_hints(chosen, listen=True) as (_, there),
         ):
             heard: list[str] = []
             here.subscribe(heard.append)
-            there.announce(["lane:1"])
+            there.notify(["lane:1"])
             await eventually(lambda: "lane:1" in heard)
 
 
 async def test_a_server_that_is_given_up_is_given_up_by_all_connections(direct: str) -> None:
     async with (
         Pooler(direct) as pooler,
-        app.opened(settings(pooler, direct), listen=True) as (store, wakeups),
+        app.open_store_and_hints(settings(pooler, direct), listen=True) as (store, wakeups),
     ):
         assert isinstance(store, PostgresStore)
         assert isinstance(wakeups, PostgresWakeups)
         engine = Engine(store, wakeups)
         await engine.submit(new())
         await engine.list()
-        tenant = engine.core.store._means  # type: ignore[attr-defined]
-        pools = [store._means.read, store._owner, tenant.write, tenant.read]
+        tenant = engine.core.store._connections  # type: ignore[attr-defined]
+        pools = [store._connections.read, store._owner, tenant.write, tenant.read]
         idle = [connection for pool in pools for connection in pool._idle]
         listener = wakeups._connection
         assert len({id(pool) for pool in pools if pool._idle}) == len(pools)
-        tenant.write.give_up()
+        tenant.write.abandon_server()
         assert all(each.is_closed() for each in (*idle, listener))
         await eventually(lambda: wakeups._connection is not listener)
         await engine.submit(new())
@@ -295,10 +295,10 @@ async def test_a_server_that_is_given_up_is_given_up_by_all_connections(direct: 
 async def test_without_an_address_past_the_pooler_hints_stay_in_the_process(direct: str) -> None:
     async with (
         Pooler(direct) as pooler,
-        app.opened(settings(pooler), listen=True) as (store, wakeups),
+        app.open_store_and_hints(settings(pooler), listen=True) as (store, wakeups),
     ):
         heard: list[str] = []
         wakeups.subscribe(heard.append)
-        wakeups.announce(["lane:1"])
+        wakeups.notify(["lane:1"])
         await eventually(lambda: heard == ["lane:1"])
         await Engine(store, wakeups).submit(new())

@@ -4,7 +4,7 @@ import asyncpg
 import pytest
 
 from tenuto.model.errors import Conflict, Incompatible, NotFound, TenutoError, Unavailable
-from tenuto.store.postgres.errors import meant
+from tenuto.store.postgres.errors import map_driver_error
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from tenuto.store.postgres.errors import meant
         ),
         (
             asyncpg.InsufficientPrivilegeError("permission denied for schema public"),
-            *(Unavailable, "database_unreachable", "the login may not do this"),
+            *(Unavailable, "database_unreachable", "the database login lacks a privilege"),
         ),
         (TimeoutError(), Unavailable, "database_unreachable", "does not answer in time"),
     ],
@@ -37,7 +37,7 @@ from tenuto.store.postgres.errors import meant
 def test_an_error_says_what_to_do(
     error: Exception, kind: type[TenutoError], code: str, said: str
 ) -> None:
-    found = meant(error)
+    found = map_driver_error(error)
     assert isinstance(found, TenutoError)
     assert (type(found), found.code) == (kind, code)
     assert said in found.message
@@ -52,4 +52,4 @@ def test_an_error_says_what_to_do(
     ],
 )
 def test_an_error_of_ours_stays_whatever_it_quotes(error: Exception) -> None:
-    assert meant(error) is error
+    assert map_driver_error(error) is error

@@ -13,7 +13,7 @@ from tests.services.postgres import PostgresServer
 from tenuto import app
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Incompatible
-from tenuto.store.postgres.roles import SYSTEM, TENANT, Identity, mistake
+from tenuto.store.postgres.roles import SYSTEM, TENANT, Identity, role_error
 from tenuto.store.postgres.store import PostgresStore
 
 RIGHT = Identity(
@@ -29,13 +29,13 @@ WORKSPACE = UUID(int=7)
 
 
 def test_a_tenant_that_sees_nothing_is_right() -> None:
-    assert mistake(RIGHT, TENANT) is None
+    assert role_error(RIGHT, TENANT) is None
 
 
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"role": "app"}, "the login app acts as app instead of tenuto_runtime"),
+        ({"role": "app"}, "login app acts as app instead of tenuto_runtime"),
         ({"workspace": str(WORKSPACE)}, f"is bound to {WORKSPACE}"),
         ({"bypasses": True}, "row-level security does not bind tenuto_runtime"),
         ({"secured": False}, "row-level security does not bind tenuto_runtime"),
@@ -46,16 +46,16 @@ def test_what_is_wrong_with_a_tenant_is_said(changed: dict[str, object], why: st
     found = Identity(
         **({name: getattr(RIGHT, name) for name in Identity.__struct_fields__} | changed)
     )
-    assert why in str(mistake(found, TENANT))
+    assert why in str(role_error(found, TENANT))
 
 
 def test_a_tenant_without_its_workspace_is_wrong() -> None:
-    assert "is bound to (none)" in str(mistake(RIGHT, TENANT, str(WORKSPACE)))
+    assert "is bound to (none)" in str(role_error(RIGHT, TENANT, str(WORKSPACE)))
 
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[PostgresStore]:
-    store = app.open_store(url)
+    store = app.create_store(url)
     assert isinstance(store, PostgresStore)
     try:
         yield store
@@ -75,7 +75,7 @@ async def migrated(postgres_url: str) -> str:
 async def test_connections_say_who_they_are(migrated: str) -> None:
     async with opened(migrated) as store:
         system = await store.identity()
-        tenant = await store.within(WORKSPACE).identity()
+        tenant = await store.for_workspace(WORKSPACE).identity()
     assert (system.role, system.login) == (SYSTEM, "tenuto")
     assert (tenant.role, tenant.workspace) == (TENANT, str(WORKSPACE))
     assert not tenant.sees_others
@@ -91,7 +91,7 @@ async def test_a_pooler_that_refuses_parameters_is_said(migrated: str) -> None:
 @pytest.mark.parametrize("many", [False, True])
 async def test_a_pooler_that_drops_the_role_is_refused(migrated: str, many: bool) -> None:
     async with Pooler(migrated, ignores=True) as pooler:
-        store = app.open_store(pooler.url(), many=many)
+        store = app.create_store(pooler.url(), many_tenants=many)
         with pytest.raises(Incompatible, match="acts as tenuto instead of tenuto_system") as caught:
             await store.open()
         assert caught.value.code == "wrong_role"
@@ -126,7 +126,7 @@ async def test_a_role_that_bypasses_the_policies_is_noticed() -> None:
         connection = await asyncpg.connect(url)
         await connection.execute("alter role tenuto_runtime bypassrls")
         await connection.close()
-        many = app.open_store(url, many=True)
+        many = app.create_store(url, many_tenants=True)
         with pytest.raises(Incompatible, match="row-level security does not bind tenuto_runtime"):
             await many.open()
         await many.close()

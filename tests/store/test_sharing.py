@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tenuto.app import connect, open_store
+from tenuto.app import connect, create_store
 from tenuto.engine.engine import Engine
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.tasks.submission import NewTask
@@ -51,22 +51,22 @@ async def unconfirmed(engine: Engine, worker: str) -> AgentProfile:
     task = (await engine.submit(NewTask(title="lost"))).id
     assert len(await engine.claim(agent, worker, 1)) == 1
     await engine.cancel(task)
-    assert await engine.upkeep.expire_worker(worker, "test") == 1
+    assert await engine.maintenance.expire_worker(worker, "test") == 1
     return agent
 
 
 async def test_a_sweep_gives_the_capacity_back(database_url: str) -> None:
     settings = Settings(database=database_url)
-    store = open_store(database_url)
+    store = create_store(database_url)
     await store.migrate()
     await store.close()
     async with connect(settings) as engine:
         agent = await unconfirmed(engine, "host:4242:x")
         await engine.submit(NewTask(title="next"))
         assert await engine.claim(agent, "w", 1) == []
-        sweep = engine.upkeep.sweep_once
+        sweep = engine.maintenance.sweep_once
         assert await sweep("host:1:y", "host", lambda _worker, _task: True) == 0
         assert await sweep("other:1:y", "other", lambda _worker, _task: False) == 0
         assert await sweep("host:1:y", "host", lambda _worker, _task: False) == 1
         assert len(await engine.claim(agent, "w", 1)) == 1
-        assert await engine.upkeep.audit() == []
+        assert await engine.maintenance.audit() == []

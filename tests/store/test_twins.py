@@ -11,7 +11,7 @@ from tenuto.store import sql
 SHARED = {("hot", 0): ("body", 0), ("hot", 1): ("body", 1), ("hot", 7): ("body", 8)}
 
 
-def spelled(same: sql.Same) -> sql.PostgresQuery:
+def spelled(same: sql.ConstantColumns) -> sql.PostgresQuery:
     query = sql.load(sql.POSTGRES)["submit_new"]
     return sql.for_postgres(sql.variant(query, frozenset({"now"}), (), {"body", "hot"}), same)
 

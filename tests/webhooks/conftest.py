@@ -46,8 +46,8 @@ LOOPBACK = ["127.0.0.0/8"]
 
 def hooks_of(store: Store, workspace: UUID) -> WebhookEndpoints:
     """What people of a workspace can do."""
-    core = Core(store.within(workspace), MemoryWakeups(), VAULT)
-    return WebhookEndpoints(core, UrlGuard(LOOPBACK).look_up)
+    core = Core(store.for_workspace(workspace), MemoryWakeups(), VAULT)
+    return WebhookEndpoints(core, UrlGuard(LOOPBACK).resolve_allowed)
 
 
 def deliveries_of(store: Store) -> Deliveries:
@@ -57,7 +57,7 @@ def deliveries_of(store: Store) -> Deliveries:
 
 def store_of(engine: Engine) -> Store:
     """The store of an engine, as the system sees it."""
-    return engine.upkeep._core.store
+    return engine.maintenance._core.store
 
 
 class World:

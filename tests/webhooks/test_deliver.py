@@ -13,9 +13,9 @@ from tenuto.broker.memory import MemoryWakeups
 from tenuto.encryption_keys import KeyRing
 from tenuto.engine.core import Core
 from tenuto.engine.tasks.maintenance import DELIVERY_AFTER
-from tenuto.engine.webhooks.deliveries import LEASE_S, SHARE, Deliveries
+from tenuto.engine.webhooks.deliveries import LEASE_S, MAX_PER_ENDPOINT, Deliveries
 from tenuto.engine.webhooks.endpoints import WebhookChange
-from tenuto.model.webhooks import DISABLE_AFTER, MAX_TRIES, TRIP_AFTER
+from tenuto.model.webhooks import DISABLE_AFTER_FAILURES, MAX_TRIES, TRIP_AFTER_FAILURES
 from tenuto.webhooks import signature
 from tenuto.webhooks.deliver import Deliverer, deliver_once
 from tenuto.webhooks.sender import Sender
@@ -130,7 +130,7 @@ async def test_an_endpoint_that_keeps_failing_is_left_alone(world: World) -> Non
     world.receiver.replies = [answer(500)]
     made = (await world.hook(ENDS)).webhook
     await waiting(world, 20)
-    for _ in range(TRIP_AFTER):
+    for _ in range(TRIP_AFTER_FAILURES):
         assert await deliver_once(world.deliveries, world.sender, slots=1) == 1
     rests = []
     for _ in range(9):
@@ -141,7 +141,7 @@ async def test_an_endpoint_that_keeps_failing_is_left_alone(world: World) -> Non
         world.clock.advance(rests[-1])
         assert await world.deliver() == 1
     assert rests == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
-    assert len(world.receiver.got) == TRIP_AFTER + 9
+    assert len(world.receiver.got) == TRIP_AFTER_FAILURES + 9
     world.receiver.replies = [answer(200)]
     world.clock.advance(3600)
     assert await deliver_once(world.deliveries, world.sender) == 1
@@ -155,23 +155,23 @@ async def test_an_endpoint_that_keeps_failing_is_left_alone(world: World) -> Non
 async def test_failures_that_were_under_way_together_trip_once(world: World) -> None:
     world.receiver.replies = [answer(500)]
     made = (await world.hook(ENDS)).webhook
-    await waiting(world, SHARE)
-    assert await deliver_once(world.deliveries, world.sender) == SHARE
+    await waiting(world, MAX_PER_ENDPOINT)
+    assert await deliver_once(world.deliveries, world.sender) == MAX_PER_ENDPOINT
     view = await world.show(made.id)
-    assert view.failures == TRIP_AFTER
+    assert view.failures == TRIP_AFTER_FAILURES
     assert view.closed_until == world.clock.now() + timedelta(seconds=30)
 
 
 async def test_a_failure_that_is_told_after_the_rest_counts_for_nothing(world: World) -> None:
     made = (await world.hook(ENDS)).webhook
-    await waiting(world, TRIP_AFTER + 1)
-    *first, last = await world.deliveries.due(32)
+    await waiting(world, TRIP_AFTER_FAILURES + 1)
+    *first, last = await world.deliveries.lease_due(32)
     for each in first:
-        await world.deliveries.failed(each, "no answer")
+        await world.deliveries.record_failure(each, "no answer")
     tripped = await world.show(made.id)
     assert tripped.closed_until is not None
     world.clock.advance((tripped.closed_until - world.clock.now()).total_seconds() + 1)
-    await world.deliveries.failed(last, "no answer")
+    await world.deliveries.record_failure(last, "no answer")
     assert await world.show(made.id) == tripped
 
 
@@ -183,16 +183,16 @@ async def test_one_probe_at_a_time(world: World, another: Another) -> None:
     world.clock.advance(31)
     async with another() as second:
         other = deliveries_of(store_of(second))
-        taken = await asyncio.gather(world.deliveries.due(32), other.due(32))
+        taken = await asyncio.gather(world.deliveries.lease_due(32), other.lease_due(32))
         [probe] = [due for some in taken for due in some]
         assert probe.probe
-        assert await world.deliveries.due(32) == await other.due(32) == []
+        assert await world.deliveries.lease_due(32) == await other.lease_due(32) == []
         # Its sender dies: when the lease is over, another may try.
         world.clock.advance(LEASE_S + 1)
         assert isinstance(second.clock, ManualClock)
         second.clock.advance(LEASE_S + 1)
-        [again] = await other.due(32)
-        await other.delivered(again, 200)
+        [again] = await other.lease_due(32)
+        await other.record_success(again, 200)
     assert (await world.show(made.id)).closed_until is None
 
 
@@ -200,11 +200,11 @@ async def test_nobody_lives_there_any_more(world: World) -> None:
     world.receiver.replies = [answer(500)]
     made = (await world.hook(ENDS)).webhook
     await waiting(world, 12)
-    await world.raw.execute(f"update webhook set failures = {DISABLE_AFTER - 1}")
+    await world.raw.execute(f"update webhook set failures = {DISABLE_AFTER_FAILURES - 1}")
     assert await world.deliver() == 1
     view = await world.show(made.id)
     assert not view.enabled
-    assert view.disabled_why == f"the endpoint failed {DISABLE_AFTER} times in a row"
+    assert view.disabled_why == f"the endpoint failed {DISABLE_AFTER_FAILURES} times in a row"
     assert await world.statuses(made.id) == ["FAILED"] * 12
     workspace = world.engine.workspace
     view = await world.hooks.update(made.id, workspace, WebhookChange(enabled=True))
@@ -218,15 +218,15 @@ async def test_nobody_lives_there_any_more(world: World) -> None:
 async def test_a_new_url_starts_afresh(world: World) -> None:
     world.receiver.replies = [answer(500)]
     made = (await world.hook(ENDS)).webhook
-    await waiting(world, SHARE)
+    await waiting(world, MAX_PER_ENDPOINT)
     await deliver_once(world.deliveries, world.sender)
     async with receiving() as moved:
         change = WebhookChange(url=moved.url)
         view = await world.hooks.update(made.id, world.engine.workspace, change)
         assert (view.failures, view.closed_until) == (0, None)
         world.clock.advance(10)
-        assert await world.deliver() == SHARE
-        assert len(moved.got) == SHARE
+        assert await world.deliver() == MAX_PER_ENDPOINT
+        assert len(moved.got) == MAX_PER_ENDPOINT
 
 
 async def test_a_message_is_sent_again_when_somebody_asks(world: World) -> None:
@@ -249,19 +249,19 @@ async def test_what_a_dead_sender_took_is_sent_by_another(world: World, another:
     """Taken and maybe sent, but not recorded: it is sent again, and the late report is ignored."""
     made = (await world.hook(ENDS)).webhook
     await waiting(world)
-    [lost] = await world.deliveries.due(32)
+    [lost] = await world.deliveries.lease_due(32)
     assert await world.deliver() == 0
     world.clock.advance(LEASE_S - 1)
     assert await world.deliver() == 0
     world.clock.advance(2)
-    [second] = await world.deliveries.due(32)
+    [second] = await world.deliveries.lease_due(32)
     assert (second.id, second.attempt) == (lost.id, 2)
-    await world.deliveries.failed(lost, "late")
-    await world.deliveries.delivered(lost, 200)
+    await world.deliveries.record_failure(lost, "late")
+    await world.deliveries.record_success(lost, 200)
     message = await world.only(made.id)
     assert (message.status, message.error) == ("PENDING", None)
     assert await world.wait(made.id) == timedelta(seconds=LEASE_S)
-    await world.deliveries.delivered(second, 201)
+    await world.deliveries.record_success(second, 201)
     message = await world.only(made.id)
     assert (message.status, message.response_status, message.attempts) == ("DELIVERED", 201, 2)
 
@@ -270,13 +270,13 @@ async def test_senders_that_always_die_come_to_an_end(world: World) -> None:
     made = (await world.hook(ENDS)).webhook
     await waiting(world)
     for _ in range(MAX_TRIES):
-        assert len(await world.deliveries.due(32)) == 1
+        assert len(await world.deliveries.lease_due(32)) == 1
         world.clock.advance(LEASE_S + 1)
-    assert await world.deliveries.due(32) == []
+    assert await world.deliveries.lease_due(32) == []
     message = await world.only(made.id)
     assert (message.status, message.error) == (
         "FAILED",
-        "no sender came back from the last attempt",
+        "the sender of the last attempt crashed or timed out",
     )
 
 
@@ -304,18 +304,18 @@ async def test_a_slow_endpoint_holds_up_nobody_else(world: World) -> None:
         slow.replies = [silent()]
         await world.hook(ENDS, slow.url)
         quick = (await world.hook(ENDS)).webhook
-        await waiting(world, 3 * SHARE)
+        await waiting(world, 3 * MAX_PER_ENDPOINT)
         sender = Sender(UrlGuard(["127.0.0.1"]), deadline_s=20)
-        deliverer = Deliverer(world.deliveries, sender, slots=2 * SHARE)
+        deliverer = Deliverer(world.deliveries, sender, slots=2 * MAX_PER_ENDPOINT)
 
         async def look() -> bool:
             await deliverer.once()
             return set(await world.statuses(quick.id)) == {"DELIVERED"}
 
         await eventually(look)
-        assert slow.connections <= SHARE
+        assert slow.connections <= MAX_PER_ENDPOINT
         await slow.close()
-        await deliverer.settle()
+        await deliverer.wait_until_idle()
 
 
 async def test_a_deliverer_does_everything_until_it_is_stopped(world: World) -> None:
@@ -351,9 +351,9 @@ async def test_a_secret_that_cannot_be_opened_is_a_failure(world: World) -> None
 async def test_without_keys_nothing_is_taken(world: World) -> None:
     made = (await world.hook(ENDS)).webhook
     keyless = Deliveries(Core(world.store, MemoryWakeups()))
-    assert await keyless.due(32) == []
+    assert await keyless.lease_due(32) == []
     await waiting(world)
-    assert await refusal(keyless.due(32)) == "secrets_unavailable"
+    assert await refusal(keyless.lease_due(32)) == "secrets_unavailable"
     assert (await world.only(made.id)).attempts == 0
 
 
@@ -364,6 +364,6 @@ async def test_what_ended_long_ago_is_forgotten(world: World, days: int) -> None
     await world.deliver()
     await waiting(world)
     world.clock.advance(DELIVERY_AFTER.total_seconds() + days)
-    await world.engine.upkeep.prune_once()
+    await world.engine.maintenance.prune_once()
     left = ["PENDING"] if days else ["DELIVERED", "PENDING"]
     assert await world.statuses(made.id) == left

@@ -126,7 +126,7 @@ async def test_a_webhook_made_since_the_look_misses_nothing(world: World) -> Non
     def late() -> Script[None]:
         yield Statement("fan_out_skip", {"name": CURSOR, "now": world.clock.now()})
 
-    await world.store.once(late)
+    await world.store.transact_one(late)
     assert await world.fan_out() == 3
     assert len(await world.messages(made.id)) == 1
 
@@ -197,7 +197,7 @@ async def test_other_things_than_tasks_are_told_with_what_made_them(world: World
     )
 
     def script() -> Script[int]:
-        return (yield from world.deliveries.announce([stale, stale]))
+        return (yield from world.deliveries.add_messages([stale, stale]))
 
     assert await world.store.transact(script) == 2
     for message in await world.messages(made.id):
@@ -273,7 +273,7 @@ async def test_an_agent_that_falls_silent_is_told_of(world: World, clock: Manual
     hook = await world.hook(["agent.*"])
     agent = await world.engine.register_agent(profile())
     clock.advance(100)
-    assert await AgentMaintenance(world.engine.system).stale_once("keeper") == 1
+    assert await AgentMaintenance(world.engine.system).mark_stale_once("keeper") == 1
     await world.fan_out()
     assert (await world.only(hook.webhook.id)).event == "agent.stale"
     await world.deliver()

@@ -46,7 +46,7 @@ async def answers(host: str, port: int) -> list[str]:
 
 async def refusal(url: str, *allow: str) -> str:
     with pytest.raises(Invalid) as caught:
-        await UrlGuard(allow, answers).look_up(url)
+        await UrlGuard(allow, answers).resolve_allowed(url)
     assert "\n" not in caught.value.message
     return caught.value.code
 
@@ -164,7 +164,7 @@ def test_a_url_is_read_once(
     ],
 )
 async def test_what_is_public_may_be_called(url: str, addresses: list[str]) -> None:
-    checked = await UrlGuard((), answers).look_up(url)
+    checked = await UrlGuard((), answers).resolve_allowed(url)
     assert [str(address) for address in checked.addresses] == addresses
 
 
@@ -188,7 +188,7 @@ async def test_what_is_public_may_be_called(url: str, addresses: list[str]) -> N
 )
 async def test_an_operator_can_allow_private_hosts(allow: str, url: str) -> None:
     assert await refusal(url) == "url_forbidden"
-    assert (await UrlGuard([allow], answers).look_up(url)).addresses
+    assert (await UrlGuard([allow], answers).resolve_allowed(url)).addresses
 
 
 @pytest.mark.parametrize(
@@ -225,8 +225,8 @@ async def test_a_name_that_nobody_answers_for_is_not_waited_for() -> None:
         await asyncio.Event().wait()
         return [host, str(port)]
 
-    with pytest.raises(Invalid, match="cannot be found"):
-        await UrlGuard((), silent, patience_s=0.05).look_up("https://example.com/")
+    with pytest.raises(Invalid, match="cannot be resolved"):
+        await UrlGuard((), silent, timeout_s=0.05).resolve_allowed("https://example.com/")
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 30.5])
@@ -242,7 +242,7 @@ async def test_nothing_is_public_that_the_registries_do_not_call_global(address:
     host = f"[{known}]" if known.version == 6 else str(known)
     found = []
     with suppress(Invalid):
-        found = list((await UrlGuard().look_up(f"https://{host}/")).addresses)
+        found = list((await UrlGuard().resolve_allowed(f"https://{host}/")).addresses)
     assert all(each.is_global and not each.is_multicast for each in found)
 
 
@@ -258,17 +258,19 @@ async def test_a_name_that_is_not_answered_holds_up_no_other(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (PUBLIC, port))]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    guard = UrlGuard(patience_s=5)
-    patient = asyncio.create_task(guard.look_up("https://silent.example/"))
-    impatient = UrlGuard(patience_s=0.01)
-    silent = [impatient.look_up(f"https://silent.example/{number}") for number in range(100)]
+    guard = UrlGuard(timeout_s=5)
+    patient = asyncio.create_task(guard.resolve_allowed("https://silent.example/"))
+    impatient = UrlGuard(timeout_s=0.01)
+    silent = [
+        impatient.resolve_allowed(f"https://silent.example/{number}") for number in range(100)
+    ]
     refused = await asyncio.gather(*silent, return_exceptions=True)
     assert {type(each) for each in refused} == {Invalid}
-    assert (await guard.look_up("https://example.com/")).addresses == (ip_address(PUBLIC),)
+    assert (await guard.resolve_allowed("https://example.com/")).addresses == (ip_address(PUBLIC),)
     async with asyncio.timeout(5):
         await asyncio.to_thread(lambda: None)
     answer.set()
     assert (await patient).addresses == (ip_address(PUBLIC),)
     assert asked == ["silent.example", "example.com"]
-    await guard.look_up("https://example.com/")
+    await guard.resolve_allowed("https://example.com/")
     assert asked[2:] == ["example.com"], "an answer is not kept"

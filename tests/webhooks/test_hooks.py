@@ -13,7 +13,7 @@ from tenuto.engine.core import Core
 from tenuto.engine.tenancy.secrets import KeyRotator
 from tenuto.engine.webhooks.endpoints import WebhookChange, WebhookEndpoints
 from tenuto.model.errors import NotFound
-from tenuto.model.webhooks import EVENTS, MAX_WEBHOOKS, wants
+from tenuto.model.webhooks import EVENTS, MAX_WEBHOOKS, is_subscribed
 from tenuto.webhooks.url_guard import UrlGuard
 
 NOBODY = UUID(int=7 << 76 | 2 << 62)
@@ -95,10 +95,10 @@ async def test_an_event_that_never_comes_is_refused(world: World, events: list[s
 def test_patterns_match_whole_families() -> None:
     named = {"task.status_changed", "task.completed", "task.failed", "task.dead", "task.cancelled"}
     assert named | {"inbox.created", "agent.stale"} <= EVENTS
-    assert all(wants(["*"], event) for event in EVENTS)
-    assert {event for event in EVENTS if wants(["inbox.*"], event)} == {"inbox.created"}
-    assert wants(["agent.stale", "task.*"], "task.dead")
-    assert not wants(["task.completed", "agent.*"], "task.dead")
+    assert all(is_subscribed(["*"], event) for event in EVENTS)
+    assert {event for event in EVENTS if is_subscribed(["inbox.*"], event)} == {"inbox.created"}
+    assert is_subscribed(["agent.stale", "task.*"], "task.dead")
+    assert not is_subscribed(["task.completed", "agent.*"], "task.dead")
 
 
 async def test_what_is_not_changed_stays(world: World) -> None:
@@ -182,8 +182,8 @@ async def test_another_workspace_sees_nothing(world: World) -> None:
 
 
 async def test_without_keys_nothing_is_made(world: World) -> None:
-    core = Core(world.store.within(world.engine.workspace), MemoryWakeups())
-    hooks = WebhookEndpoints(core, UrlGuard(["127.0.0.1"]).look_up)
+    core = Core(world.store.for_workspace(world.engine.workspace), MemoryWakeups())
+    hooks = WebhookEndpoints(core, UrlGuard(["127.0.0.1"]).resolve_allowed)
     call = hooks.create(world.receiver.url, ["*"], world.engine.workspace, None)
     assert await refusal(call) == "secrets_unavailable"
 
@@ -196,7 +196,7 @@ async def test_a_webhook_lives_on_when_the_ring_gets_a_new_key(world: World) -> 
     [(key_id,)] = await world.raw.fetch("select key_id from webhook")
     assert key_id == "second"
     assert VAULT.current == "first"
-    rotated = await WebhookEndpoints(core, UrlGuard().look_up).rotate_secret(
+    rotated = await WebhookEndpoints(core, UrlGuard().resolve_allowed).rotate_secret(
         made.id, world.engine.workspace
     )
     assert rotated.secret.startswith("whsec_")

@@ -15,7 +15,7 @@ from tests.waiting import eventually
 
 from tenuto.model.tasks.task import TIMEOUT_SLACK_S
 from tenuto.worker import attempt
-from tenuto.worker.supervisor import processes
+from tenuto.worker.supervisor import list_processes
 
 # Ignores SIGTERM, and has a child in a session of its own that does too, with a child.
 NASTY = (
@@ -25,7 +25,7 @@ NASTY = (
 
 
 def alive(pids: list[int]) -> list[int]:
-    living = {process.pid for process in processes() if not process.dead}
+    living = {process.pid for process in list_processes() if not process.dead}
     return [pid for pid in pids if pid in living]
 
 
@@ -376,7 +376,7 @@ async def test_who_holds_the_output_open_is_not_waited_for(
             await inside.engine.cancel(task) if end == "CANCELLED" else done.touch()
             view = await inside.until(task, end)
         lines = await inside.transcript(task)
-        assert any("another process holds" in line for line in lines)
+        assert any("another process keeps" in line for line in lines)
         assert (view.output, "last" in lines) == (
             ("heard", True) if end == "COMPLETED" else (None, False)
         )

@@ -17,7 +17,7 @@ from tenuto.engine.engine import Engine
 from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import Settings
 from tenuto.worker.heartbeat import STUCK_EXIT
-from tenuto.worker.worker import CLAIM_MOST, Worker
+from tenuto.worker.worker import MAX_CLAIM, Worker
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def test_a_drained_worker_gives_back_and_exits_0(world: System) -> None:
     await world.engine.drain_worker(worker.id)
     assert await process.ended(PATIENCE + 20) == 0
     said = process.text()
-    assert 0 < said.find("takes no more; 1 running tasks get") < said.find("stops 1 tasks, within")
+    assert 0 < said.find("no more claims; 1 running tasks") < said.find("stopping 1 tasks within")
     await world.in_status([task], "PENDING")
     assert await world.outcomes(task) == ["RELEASED"]
     assert (await world.engine.show(task)).tries == 0
@@ -74,16 +74,16 @@ async def test_a_worker_that_ends_while_it_starts_many_gives_the_rest_back(
         begun.append(ctx.input)
         stop.set()
 
-    settings = Settings(database=sqlite_url, slots=CLAIM_MOST)
+    settings = Settings(database=sqlite_url, slots=MAX_CLAIM)
     async with app.connect(settings) as engine:
         worker = Worker(engine, settings)
         await worker.host_functions("agent", {None: work})
-        await engine.submit_many([NewTask(title="one", input=n) for n in range(CLAIM_MOST)])
+        await engine.submit_many([NewTask(title="one", input=n) for n in range(MAX_CLAIM)])
         await worker.run(stop)
         counts = await engine.query.counts(engine.workspace)
-    assert 0 < len(begun) < CLAIM_MOST
+    assert 0 < len(begun) < MAX_CLAIM
     assert (counts["COMPLETED"], counts["RUNNING"]) == (len(begun), 0)
-    assert counts["PENDING"] == CLAIM_MOST - len(begun)
+    assert counts["PENDING"] == MAX_CLAIM - len(begun)
 
 
 async def test_a_worker_drains_though_a_handler_keeps_its_loop_busy(world: System) -> None:

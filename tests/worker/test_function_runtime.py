@@ -159,7 +159,7 @@ class reaping:  # noqa: N801  reads as a verb where it is used
     async def _reap(self) -> None:
         async with app.connect(Settings(database=self._url)) as engine:
             while not self._stop.is_set():
-                await engine.upkeep.expire_once("reaper")
+                await engine.maintenance.expire_once("reaper")
                 await asyncio.to_thread(self._stop.wait, 0.1)
 
 
@@ -482,8 +482,8 @@ async def test_an_attempt_that_lost_its_task_to_this_very_worker_is_stopped(
 
 async def lose(inside: Inside) -> None:
     """Expire what the worker holds, as after a stop of its process past the lease."""
-    assert await inside.engine.upkeep.expire_worker(inside.worker.id, "reaper") == 1
-    await inside.engine.upkeep.promote_once("promoter")
+    assert await inside.engine.maintenance.expire_worker(inside.worker.id, "reaper") == 1
+    await inside.engine.maintenance.promote_once("promoter")
 
 
 async def test_a_late_result_of_a_lost_attempt_is_refused(database_url: str) -> None:

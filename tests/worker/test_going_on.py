@@ -80,8 +80,8 @@ async def test_streams_go_on_after_a_fault(
     async with working(sqlite_url, {}, faulty=True) as inside:
         hub, stop = EventHub(inside.engine.core.store), asyncio.Event()
         reader = StreamSubscriber(inside.engine.workspace, None)
-        await hub.add(reader)
-        looks = hub._events
+        await hub.subscribe(reader)
+        looks = hub._read_new_events
         faults = [ValueError("a fault")]
 
         async def faulty() -> None:
@@ -89,7 +89,7 @@ async def test_streams_go_on_after_a_fault(
                 raise faults.pop()
             await looks()
 
-        monkeypatch.setattr(hub, "_events", faulty)
+        monkeypatch.setattr(hub, "_read_new_events", faulty)
         running = asyncio.create_task(hub.run(stop, Clock()))
         await inside.submit()
         await eventually(lambda: len(reader.events) > 0)

@@ -16,7 +16,7 @@ from tenuto.model.tasks.task import TIMEOUT_SLACK_S, Fence
 from tenuto.settings import Settings
 from tenuto.worker.attempt import AttemptRunner
 from tenuto.worker.heartbeat import HeartbeatLoop, lease_seconds
-from tenuto.worker.leases import HeldLease, HeldLeases, Reason
+from tenuto.worker.leases import HeldLease, HeldLeases, StopReason
 from tenuto.worker.runtime.function import FunctionRuntime
 
 
@@ -40,7 +40,7 @@ async def beating(heart: HeartbeatLoop, clock: ManualClock) -> NoReturn:
 
 @pytest.mark.parametrize(("reason", "limit_s"), [("timeout", TIMEOUT_SLACK_S), ("pause", 600)])
 async def test_a_handler_that_does_not_stop_ends_its_worker_in_time(
-    sqlite_url: str, reason: Reason, limit_s: float
+    sqlite_url: str, reason: StopReason, limit_s: float
 ) -> None:
     """After a timeout that is before the task is given to somebody else, however long the grace."""
     clock, leases, settings = ManualClock(), HeldLeases(), Settings(grace_s=590)
@@ -51,7 +51,7 @@ async def test_a_handler_that_does_not_stop_ends_its_worker_in_time(
         attempt = AttemptRunner(
             engine, await claim_one(engine), runtime, leases, settings, nothing, nothing
         )
-        leases.add(attempt._held)
+        leases.add(attempt._lease)
         attempt.stop(reason)
         who = WorkerInfo(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
         heart = HeartbeatLoop(engine, leases, who, settings, nothing, end)
@@ -67,14 +67,14 @@ class World:
     def __init__(self, engine: Engine, work: ClaimedTask, **settings: Any) -> None:
         self.engine = engine
         self.settings = Settings(**settings)
-        self.told: list[Reason] = []
+        self.told: list[StopReason] = []
         self.leases = HeldLeases()
         self.held = HeldLease(work.fence, stop=lambda _: None)
         self.leases.add(self.held)
         who = WorkerInfo(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
         self.heart = HeartbeatLoop(engine, self.leases, who, self.settings, self._tell, end)
 
-    def _tell(self, held: HeldLease, reason: Reason) -> None:
+    def _tell(self, held: HeldLease, reason: StopReason) -> None:
         assert held is self.held
         self.told.append(reason)
 
@@ -87,7 +87,7 @@ class World:
     async def lose(self) -> None:
         """Let the lease end and be taken away."""
         self.clock.advance(3600)
-        await self.engine.upkeep.expire_once("tester")
+        await self.engine.maintenance.expire_once("tester")
 
 
 @asynccontextmanager
@@ -112,7 +112,7 @@ async def test_while_something_has_to_stop_it_looks_every_second(
     async with world(sqlite_url, heartbeat_s=5.0, lease_s=3600, grace_s=600) as here:
         stop = asyncio.Event()
         if stopping:
-            here.heart._ask(here.held, "cancel")
+            here.heart._request_stop(here.held, "cancel")
         until = here.clock.elapsed() + 11
         seen = 0
 
@@ -142,7 +142,7 @@ async def test_a_lost_lease_overrules_what_was_asked_before(sqlite_url: str) -> 
 
 async def test_a_machine_that_slept_gives_handlers_some_looks(sqlite_url: str) -> None:
     async with world(sqlite_url, grace_s=3, heartbeat_s=5.0) as here:
-        here.heart._ask(here.held, "timeout")
+        here.heart._request_stop(here.held, "timeout")
         here.clock.advance(3600)
         for _ in range(5):
             await here.heart.heartbeat_once()
@@ -152,11 +152,11 @@ async def test_a_machine_that_slept_gives_handlers_some_looks(sqlite_url: str) -
 
 async def test_a_second_reason_gives_no_more_time(sqlite_url: str) -> None:
     async with world(sqlite_url, grace_s=10, lease_s=20) as here:
-        here.heart._ask(here.held, "cancel")
-        asked = here.held.asked_at
+        here.heart._request_stop(here.held, "cancel")
+        asked = here.held.stop_requested_at
         here.clock.advance(9)
-        here.heart._ask(here.held, "lost")
-        assert here.held.asked_at == asked
+        here.heart._request_stop(here.held, "lost")
+        assert here.held.stop_requested_at == asked
         since = here.clock.elapsed()
         with pytest.raises(Ended):
             await beating(here.heart, here.clock)
@@ -164,7 +164,7 @@ async def test_a_second_reason_gives_no_more_time(sqlite_url: str) -> None:
 
 
 def test_an_older_attempt_that_ends_leaves_the_newer_one_its_lease() -> None:
-    leases, told = HeldLeases(), list[Reason]()
+    leases, told = HeldLeases(), list[StopReason]()
     task = Clock().new_id()
     older = HeldLease(Fence(task, 1, "a"), stop=told.append)
     newer = HeldLease(Fence(task, 2, "b"), stop=told.append)
@@ -174,4 +174,4 @@ def test_an_older_attempt_that_ends_leaves_the_newer_one_its_lease() -> None:
     leases.remove(older)
     assert leases.all() == [newer]
     leases.remove(newer)
-    assert not leases.runs(task)
+    assert not leases.is_running(task)

@@ -54,7 +54,7 @@ async def test_what_a_handler_says_meanwhile_is_heard_later(
         await asyncio.to_thread(postgres.stop)
         try:
             away.gone.set()
-            await eventually(lambda: "not written yet" in caplog.text, PATIENCE)
+            await eventually(lambda: "not stored yet" in caplog.text, PATIENCE)
         finally:
             await asyncio.to_thread(postgres.start)
         view = await inside.ended(task)
@@ -112,4 +112,4 @@ async def test_a_fault_of_a_runtime_ends_its_attempt(sqlite_url: str) -> None:
         assert (await inside.ended(task)).status == "DEAD"
         assert (
             await inside.last(task)
-        ).message == "a fault of the worker: AssertionError('never mind')"
+        ).message == "internal error of the worker: AssertionError('never mind')"

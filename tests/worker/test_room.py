@@ -76,48 +76,48 @@ async def test_a_supervisor_says_what_the_machine_lacks(monkeypatch: pytest.Monk
 def test_room_is_what_descriptors_are_left() -> None:
     with open_files(now_open() + FEW):
         room = SessionCapacity()
-        assert [room.left(busy) for busy in range(5)] == [3, 2, 1, 0, 0]
+        assert [room.free_sessions(busy) for busy in range(5)] == [3, 2, 1, 0, 0]
 
 
 def test_there_is_always_room_for_one() -> None:
     with open_files(now_open() + 10):
-        assert SessionCapacity().left(0) == 1
+        assert SessionCapacity().free_sessions(0) == 1
 
 
 def test_after_a_failure_one_is_tried_at_a_time_and_more_seldom() -> None:
     at = [0.0]
     room = SessionCapacity(lambda: at[0])
-    assert room.left(0) > 1
+    assert room.free_sessions(0) > 1
     for _ in range(10):
-        room.failed()  # all at once: one reason
+        room.on_start_failed()  # all at once: one reason
     waits = []
     for _ in range(9):
         before = at[0]
-        while not (left := room.left(0)):
+        while not (left := room.free_sessions(0)):
             at[0] += 0.5
         assert left == 1
-        assert room.left(0) == 0  # the one that was let through is not known to have failed yet
+        assert room.free_sessions(0) == 0  # the trial has not failed yet
         waits.append(at[0] - before)
-        room.failed()
+        room.on_start_failed()
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    room.started()
-    assert room.left(0) > 1
+    room.on_started()
+    assert room.free_sessions(0) > 1
 
 
 def test_who_finds_nothing_to_start_has_not_tried() -> None:
     at = [0.0]
     room = SessionCapacity(lambda: at[0])
-    room.failed()
+    room.on_start_failed()
     room.release_reservation()  # asked for before the failure
-    assert room.left(0) == 0
+    assert room.free_sessions(0) == 0
     at[0] = 1.0
     for _ in range(3):
-        assert room.left(0) == 1
+        assert room.free_sessions(0) == 1
         room.release_reservation()
-    assert room.left(0) == 1
-    room.failed()
+    assert room.free_sessions(0) == 1
+    room.on_start_failed()
     at[0] = 2.5
-    assert room.left(0) == 0, "and failures are counted as before"
+    assert room.free_sessions(0) == 0, "and failures are counted as before"
 
 
 class Watched(SessionCapacity):
@@ -126,12 +126,12 @@ class Watched(SessionCapacity):
     def __init__(self) -> None:
         self.at = 0.0
         super().__init__(lambda: self.at)
-        self.failed()
+        self.on_start_failed()
         self.at = 1.0
         self.looks: list[int] = []
 
-    def left(self, busy: int) -> int:
-        self.looks.append(super().left(busy))
+    def free_sessions(self, busy: int) -> int:
+        self.looks.append(super().free_sessions(busy))
         return self.looks[-1]
 
 
@@ -139,7 +139,7 @@ async def after_a_failure(inside: Inside) -> Watched:
     await inside.ended(await inside.shell("exit 0"))
     [hosted] = inside.worker._hosted
     assert isinstance(hosted.runtime, CommandRuntime)
-    hosted.runtime._room = room = Watched()
+    hosted.runtime._capacity = room = Watched()
     return room
 
 
@@ -156,4 +156,4 @@ async def test_a_command_that_cannot_run_shows_that_the_machine_can(sqlite_url: 
         room = await after_a_failure(inside)
         task = await inside.submit(command=["/no/such/program"])
         assert (await inside.ended(task)).status == "FAILED"
-        assert room.left(0) > 1
+        assert room.free_sessions(0) > 1

@@ -112,7 +112,7 @@ def is_gone(pid: int) -> bool:
 
 
 def has_children(pid: int) -> bool:
-    return any(process.parent == pid for process in program.processes())
+    return any(process.parent == pid for process in program.list_processes())
 
 
 def real_path(path: Path) -> str:
@@ -282,7 +282,7 @@ async def test_ended_sessions_leave_no_descriptor(supervisor: Supervisor) -> Non
         session = await soon(supervisor.spawn(["cat"], cwd=None, env=ENV, stdin=b"text"))
         pipes = (session.stdout, session.stderr, session.report)
         await soon(asyncio.gather(session.wait(), *(pipe.read() for pipe in pipes)))
-    assert session.drained
+    assert session.is_drained
     await asyncio.sleep(0)
     assert open_descriptors() == before
 
@@ -430,7 +430,7 @@ async def test_a_worker_lost_during_a_start_leaves_nothing() -> None:
     zygote = await soon(session_module._start_zygote())
     request = {"argv": ["sleep", "60"], "cwd": None, "env": ENV}
     with contextlib.ExitStack() as stack:
-        wires = await session_module._send_wires(stack, zygote, feed=False)
+        wires = await session_module._send_session_fds(stack, zygote, has_stdin=False)
         assert wires is not None
         assert await asyncio.to_thread(wires.control.recv, 100) == b'{"ready": true}\n'
         wires.control.sendall(json.dumps(request).encode() + b"\n")
@@ -531,7 +531,7 @@ def test_sessions_under_uvloop() -> None:
         pipes = (cat.stdout, cat.stderr, cat.report)
         assert await soon(asyncio.gather(*(pipe.read() for pipe in pipes))) == [text, b"", b""]
         assert (await soon(cat.wait())).exit_code == 0
-        assert cat.drained
+        assert cat.is_drained
         nasty = await python(supervisor, NASTY)
         pids = await read_pids(nasty.report, NASTY_SIZE)
         assert (await soon(nasty.kill(0))).receipt["killed_count"] == NASTY_SIZE

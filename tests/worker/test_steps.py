@@ -57,4 +57,4 @@ async def test_a_childs_key_is_no_steps(database_url: str) -> None:
         for kind in ("async", "plain"):
             task = await inside.submit(task_type=kind, max_attempts=1)
             assert (await inside.ended(task)).status == "DEAD"
-            assert "is a child" in str((await inside.last(task)).message)
+            assert "belongs to a child task" in str((await inside.last(task)).message)

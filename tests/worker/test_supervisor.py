@@ -50,12 +50,12 @@ def tree() -> Tree:
 
 
 def session_of(tree: Any) -> SessionSupervisor:
-    return SessionSupervisor(tree, SimpleNamespace(open=True), -1)  # type: ignore[arg-type]
+    return SessionSupervisor(tree, SimpleNamespace(is_open=True), -1)  # type: ignore[arg-type]
 
 
 def press(session: SessionSupervisor, clock: Clock, seconds: float) -> None:
     clock.now += seconds
-    session._press(clock.now)
+    session._kill_if_due(clock.now)
 
 
 @pytest.mark.parametrize(("graces", "ends"), [((5, 60), 5), ((60, 5), 5), ((5,), 5)], ids=str)
@@ -64,7 +64,7 @@ def test_the_shortest_grace_counts(
 ) -> None:
     session = session_of(tree)
     for grace in graces:
-        session._ask(grace)
+        session._request_kill(grace)
     assert tree.sent == [signal.SIGTERM]
     press(session, clock, ends - 0.1)
     assert tree.sent == [signal.SIGTERM]
@@ -92,10 +92,10 @@ def test_only_a_kill_of_the_kernels_is_out_of_memory(
 ) -> None:
     """The cgroup may count the kill of another process while we kill ours."""
     counted = iter([7, 8])
-    monkeypatch.setattr(supervisor, "oom_kills", lambda: next(counted))
+    monkeypatch.setattr(supervisor, "count_oom_kills", lambda: next(counted))
     session = session_of(tree)
     if asked is not None:
-        session._ask(asked)
+        session._request_kill(asked)
         press(session, clock, 0)
     tree.status = status
     assert session.result(gone=True)["oom"] is oom
@@ -105,7 +105,7 @@ def test_what_a_command_left_is_not_told_as_killed_on_request(tree: Tree, clock:
     session = session_of(tree)
     tree.status = 0
     session._kill_at = clock.now
-    session._ask(0.0)
+    session._request_kill(0.0)
     press(session, clock, 0.1)
     assert tree.sent == [signal.SIGKILL]
     assert session.result(gone=True)["receipt"]["how"] == "exited"
@@ -115,16 +115,16 @@ def test_a_worker_that_is_gone_leaves_its_trees_no_time(
     tree: Tree, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = session_of(tree)
-    control = SimpleNamespace(open=True)
+    control = SimpleNamespace(is_open=True)
 
     def receive() -> list[Any]:
-        control.open = False
+        control.is_open = False
         return []
 
     control.receive = receive
     session._control = control  # type: ignore[assignment]
     monkeypatch.setattr(supervisor, "wait_for", lambda sources, *_: sources)
-    session._ask(60.0)
+    session._request_kill(60.0)
     session._wait(None)
     press(session, clock, 1)
     assert tree.sent == [signal.SIGTERM, signal.SIGKILL, signal.SIGKILL]
@@ -174,12 +174,12 @@ def test_strays_are_looked_for_until_a_second_look_finds_none(
     """A walk can miss a process whose parent ends meanwhile."""
     walks = iter([[], [process(7, 7)], []])
     killed: list[Process] = []
-    monkeypatch.setattr(supervisor, "descendants", lambda spare: next(walks))
+    monkeypatch.setattr(supervisor, "descendants", lambda exempt: next(walks))
     monkeypatch.setattr(supervisor, "signal_all", lambda found, _: killed.extend(found))
-    assert zygote._sweep() is None
-    zygote._lose_worker()
+    assert zygote._kill_strays_if_due() is None
+    zygote._on_worker_gone()
     pauses = []
-    while (left := zygote._sweep()) is not None:
+    while (left := zygote._kill_strays_if_due()) is not None:
         pauses.append(left)
         clock.now += left
     assert [each.pid for each in killed] == [7]
@@ -194,7 +194,7 @@ def test_only_a_supervisor_that_failed_leaves_strays(
     ended = iter([({10: 0, 99: 9}, False), ({11: 256}, False), ({}, False)])
     monkeypatch.setattr(supervisor, "reap", lambda: next(ended))
     zygote._reap()
-    assert (zygote._strays, zygote._supervisors) == (None, {11, 12})
+    assert (zygote._stray_backoff, zygote._supervisors) == (None, {11, 12})
     zygote._reap()
-    assert zygote._strays is not None
+    assert zygote._stray_backoff is not None
     assert zygote._supervisors == {12}

@@ -109,11 +109,11 @@ async def test_up_sees_its_worker_die_and_goes_on_at_once(world: System) -> None
     world.kill(row["pid"])
     await world.check([task])
     lost, _ = await world.attempts(task)
-    assert (lost.outcome, lost.message) == ("STALLED", "the worker was seen to die")
+    assert (lost.outcome, lost.message) == ("STALLED", "the worker died")
     assert lost.ended_at is not None
     assert lost.ended_at - killed < SLACK
     [event] = [e for e in await world.engine.events(task) if e.event == "lease_expired"]
-    assert "seen to die" in event.text
+    assert "worker died" in event.text
 
 
 async def test_workers_drain_quietly_when_up_is_killed(world: System) -> None:
@@ -168,7 +168,7 @@ async def test_everything_stopped_and_continued_runs_nothing_again(world: System
 
 
 async def leads(world: System) -> bool:
-    return await world.engine.upkeep.leader("coordinator") is not None
+    return await world.engine.maintenance.leader("coordinator") is not None
 
 
 async def expired(world: System, task: UUID, seconds: float) -> bool:
@@ -315,4 +315,4 @@ async def test_sigterm_lets_short_tasks_finish_and_gives_long_ones_back(world: S
     assert (await world.engine.show(late)).attempt == 0
     assert not world.sessions()
     assert not world.others()
-    assert await world.engine.upkeep.audit() == []
+    assert await world.engine.maintenance.audit() == []

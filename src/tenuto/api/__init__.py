@@ -1,7 +1,9 @@
-"""The HTTP API: `/api/v1`, health, metrics and live streams. The engine decides.
+"""The HTTP API: `/api/v1`, health, metrics and live streams. Decisions are made by the engine.
 
-app: the application with all routes.
-server: serves the application.
-service: what all requests share: store, engines, caches.
-routes: one file per capability. auth: who may call which route. edge: everything else of HTTP.
+app: the ASGI application with all routes.
+server: serves the application over HTTP.
+service: objects shared by all requests: store, engines, caches.
+routes: one file per capability.
+auth: authentication, and the role that each route needs.
+edge: connections, bodies, errors, streams and metrics.
 """

@@ -1,4 +1,4 @@
-"""The application: routes, guard, problems, OpenAPI."""
+"""The ASGI application: routes, access guard, error responses, OpenAPI document."""
 
 from functools import cache
 from typing import Any
@@ -10,11 +10,11 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.types import Receive, Scope, Send
 
 from tenuto import __version__
-from tenuto.api.auth.route_access import V1, desk_of, guard
+from tenuto.api.auth.route_access import V1, context_of, guard
 from tenuto.api.edge import idempotency, problems
-from tenuto.api.edge.metrics import RequestMiddleware, metrics
+from tenuto.api.edge.metrics import RequestMiddleware, get_metrics
 from tenuto.api.edge.middleware import OuterMiddleware
-from tenuto.api.edge.openapi import document, page
+from tenuto.api.edge.openapi import docs_page, openapi_document
 from tenuto.api.edge.request_body import BodyLimit
 from tenuto.api.routes import (
     accounts,
@@ -34,42 +34,45 @@ from tenuto.api.routes import (
     triggers,
     worker_protocol,
 )
-from tenuto.api.service import RequestContext, Service, bind
+from tenuto.api.service import RequestContext, Service, bind_service
 
 
-async def provide_desk(request: Request[Any, Any, Any]) -> RequestContext:
-    """The means that the guard gave the request."""
-    return desk_of(request.scope)
+async def provide_context(request: Request[Any, Any, Any]) -> RequestContext:
+    """Returns the context that `admit` created for the request; injected into handlers as `ctx`."""
+    return context_of(request.scope)
 
 
 @get("/openapi.json", include_in_schema=False)
-async def openapi(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
-    """The contract of this API."""
-    return Response(document(request.app), media_type="application/json")
+async def get_openapi(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
+    """Returns the OpenAPI document of this API."""
+    return Response(openapi_document(request.app), media_type="application/json")
 
 
 @get("/docs", include_in_schema=False)
-async def docs(request: Request[Any, Any, Any]) -> Response[str]:
-    """The same for people."""
-    return Response(page(document(request.app)), media_type="text/html")
+async def get_docs(request: Request[Any, Any, Any]) -> Response[str]:
+    """Returns an HTML page that lists all routes."""
+    return Response(docs_page(openapi_document(request.app)), media_type="text/html")
 
 
 class Application:
-    """The API over a service that is open."""
+    """The ASGI application for one open `Service`."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        # Around all of it, the framework's refusals of unknown paths included.
-        self._app = OuterMiddleware(RequestMiddleware(routes(), service.clock))
+        # Wraps the whole framework, so that its 404 responses get the headers, too.
+        self._app = OuterMiddleware(RequestMiddleware(litestar_app(), service.clock))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        bind(scope, self._service)
+        bind_service(scope, self._service)
         await self._app(scope, receive, send)
 
 
 @cache
-def routes() -> Litestar:
-    """All routes; building them takes a quarter of a second, so that servers share them."""
+def litestar_app() -> Litestar:
+    """Returns the application with all routes.
+
+    Cached and shared by all servers of a process: building it takes a quarter of a second.
+    """
     handlers = [
         *accounts.PUBLIC,
         *accounts.HANDLERS,
@@ -93,26 +96,26 @@ def routes() -> Litestar:
         route_handlers=[
             Router(V1, route_handlers=handlers),
             *operations.PUBLIC,
-            metrics,
-            openapi,
-            docs,
+            get_metrics,
+            get_openapi,
+            get_docs,
         ],
         guards=[guard],
-        dependencies={"desk": Provide(provide_desk)},
+        dependencies={"ctx": Provide(provide_context)},
         exception_handlers={
-            idempotency.RepeatedRequest: idempotency.repeated,
-            Exception: problems.respond,
+            idempotency.RepeatedRequest: idempotency.replay_response,
+            Exception: problems.problem_response,
         },
         middleware=[BodyLimit],
         request_max_body_size=None,
         openapi_config=OpenAPIConfig(title="Tenuto", version=__version__, path="/_schema"),
-        on_app_init=[_quiet],
+        on_app_init=[_disable_builtin_pages],
         logging_config=None,
     )
 
 
-def _quiet(config: AppConfig) -> AppConfig:
-    """The framework's own pages are not ours; everything is said by `/openapi.json`."""
+def _disable_builtin_pages(config: AppConfig) -> AppConfig:
+    """Turns off the framework's own OpenAPI pages; `/openapi.json` and `/docs` replace them."""
     if config.openapi_config is not None:
         config.openapi_config.enabled_endpoints = set()
     return config

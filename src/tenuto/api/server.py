@@ -1,4 +1,4 @@
-"""Serves the application over HTTP, until asked to stop."""
+"""Serves the application over HTTP until a stop event is set."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from tenuto import private
 from tenuto.api.app import Application
 from tenuto.api.edge.connection import Connection, Edge
 from tenuto.api.edge.connection_limits import ConnectionTable, Deadlines
-from tenuto.api.edge.metrics import watch
+from tenuto.api.edge.metrics import start_metrics
 from tenuto.api.service import Service
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.errors import Unauthenticated, Unavailable
@@ -25,39 +25,39 @@ from tenuto.settings import Settings
 
 log = logging.getLogger("tenuto.api")
 
-BACKLOG = 2048
-FILES_KEPT = 100
-"""Open files that connections leave to databases, logs and webhooks."""
-END_S = 5
-"""Seconds that open requests have to end."""
-TOKEN_FILE = "token"  # noqa: S105  a file's name
+LISTEN_BACKLOG = 2048
+RESERVED_FILES = 100
+"""File descriptors reserved for databases, logs and webhooks; the rest may be connections."""
+SHUTDOWN_S = 5
+"""Seconds that open requests have to finish after the stop."""
+TOKEN_FILE = "token"  # noqa: S105  a file name
 
 
 class _Server(uvicorn.Server):
-    """A server whose end is asked for by an event; signals are the program's business."""
+    """A uvicorn server without signal handlers: the program handles signals and sets an event."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
+        """Installs no signal handlers."""
         yield
 
 
 def listen(settings: Settings) -> socket.socket:
-    """The bound socket; `Unavailable` when somebody else has the port."""
+    """Returns a listening socket; raises `Unavailable` (`port_taken`) if the port is in use."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # Named as TCP, or the event loop would leave Nagle's algorithm on: 40 ms a request.
-    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # With IPPROTO_TCP the event loop turns Nagle's algorithm off, which costs 40 ms a request.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind((settings.host, settings.port))
+        listener.bind((settings.host, settings.port))
     except OSError as error:
-        bound.close()
+        listener.close()
         raise Unavailable(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
             "port_taken",
         ) from error
-    bound.listen(BACKLOG)
-    return bound
+    listener.listen(LISTEN_BACKLOG)
+    return listener
 
 
 async def serve(
@@ -66,10 +66,13 @@ async def serve(
     ready: Callable[[str], None] | None = None,
     deadlines: Deadlines | None = None,
 ) -> None:
-    """Answer requests until `stop`; open streams and long polls end, other requests finish."""
-    bound = listen(service.settings)
-    port = bound.getsockname()[1]
-    edge = _edge(service, deadlines)
+    """Serves requests until `stop` is set; then ends streams and long polls, and finishes the rest.
+
+    `ready` is called with the URL once the server runs.
+    """
+    listener = listen(service.settings)
+    port = listener.getsockname()[1]
+    edge = _build_edge(service, deadlines)
     http: Any = partial(Connection, edge)
     config = uvicorn.Config(
         Application(service),
@@ -80,99 +83,109 @@ async def serve(
         lifespan="off",
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=END_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
     )
     server = _Server(config)
-    await _bootstrap(service)
-    watching = await watch(service, stop)
-    running = asyncio.create_task(server.serve(sockets=[bound]))
-    hub = asyncio.create_task(service.hub.run(stop, service.clock))
-    sweeping = asyncio.create_task(
+    await _bootstrap_owner_token(service)
+    metrics_task = await start_metrics(service, stop)
+    server_task = asyncio.create_task(server.serve(sockets=[listener]))
+    hub_task = asyncio.create_task(service.hub.run(stop, service.clock))
+    sweep_task = asyncio.create_task(
         run_periodically(edge.sweep_once, lambda: edge.deadlines.sweep_s, stop, service.clock)
     )
-    stopped = asyncio.create_task(stop.wait())
+    stop_task = asyncio.create_task(stop.wait())
     url = f"http://{service.settings.host}:{port}"
     log.info("API on %s", url)
     if ready is not None:
         ready(url)
     try:
-        await asyncio.wait([running, stopped], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([server_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
     finally:
         service.stopping.set()
-        service.hub.wake()
+        service.hub.wake_all()
         server.should_exit = True
-        stopped.cancel()
-        await asyncio.gather(running, hub, watching)
-        sweeping.cancel()
-        await asyncio.gather(sweeping, return_exceptions=True)
-        bound.close()
+        stop_task.cancel()
+        await asyncio.gather(server_task, hub_task, metrics_task)
+        sweep_task.cancel()
+        await asyncio.gather(sweep_task, return_exceptions=True)
+        listener.close()
 
 
-def _edge(service: Service, deadlines: Deadlines | None) -> Edge:
-    """The bounds of the server's connections, no wider than the limit of open files allows."""
+def _build_edge(service: Service, deadlines: Deadlines | None) -> Edge:
+    """Returns the state that connections share, limited by settings and the open file limit."""
     settings = service.settings
     table: ConnectionTable[Connection] = ConnectionTable(
-        _holdable(settings.connections), settings.connections_per_address
+        _max_connections(settings.connections), settings.connections_per_address
     )
     return Edge(service.clock, table, settings.proxy_networks(), deadlines)
 
 
-def _holdable(wanted: int) -> int:
-    """How many connections the process can hold; raises its limit of open files if needed."""
+def _max_connections(configured: int) -> int:
+    """Returns how many connections the process can have; raises its open file limit if needed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + FILES_KEPT
+    needed = configured + RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY or soft >= needed:
-        return wanted
-    held = max(soft - FILES_KEPT, soft // 2)
-    log.warning("%d open files allow %d of the %d connections set", soft, held, wanted)
-    return held
+        return configured
+    allowed = max(soft - RESERVED_FILES, soft // 2)
+    log.warning(
+        "the limit of %d open files allows %d of the %d connections in the settings",
+        soft,
+        allowed,
+        configured,
+    )
+    return allowed
 
 
-async def _bootstrap(service: Service) -> None:
-    """Give the first owner a token, in a file that nobody else may read.
+async def _bootstrap_owner_token(service: Service) -> None:
+    """Creates the first owner's token, if no token exists yet, and writes it to a private file.
 
-    The file is written before the token holds: it is stored nowhere else, and there is no second
-    one. Until then it has a name of its own, because servers that start at once may share a folder.
+    The file is written before the token becomes valid, because the token is stored nowhere else
+    and is created only once. Until then the file has a unique name, because servers that start at
+    the same time may share a folder.
     """
     identity = service.identity
-    folder = service.settings.folder()
+    folder = service.settings.data_folder()
     path = folder / TOKEN_FILE
     if not await identity.has_no_tokens():
         await _recover_owner_token(service, path)
         return
-    made = identity.unsaved_token()
-    kept = folder / f"{TOKEN_FILE}.{made.id}"
+    owner_token = identity.new_token()
+    unpublished = folder / f"{TOKEN_FILE}.{owner_token.id}"
     await asyncio.to_thread(private.make_folder, folder)
-    kept.touch(mode=private.FILE)
+    unpublished.touch(mode=private.FILE_MODE)
     try:
-        kept.write_text(made.token + "\n")
+        unpublished.write_text(owner_token.token + "\n")
     except OSError:
-        kept.unlink()
+        unpublished.unlink()
         raise
-    if await identity.bootstrap(DEFAULT_WORKSPACE, made):
-        _publish_token_file(kept, path)
+    if await identity.bootstrap(DEFAULT_WORKSPACE, owner_token):
+        _publish_token_file(unpublished, path)
     else:
-        kept.unlink()
+        unpublished.unlink()
 
 
 async def _recover_owner_token(service: Service, path: Path) -> None:
-    """Hand over a first owner's token whose server died between making it hold and saying so."""
-    for kept in _unpublished_token_files(path):
-        with suppress(Unauthenticated, OSError, ValueError):  # what does not hold is nobody's
-            await service.identity.caller(kept.read_text().strip(), None)
-            _publish_token_file(kept, path)
+    """Publishes the owner token file that a crashed server left behind.
+
+    That server crashed after the token became valid and before it renamed the file.
+    """
+    for unpublished in _unpublished_token_files(path):
+        with suppress(Unauthenticated, OSError, ValueError):  # not valid: not the owner's token
+            await service.identity.authenticate(unpublished.read_text().strip(), None)
+            _publish_token_file(unpublished, path)
             return
 
 
 def _unpublished_token_files(path: Path) -> list[Path]:
-    """Where tokens are of which nobody was told, if nobody was told of any."""
+    """Returns the token files with unique names; none if a token file was published."""
     return [] if path.exists() else [*path.parent.glob(f"{TOKEN_FILE}.*")]
 
 
-def _publish_token_file(kept: Path, path: Path) -> None:
-    with suppress(FileNotFoundError):  # a server that starts beside this one may have done it
-        kept.replace(path)
+def _publish_token_file(unpublished: Path, path: Path) -> None:
+    """Renames the token file to its final name and logs where it is."""
+    with suppress(FileNotFoundError):  # another starting server may have renamed it
+        unpublished.replace(path)
     log.info("the first owner's token is in %s", path)

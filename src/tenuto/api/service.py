@@ -1,4 +1,4 @@
-"""What all requests share: the store, an engine per workspace, and who may do what."""
+"""Objects shared by all requests: the store, one engine per workspace, caches and limits."""
 
 import asyncio
 import copy
@@ -12,12 +12,12 @@ from litestar.di import NamedDependency
 
 from tenuto.api.auth.attempt_tokens import AttemptTokens
 from tenuto.api.auth.authentication import TokenCache
-from tenuto.api.auth.logins import Logins
+from tenuto.api.auth.logins import LoginLimiter
 from tenuto.api.auth.throttling import RequestThrottle
 from tenuto.api.edge.body_budget import BodyBudget
-from tenuto.api.edge.concurrent import Concurrent
+from tenuto.api.edge.concurrent import ConcurrencyLimiter
 from tenuto.api.edge.event_hub import EventHub
-from tenuto.api.edge.json_checks import Checks
+from tenuto.api.edge.json_checks import JsonChecker
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
 from tenuto.encryption_keys import KeyRing
@@ -28,18 +28,18 @@ from tenuto.engine.core import Core
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.maintenance import TaskMaintenance
 from tenuto.engine.tenancy.accounts import Identity
-from tenuto.engine.webhooks.endpoints import Check, WebhookEndpoints
+from tenuto.engine.webhooks.endpoints import CheckUrl, WebhookEndpoints
 from tenuto.model.errors import Forbidden, Unauthenticated
 from tenuto.model.tenancy.access import Caller, Role, Scope
 from tenuto.settings import Settings
 from tenuto.store.protocol import Store
 
-ENGINES = 1000
-"""Workspaces whose lanes are kept in memory."""
+MAX_ENGINES = 1000
+"""Engines kept in memory, one per workspace, each with its cached lanes."""
 
 
 class RequestContext(msgspec.Struct, frozen=True):
-    """One request's means: who asks, and the engine that acts for them."""
+    """Context of one request: the caller, its token, and an engine that acts as this caller."""
 
     caller: Caller
     engine: Engine
@@ -51,31 +51,31 @@ class RequestContext(msgspec.Struct, frozen=True):
         return self.caller.workspace
 
     @property
-    def hooks(self) -> WebhookEndpoints:
+    def webhooks(self) -> WebhookEndpoints:
         return WebhookEndpoints(self.engine.core, self.service.check_url)
 
     @property
-    def registry(self) -> AgentRegistry:
+    def agents(self) -> AgentRegistry:
         return AgentRegistry(self.engine.core, self.workspace)
 
 
 def service_of(scope: Any) -> "Service":
-    """The service that a request was sent to."""
+    """Returns the service that `bind_service` stored in the ASGI scope."""
     service: Service = scope["state"]["service"]
     return service
 
 
-def bind(scope: Any, service: "Service") -> None:
-    """Say which service a request was sent to."""
+def bind_service(scope: Any, service: "Service") -> None:
+    """Stores the service in the ASGI scope of a request."""
     scope.setdefault("state", {})["service"] = service
 
 
 InjectedContext = NamedDependency[RequestContext]
-"""How a handler asks for its request's means."""
+"""Type of the parameter `ctx` of route handlers; filled by dependency injection."""
 
 
 class Service:
-    """One API process."""
+    """State of one API process."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Service:
         wakeups: Wakeups,
         vault: KeyRing,
         settings: Settings,
-        check_url: Check,
+        check_url: CheckUrl,
     ) -> None:
         self.store = store
         self.wakeups = wakeups
@@ -91,57 +91,59 @@ class Service:
         self.settings = settings
         self.check_url = check_url
         self.identity = Identity(store, settings.workspaces_per_owner)
-        self.attempts = AttemptTokens(vault, store.clock)
-        self.callers = TokenCache(self.identity, self.attempts)
-        self.rates = RequestThrottle(store.clock, settings)
-        self.logins = Logins(store.clock)
-        self.streams = Concurrent("live streams", "too_many_streams")
-        self.polls = Concurrent("waiting claims", "too_many_polls")
+        self.attempt_tokens = AttemptTokens(vault, store.clock)
+        self.token_cache = TokenCache(self.identity, self.attempt_tokens)
+        self.throttle = RequestThrottle(store.clock, settings)
+        self.login_limiter = LoginLimiter(store.clock)
+        self.open_streams = ConcurrencyLimiter("live streams", "too_many_streams")
+        self.waiting_claims = ConcurrencyLimiter("waiting claims", "too_many_polls")
         self.hub = EventHub(store)
-        self.body_bytes = settings.body_kb * 1024
-        """How large a body may be."""
-        self.body_budget = BodyBudget(self.body_bytes)
-        self.body_checks = Checks()
+        self.max_body_bytes = settings.body_kb * 1024
+        """Maximum size of a request body."""
+        self.body_budget = BodyBudget(self.max_body_bytes)
+        self.json_checker = JsonChecker()
         core = Core(store, wakeups, vault)
-        self.system = TaskMaintenance(core)
+        self.maintenance = TaskMaintenance(core)
         self.gateways = Gateways(core)
         self.stopping = asyncio.Event()
-        """Set when the server ends: streams and long polls end with it."""
+        """Set when the server stops; streams and long polls end then."""
         self.down_since: datetime | None = None
-        """Since when the database does not answer those who ask for the coordinator's health."""
+        """When a request for the coordinator's health first found the database down."""
         self._engines: OrderedDict[UUID, Engine] = OrderedDict()
 
     @property
     def clock(self) -> Clock:
         return self.store.clock
 
-    def engine(self, workspace: UUID) -> Engine:
-        """The engine of a workspace; those used least are let go."""
+    def engine_for(self, workspace: UUID) -> Engine:
+        """Returns the engine of a workspace; keeps at most `MAX_ENGINES`, the last used."""
         engine = self._engines.get(workspace)
         if engine is None:
-            engine = Engine(self.store, self.wakeups, workspace=workspace, vault=self.vault)
-            engine.core.tree = SpawnLimits(self.settings.max_depth, self.settings.max_children)
+            engine = Engine(self.store, self.wakeups, workspace=workspace, key_ring=self.vault)
+            engine.core.spawn_limits = SpawnLimits(
+                self.settings.max_depth, self.settings.max_children
+            )
             engine.core.transcript_kb = self.settings.transcript_kb
-            engine.core.lanes.ceiling = self.settings.ceiling()
+            engine.core.lanes.ceiling = self.settings.quota_ceiling()
             self._engines[workspace] = engine
-            if len(self._engines) > ENGINES:
+            if len(self._engines) > MAX_ENGINES:
                 self._engines.popitem(last=False)
         self._engines.move_to_end(workspace)
         return engine
 
     def request_context(self, caller: Caller, token: str) -> RequestContext:
-        """The means of a request by that caller."""
-        engine = copy.copy(self.engine(caller.workspace))
+        """Returns the context of a request, with an engine that acts as the caller."""
+        engine = copy.copy(self.engine_for(caller.workspace))
         engine.actor = caller.actor
         engine.caller = caller
         return RequestContext(caller, engine, self, token)
 
     async def is_still_allowed(
-        self, desk: RequestContext, role: Role = Role.VIEWER, scope: Scope = "read"
+        self, ctx: RequestContext, role: Role = Role.VIEWER, scope: Scope = "read"
     ) -> bool:
-        """Whether a request's caller may still do what takes that role and scope."""
+        """True if the request's token is still valid and has the role and scope."""
         try:
-            caller = await self.callers.of(desk.token, desk.workspace)
+            caller = await self.token_cache.caller_of(ctx.token, ctx.workspace)
         except (Unauthenticated, Forbidden):
             return False
         return caller.may(role, scope)

@@ -1,7 +1,10 @@
-"""Measures this program on the user's own machine, on SQLite and, when asked, PostgreSQL.
+"""Measures Tenuto on the user's machine, on SQLite and optionally PostgreSQL.
 
-Figures of a noisy machine differ from hour to hour; within one run their ratios mean something.
+On a noisy machine, figures differ from hour to hour; compare figures of the same run.
 `bench/` in the repository compares with other job queues by the same rules.
+
+measures: the measurements. api, flows, scale: larger measurements. server: the API server of `api`.
+noop: handlers of the workers.
 """
 
 import sys
@@ -17,8 +20,8 @@ from tenuto.bench.measures import MEASURES, Bench, Figures
 from tenuto.clock import Clock
 from tenuto.model.errors import Invalid, Unavailable
 
-TASKS = 10_000
-ROUNDS = 3
+DEFAULT_TASKS = 10_000
+DEFAULT_ROUNDS = 3
 
 
 def run(
@@ -30,11 +33,13 @@ def run(
     only: Sequence[str] = (),
     as_json: bool = False,
 ) -> int:
-    """Measure and print the figures, progress on standard error; the exit code."""
+    """Measures and prints figures, with progress on standard error; returns the exit code."""
     unknown = set(only) - set(MEASURES)
     if unknown:
-        raise Invalid(f"no measure {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
-    chosen = [name for name in MEASURES if name in only or (not only and MEASURES[name].usual)]
+        raise Invalid(
+            f"unknown measurement {', '.join(sorted(unknown))}; use some of {', '.join(MEASURES)}"
+        )
+    names = [name for name in MEASURES if name in only or (not only and MEASURES[name].usual)]
     if json_file is not None:
         _check_writable(json_file)
     if database is not None:
@@ -42,24 +47,28 @@ def run(
     stores = {"sqlite": None} | ({"postgresql": database} if database else {})
     results: dict[str, Figures] = {}
     for store, url in stores.items():
-        results[store] = app.run(_rounds(store, url, chosen, tasks or TASKS, rounds or ROUNDS))
+        results[store] = app.run(
+            _measure_rounds(store, url, names, tasks or DEFAULT_TASKS, rounds or DEFAULT_ROUNDS)
+        )
     if as_json:
         print(msgspec.json.encode(results).decode())
     else:
-        _print(results)
+        _print_figures(results)
     if database is None:
-        _tell("PostgreSQL not measured: give its address with --database postgresql://...")
+        _print_progress(
+            "PostgreSQL was not measured: give its address with --database postgresql://..."
+        )
     if json_file is not None:
         _write(json_file, msgspec.json.format(msgspec.json.encode(results)))
     return 0
 
 
 def _check_writable(path: str) -> None:
-    """Refuse, before hours are spent, a file that cannot be written; leaves no trace of it."""
+    """Raises `Invalid` if the file cannot be written, before measuring; creates no file."""
     try:
-        known = Path(path).exists()
+        existed = Path(path).exists()
         Path(path).open("ab").close()
-        if not known:
+        if not existed:
             Path(path).unlink()
     except (OSError, ValueError) as error:
         raise Invalid(f"cannot write {path}: {error}") from error
@@ -73,55 +82,55 @@ def _write(path: str, content: bytes) -> None:
 
 
 async def _check_database(url: str) -> None:
-    """Refuse what is no PostgreSQL, and one that does not answer."""
+    """Raises an error if the URL is not PostgreSQL or the server does not respond."""
     if app.sqlite_path(url) is not None:
         raise Invalid(
-            "SQLite is measured in a file of its own; --database is for a PostgreSQL",
+            "--database must be a PostgreSQL; SQLite is measured in a temporary file",
             "database_invalid",
         )
-    store = app.open_store(url)
+    store = app.create_store(url)
     try:
         await store.schema()
     finally:
         await store.close()
 
 
-def _tell(text: str) -> None:
+def _print_progress(text: str) -> None:
     if sys.stderr is not None:
         print(text, file=sys.stderr, flush=True)
 
 
-async def _rounds(
-    store: str, url: str | None, chosen: Sequence[str], tasks: int, rounds: int
+async def _measure_rounds(
+    store: str, url: str | None, names: Sequence[str], tasks: int, rounds: int
 ) -> Figures:
-    """The median of each figure over the rounds."""
-    found: dict[str, list[float]] = {}
+    """Returns the median of each figure over the rounds."""
+    samples: dict[str, list[float]] = {}
     for number in range(rounds):
-        for name in chosen:
-            _tell(f"{store} round {number + 1}/{rounds}: {name}")
-            for figure, value in (await _one(store, url, name, tasks)).items():
-                found.setdefault(figure, []).append(value)
-    return {figure: median(values) for figure, values in found.items()}
+        for name in names:
+            _print_progress(f"{store} round {number + 1}/{rounds}: {name}")
+            for figure, value in (await _measure_once(store, url, name, tasks)).items():
+                samples.setdefault(figure, []).append(value)
+    return {figure: median(values) for figure, values in samples.items()}
 
 
-async def _one(store: str, url: str | None, name: str, tasks: int) -> Figures:
-    """One measure in a database of its own."""
+async def _measure_once(store: str, url: str | None, name: str, tasks: int) -> Figures:
+    """Runs one measurement in a temporary database."""
     if url is None:
         with tempfile.TemporaryDirectory(prefix="tenuto-bench-") as folder:
-            async with Bench.on(f"sqlite:///{folder}/bench.db", tasks) as bench:
+            async with Bench.open(f"sqlite:///{folder}/bench.db", tasks) as bench:
                 return await MEASURES[name].take(bench)
-    from tenuto.store.postgres.admin import drop_scratch, make_scratch  # noqa: PLC0415  only when used
+    from tenuto.store.postgres.admin import create_schema, drop_schema  # noqa: PLC0415  only when used
 
     del store
     schema = f"tenuto_bench_{Clock().new_id().hex[-12:]}"
     try:
-        async with Bench.on(await make_scratch(url, schema), tasks) as bench:
+        async with Bench.open(await create_schema(url, schema), tasks) as bench:
             return await MEASURES[name].take(bench)
     finally:
-        await drop_scratch(url, schema)
+        await drop_schema(url, schema)
 
 
-def _print(results: dict[str, Figures]) -> None:
+def _print_figures(results: dict[str, Figures]) -> None:
     stores = list(results)
     width = max((len(name) for figures in results.values() for name in figures), default=10)
     print()

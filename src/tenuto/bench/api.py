@@ -1,4 +1,4 @@
-"""How fast the API is: submits beside a route that only parses and answers, and live streams."""
+"""Measures the API: submits compared with a route that only parses and responds; live streams."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ class Target:
         self.pid = pid
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """The bytes of a request."""
+        """Returns the bytes of a request."""
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {self.token}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -40,14 +40,14 @@ class Target:
         return head.encode() + body
 
     def resident_mb(self) -> float:
-        """How much memory the server has."""
+        """Returns the resident memory of the server in MB."""
         fields = Path(f"/proc/{self.pid}/statm").read_text().split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 @asynccontextmanager
 async def server(database: str) -> AsyncIterator[Target]:
-    """An API on the database, in a process of its own."""
+    """Context with an API server process on the database."""
     with tempfile.TemporaryDirectory(prefix="tenuto-bench-api-") as folder:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -61,52 +61,54 @@ async def server(database: str) -> AsyncIterator[Target]:
         assert process.stdout is not None
         assert process.stdin is not None
         try:
-            told: dict[str, Any] = msgspec.json.decode(await process.stdout.readline())
-            yield Target(told["url"], told["token"], process.pid)
+            info: dict[str, Any] = msgspec.json.decode(await process.stdout.readline())
+            yield Target(info["url"], info["token"], process.pid)
         finally:
             process.stdin.close()
             await process.wait()
 
 
-async def rate(target: Target, path: str, count: int, callers: int = CALLERS) -> float:
-    """Requests a second of that many callers, each on a connection of its own."""
+async def request_rate(target: Target, path: str, count: int, callers: int = CALLERS) -> float:
+    """Returns requests per second of `callers` callers, each with its own connection."""
     body = msgspec.json.encode({"title": "bench", "taskType": "noop", "input": PAYLOAD})
     request = target.request("POST", path, body)
-    left = count
+    remaining = count
 
     async def call() -> None:
-        nonlocal left
+        nonlocal remaining
         reader, writer = await asyncio.open_connection(target.host, target.port)
-        while left > 0:
-            left -= 1
+        while remaining > 0:
+            remaining -= 1
             writer.write(request)
-            await _answer(reader)
+            await _read_response(reader)
         writer.close()
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     await asyncio.gather(*(call() for _ in range(callers)))
-    return count / (time.perf_counter() - began)
+    return count / (time.perf_counter() - start)
 
 
-async def _answer(reader: asyncio.StreamReader) -> bytes:
+async def _read_response(reader: asyncio.StreamReader) -> bytes:
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 201"), head[:200]
     for line in head.split(b"\r\n"):
         name, _, value = line.partition(b": ")
         if name.lower() == b"content-length":
             return await reader.readexactly(int(value))
-    raise AssertionError("an answer without a length")
+    raise AssertionError("the response has no Content-Length")
 
 
-async def take(bench: Bench) -> Figures:
-    """Submits and bare answers in turns, without and with live streams."""
+async def measure(bench: Bench) -> Figures:
+    """Measures submits and echo requests in turn, without and with live streams."""
     async with server(bench.url) as target:
         count = max(CALLERS, bench.tasks // 2)
-        await rate(target, TASKS, count // 2)
-        await rate(target, ECHO, count // 2)
+        await request_rate(target, TASKS, count // 2)
+        await request_rate(target, ECHO, count // 2)
         pairs = []
         for _ in range(ROUNDS):
-            pairs.append((await rate(target, TASKS, count), await rate(target, ECHO, count)))
+            pairs.append(
+                (await request_rate(target, TASKS, count), await request_rate(target, ECHO, count))
+            )
         submit, echo = (median(pair[i] for pair in pairs) for i in (0, 1))
         return {
             "API submit, 64 callers /s": submit,
@@ -117,32 +119,32 @@ async def take(bench: Bench) -> Figures:
 
 
 async def _streams(target: Target, count: int) -> Figures:
-    """What idle streams cost: memory, and submits beside them. Each watches a task of its own."""
-    alone = [await rate(target, TASKS, count) for _ in range(ROUNDS)]
+    """Measures the cost of idle streams, one task each: memory, and submits at the same time."""
+    alone = [await request_rate(target, TASKS, count) for _ in range(ROUNDS)]
     before_mb = target.resident_mb()
-    writers = [await _watch(target, task) for task in await _made(target)]
+    writers = [await _open_stream(target, task) for task in await _create_tasks(target)]
     after_mb = target.resident_mb()
-    beside = [await rate(target, TASKS, count) for _ in range(ROUNDS)]
+    beside = [await request_rate(target, TASKS, count) for _ in range(ROUNDS)]
     for writer in writers:
         writer.close()
-    alone += [await rate(target, TASKS, count) for _ in range(ROUNDS)]
+    alone += [await request_rate(target, TASKS, count) for _ in range(ROUNDS)]
     return {
         f"{STREAMS:,} idle streams, MB": after_mb - before_mb,
         "API submit beside them, share": median(beside) / median(alone),
     }
 
 
-async def _made(target: Target) -> list[str]:
-    """Tasks to watch."""
+async def _create_tasks(target: Target) -> list[str]:
+    """Creates one idle task per stream and returns their ids."""
     reader, writer = await asyncio.open_connection(target.host, target.port)
     body = msgspec.json.encode({"tasks": [{"title": "idle"}] * STREAMS})
     writer.write(target.request("POST", f"{TASKS}/bulk", body))
-    answer = msgspec.json.decode(await _answer(reader))
+    response = msgspec.json.decode(await _read_response(reader))
     writer.close()
-    return [each["id"] for each in answer["tasks"]]
+    return [task["id"] for task in response["tasks"]]
 
 
-async def _watch(target: Target, task: str) -> asyncio.StreamWriter:
+async def _open_stream(target: Target, task: str) -> asyncio.StreamWriter:
     reader, writer = await asyncio.open_connection(target.host, target.port)
     writer.write(target.request("GET", f"{TASKS}/{task}/events"))
     await reader.readuntil(b": open")

@@ -1,4 +1,4 @@
-"""What is measured and how, the same on every store."""
+"""The measurements, the same for every store."""
 
 import asyncio
 import os
@@ -27,17 +27,18 @@ PAYLOAD = {"payload": "x" * 186}
 BULK = 1000
 CALLERS = 64
 SLOTS = 400
-KEPT = 1_000_000
+KEPT_ROWS = 1_000_000
 IDLE_S = 5.0
 SETTLE_S = 20.0
 
 
-def new(task_type: str = "noop", **options: Any) -> NewTask:
+def new_task(task_type: str = "noop", **options: Any) -> NewTask:
+    """Returns a task with 200 bytes of input."""
     return NewTask(title="bench", task_type=task_type, input=PAYLOAD, **options)
 
 
 class Bench:
-    """One empty database, an engine on it, and worker processes."""
+    """One empty database with an engine and worker processes."""
 
     def __init__(self, engine: Engine, url: str, tasks: int) -> None:
         self.engine = engine
@@ -47,8 +48,8 @@ class Bench:
 
     @classmethod
     @asynccontextmanager
-    async def on(cls, url: str, tasks: int) -> AsyncIterator["Bench"]:
-        store = app.open_store(url)
+    async def open(cls, url: str, tasks: int) -> AsyncIterator["Bench"]:
+        store = app.create_store(url)
         await store.migrate()
         await store.close()
         async with app.connect(Settings(database=url), actor="bench") as engine:
@@ -65,11 +66,11 @@ class Bench:
         await wait_first_event([], seconds, self.engine.clock)
 
     async def fill(self, n: int, task_type: str = "noop") -> list[UUID]:
-        """Submit so many; their ids, in the order of the queue."""
+        """Submits `n` tasks and returns their ids in queue order."""
         ids: list[UUID] = []
         for start in range(0, n, BULK):
-            news = [new(task_type) for _ in range(min(BULK, n - start))]
-            ids += [task.id for task in await self.engine.submit_many(news)]
+            new_tasks = [new_task(task_type) for _ in range(min(BULK, n - start))]
+            ids += [task.id for task in await self.engine.submit_many(new_tasks)]
         return ids
 
     async def start_worker(self, slots: int = SLOTS, *extra: str) -> asyncio.subprocess.Process:
@@ -109,43 +110,43 @@ class Bench:
 
 
 async def submit_one(bench: Bench) -> Figures:
-    await bench.engine.submit(new())
+    await bench.engine.submit(new_task())
     n = max(bench.tasks // 10, 100)
     start = bench.elapsed()
     for _ in range(n):
-        await bench.engine.submit(new())
+        await bench.engine.submit(new_task())
     return {"submit one by one /s": n / (bench.elapsed() - start)}
 
 
 async def submit_64(bench: Bench) -> Figures:
-    await bench.engine.submit(new())
-    each = max(bench.tasks // CALLERS, 10)
+    await bench.engine.submit(new_task())
+    per_caller = max(bench.tasks // CALLERS, 10)
 
     async def caller() -> None:
-        for _ in range(each):
-            await bench.engine.submit(new())
+        for _ in range(per_caller):
+            await bench.engine.submit(new_task())
 
     start = bench.elapsed()
     await asyncio.gather(*(caller() for _ in range(CALLERS)))
-    return {"submit, 64 callers /s": CALLERS * each / (bench.elapsed() - start)}
+    return {"submit, 64 callers /s": CALLERS * per_caller / (bench.elapsed() - start)}
 
 
 async def submit_bulk(bench: Bench) -> Figures:
-    await bench.engine.submit(new())
+    await bench.engine.submit(new_task())
     start = bench.elapsed()
     await bench.fill(bench.tasks)
     return {"submit in bulk /s": bench.tasks / (bench.elapsed() - start)}
 
 
-async def _drain(bench: Bench, workers: int) -> float:
-    """Tasks a second, from the first start to the last end that the store recorded."""
+async def _drain_rate(bench: Bench, workers: int) -> float:
+    """Returns tasks per second, from the first start to the last finish in the store."""
     ids = await bench.fill(bench.tasks)
     before = await bench.completed()
     for _ in range(workers):
         await bench.start_worker()
     while (await bench.engine.show(ids[-1])).finished_at is None:
         await bench.pause(0.05)
-    while await bench.completed() < before + bench.tasks:  # goes through every row: at the end only
+    while await bench.completed() < before + bench.tasks:  # reads every row: only at the end
         await bench.pause(0.05)
     views = [await bench.engine.show(task) for task in (*ids[:200], *ids[-1000:])]
     first = min(view.started_at for view in views if view.started_at is not None)
@@ -154,42 +155,42 @@ async def _drain(bench: Bench, workers: int) -> float:
 
 
 async def drain_1(bench: Bench) -> Figures:
-    return {"drain, 1 worker /s": await _drain(bench, 1)}
+    return {"drain, 1 worker /s": await _drain_rate(bench, 1)}
 
 
 async def drain_2(bench: Bench) -> Figures:
-    return {"drain, 2 workers /s": await _drain(bench, 2)}
+    return {"drain, 2 workers /s": await _drain_rate(bench, 2)}
 
 
-async def kept(bench: Bench) -> Figures:
-    """The drain rate of a database that keeps few finished tasks, then a million."""
-    figures = {"drain, few rows kept /s": await _settled_drain(bench)}
-    while (done := await bench.completed()) < KEPT:
-        await bench.fill(min(50_000, KEPT - done))
+async def drain_with_kept_rows(bench: Bench) -> Figures:
+    """Measures the drain rate with few finished tasks in the database, then with a million."""
+    figures = {"drain, few rows kept /s": await _median_drain_rate(bench)}
+    while (done := await bench.completed()) < KEPT_ROWS:
+        await bench.fill(min(50_000, KEPT_ROWS - done))
         await bench.start_worker()
-        while await bench.completed() < min(done + 50_000, KEPT):
+        while await bench.completed() < min(done + 50_000, KEPT_ROWS):
             await bench.pause(0.5)
         await bench.kill_workers()
-    return figures | {f"drain, {KEPT:,} rows kept /s": await _settled_drain(bench)}
+    return figures | {f"drain, {KEPT_ROWS:,} rows kept /s": await _median_drain_rate(bench)}
 
 
-async def _settled_drain(bench: Bench) -> float:
-    """The median of three drains, once the database has caught up with what went before."""
+async def _median_drain_rate(bench: Bench) -> float:
+    """Returns the median of three drains, after a pause in which the database catches up."""
     await bench.pause(SETTLE_S)
     rates = []
     for _ in range(3):
-        rates.append(await _drain(bench, 1))
+        rates.append(await _drain_rate(bench, 1))
         await bench.kill_workers()
     return sorted(rates)[1]
 
 
 async def idle(bench: Bench) -> Figures:
-    """From submit to start, one at a time, to an idle worker in another process; its costs too."""
+    """Measures latency from submit to start on an idle worker process, its memory and its CPU."""
     worker = await bench.start_worker(10)
     waits = []
     for number in range(105):
         start = bench.elapsed()
-        task = (await bench.engine.submit(new("when"))).id
+        task = (await bench.engine.submit(new_task("when"))).id
         while (view := await bench.engine.show(task)).output is None:
             await bench.pause(0.002)
         if number >= 5:
@@ -205,19 +206,19 @@ async def idle(bench: Bench) -> Figures:
 
 
 def _memory_mb(pid: int) -> float:
-    """The process's resident memory."""
+    """Returns the process's resident memory in MiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(each for each in lines if each.startswith("VmRSS")).split()[1]) / 1024
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
 
 
 def _cpu_s(pid: int) -> float:
-    """Seconds of processor time that the process has used."""
+    """Returns the CPU time of the process in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def recovery(bench: Bench) -> Figures:
-    """SIGKILL of a worker with 20 in flight, default lease: seconds until all 20 are done."""
+    """Measures seconds from SIGKILL of a worker with 20 running tasks until all are completed."""
     command = ["sleep", "1"]
     for _ in range(20):
         await bench.engine.submit(NewTask(title="bench", command=command))
@@ -229,28 +230,29 @@ async def recovery(bench: Bench) -> Figures:
     await bench.start_worker(20, "--accept-commands")
     stop = asyncio.Event()
     coordinator = Coordinator(bench.engine, Settings(), name="bench")
-    running = asyncio.get_running_loop().create_task(coordinator.run(stop))
+    coordinating = asyncio.get_running_loop().create_task(coordinator.run(stop))
     while await bench.completed() < 20:
         await bench.pause(0.1)
     took = bench.elapsed() - start
     stop.set()
-    await running
+    await coordinating
     return {"recovery of 20 after kill -9, s": took}
 
 
 async def _claim_ms(bench: Bench, agent: AgentProfile) -> float:
-    """Milliseconds of a claim of one, median of 200."""
+    """Returns the median duration of 200 claims of one task, in milliseconds."""
     times = []
     for _ in range(200):
         start = bench.elapsed()
-        works = await bench.engine.claim(agent, "prober", 1)
+        claimed = await bench.engine.claim(agent, "prober", 1)
         times.append(1000 * (bench.elapsed() - start))
-        for work in works:
-            await bench.engine.complete(work.fence)
+        for task in claimed:
+            await bench.engine.complete(task.fence)
     return sorted(times)[len(times) // 2]
 
 
 async def _claims(bench: Bench, n: int) -> Figures:
+    """Measures a claim with an empty table, and with `n` tasks of others and own ones pending."""
     agent = await bench.agent("mine")
     await bench.fill(1000, "mine")
     figures = {"claim, empty table, ms": await _claim_ms(bench, agent)}
@@ -271,19 +273,19 @@ async def claim_large(bench: Bench) -> Figures:
 
 
 async def lanes(bench: Bench) -> Figures:
-    """Claim and complete in hundreds over more and more lanes."""
+    """Measures claims and completions in batches of 100 over 1, 16, 64 and 256 lanes."""
     figures = {}
     for n in (1, 16, 64, 256):
         types = [f"lane-{n}-{number}" for number in range(n)]
         for start in range(0, 5120, 1024):
-            news = [new(types[(start + number) % n]) for number in range(1024)]
-            await bench.engine.submit_many(news)
+            new_tasks = [new_task(types[(start + number) % n]) for number in range(1024)]
+            await bench.engine.submit_many(new_tasks)
         agent = await bench.agent(*types)
-        begin, done = bench.elapsed(), 0
-        while works := await bench.engine.claim(agent, "prober", 100):
-            await asyncio.gather(*(bench.engine.complete(work.fence) for work in works))
-            done += len(works)
-        figures[f"claim + complete over {n} lanes /s"] = done / (bench.elapsed() - begin)
+        started_at, done = bench.elapsed(), 0
+        while claimed := await bench.engine.claim(agent, "prober", 100):
+            await asyncio.gather(*(bench.engine.complete(task.fence) for task in claimed))
+            done += len(claimed)
+        figures[f"claim + complete over {n} lanes /s"] = done / (bench.elapsed() - started_at)
     return figures
 
 
@@ -301,28 +303,28 @@ async def help_time(bench: Bench) -> Figures:
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """One measurement; the unusual ones take minutes and are asked for by name."""
+    """One measurement; those with `usual=False` take minutes and run only if named."""
 
     take: Callable[[Bench], Awaitable[Figures]]
     usual: bool = True
 
 
 async def api(bench: Bench) -> Figures:
-    from tenuto.bench import api as served  # noqa: PLC0415  loads the server
+    from tenuto.bench import api as module  # noqa: PLC0415  loads the server
 
-    return await served.take(bench)
+    return await module.measure(bench)
 
 
 async def flows(bench: Bench) -> Figures:
-    from tenuto.bench import flows as ordered  # noqa: PLC0415  it builds on this module
+    from tenuto.bench import flows as module  # noqa: PLC0415  it imports this module
 
-    return await ordered.take(bench)
+    return await module.measure(bench)
 
 
 async def scale(bench: Bench) -> Figures:
-    from tenuto.bench import scale as many  # noqa: PLC0415  it builds on this module
+    from tenuto.bench import scale as module  # noqa: PLC0415  it imports this module
 
-    return await many.take(bench)
+    return await module.measure(bench)
 
 
 MEASURES = {
@@ -331,7 +333,7 @@ MEASURES = {
     "bulk": Measure(submit_bulk),
     "drain-1": Measure(drain_1),
     "drain-2": Measure(drain_2),
-    "kept": Measure(kept, usual=False),
+    "kept": Measure(drain_with_kept_rows, usual=False),
     "idle": Measure(idle),
     "claim": Measure(claim),
     "claim-large": Measure(claim_large, usual=False),

@@ -1,4 +1,4 @@
-"""The handlers that the benchmark's worker processes host."""
+"""Handlers of the benchmark's worker processes."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from tenuto.clock import boot_time
 
 
 async def noop(ctx: Any) -> None:
-    """Do nothing."""
+    """Does nothing."""
 
 
 async def when(ctx: Any) -> float:
-    """Answer when it started, on the machine's own time scale."""
+    """Returns its start time: seconds since the machine booted."""
     del ctx
     return boot_time()
 

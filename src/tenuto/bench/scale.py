@@ -1,11 +1,12 @@
-"""Many at once: a thousand agents that beat, tasks over two hundred lanes, and what a cycle takes.
+"""Measures scale: 1000 agents with heartbeats, tasks in 200 lanes, and coordinator cycle times.
 
-Every agent holds a task and renews its lease as its worker would, from this process. Coordinators
-and workers are processes of their own:
+Every agent has a running task and renews its lease like a worker, from this process. Coordinators
+and workers are separate processes:
 
     python -m tenuto.bench.scale
 
-coordinates the database of the settings until it is told to stop, and prints what its cycles took.
+runs a coordinator on the database of the settings until it is stopped, and prints the durations of
+its cycles.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from tenuto import app
-from tenuto.bench.measures import BULK, SLOTS, Bench, Figures, new
+from tenuto.bench.measures import BULK, SLOTS, Bench, Figures, new_task
 from tenuto.bench.noop import noop
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.tasks.report import WorkerInfo
@@ -27,28 +28,28 @@ from tenuto.settings import Settings, environment_without_settings, load
 
 AGENTS = 1000
 LANES = 200
-PER_TASK = 10
-"""Pending tasks for each that other measurements take: 100,000 if nothing is said."""
+PENDING_PER_TASK = 10
+"""Pending tasks per task of other measurements: 100,000 by default."""
 COORDINATORS = 3
 WORKERS = 4
 PROBES = 300
 SETTLE_S = 15.0
-"""Seconds of nothing but heartbeats and cycles."""
+"""Seconds with only heartbeats and coordinator cycles."""
 TYPES = [f"lane-{number}" for number in range(LANES)]
 handlers = dict.fromkeys(TYPES, noop)
 
 
 class HeartbeatLoad:
-    """All agents' heartbeats."""
+    """Sends the heartbeats of all agents and records their durations."""
 
     def __init__(self, bench: Bench) -> None:
         self._engine = bench.engine
         self._settings = Settings()
-        self.took: list[float] = []
+        self.durations: list[float] = []
 
     async def register(self) -> list[tuple[AgentProfile, Fence]]:
-        """Agents, five to a lane, each with a task of its own."""
-        made = []
+        """Registers the agents, five per lane, and claims one task for each."""
+        agents = []
         for number in range(AGENTS):
             profile = AgentProfile(
                 id=self._engine.clock.new_id(),
@@ -58,93 +59,94 @@ class HeartbeatLoad:
                 runtimes=("function",),
             )
             agent = await self._engine.register_agent(profile)
-            [work] = await self._engine.claim(agent, f"worker-{number}", 1)
-            made.append((agent, work.fence))
-        return made
+            [claimed] = await self._engine.claim(agent, f"worker-{number}", 1)
+            agents.append((agent, claimed.fence))
+        return agents
 
-    async def beat(self, number: int, fence: Fence, stop: asyncio.Event) -> None:
-        """One agent's heart, out of step with the others."""
+    async def send_heartbeats(self, number: int, fence: Fence, stop: asyncio.Event) -> None:
+        """Sends one agent's heartbeats until `stop`, with a different offset for each agent."""
         clock, every = self._engine.clock, self._settings.heartbeat_s
-        who = WorkerInfo(f"worker-{number}", "bench", number, [f"agent-{number}"], 1)
+        worker = WorkerInfo(f"worker-{number}", "bench", number, [f"agent-{number}"], 1)
 
         async def once() -> None:
-            begun = clock.elapsed()
-            await self._engine.worker_heartbeat(who, [fence], self._settings.lease_s)
-            self.took.append(clock.elapsed() - begun)
-            await self._engine.record_worker(who)
+            start = clock.elapsed()
+            await self._engine.worker_heartbeat(worker, [fence], self._settings.lease_s)
+            self.durations.append(clock.elapsed() - start)
+            await self._engine.record_worker(worker)
 
         if not await wait_first_event([stop], every * number / AGENTS, clock):
             await run_periodically(once, lambda: every, stop, clock)
 
 
-async def take(bench: Bench) -> Figures:
-    """Cycles, claims and heartbeats with everything pending, then the drain."""
-    for start in range(0, PER_TASK * bench.tasks + AGENTS, BULK):
-        news = [new(TYPES[(start + number) % LANES]) for number in range(BULK)]
-        await bench.engine.submit_many(news)
-    hearts, stop = HeartbeatLoad(bench), asyncio.Event()
-    agents = await hearts.register()
+async def measure(bench: Bench) -> Figures:
+    """Measures cycles, claims and heartbeats with all tasks pending, then the drain."""
+    for start in range(0, PENDING_PER_TASK * bench.tasks + AGENTS, BULK):
+        new_tasks = [new_task(TYPES[(start + number) % LANES]) for number in range(BULK)]
+        await bench.engine.submit_many(new_tasks)
+    heartbeats, stop = HeartbeatLoad(bench), asyncio.Event()
+    agents = await heartbeats.register()
     async with _coordinators(bench.url) as cycles, asyncio.TaskGroup() as group:
         for number, (_, fence) in enumerate(agents):
-            group.create_task(hearts.beat(number, fence, stop))
+            group.create_task(heartbeats.send_heartbeats(number, fence, stop))
         try:
-            figures = await _measure(bench, hearts, [agent for agent, _ in agents])
+            figures = await _measure(bench, heartbeats, [agent for agent, _ in agents])
         finally:
             stop.set()
     cycles.sort()
     return figures | {
         "scale: cycles": len(cycles),
-        "scale: cycle p50 ms": 1000 * _at(cycles, 0.5),
-        "scale: cycle p99 ms": 1000 * _at(cycles, 0.99),
-        "scale: heartbeat p99 ms": 1000 * _at(sorted(hearts.took), 0.99),
+        "scale: cycle p50 ms": 1000 * _percentile(cycles, 0.5),
+        "scale: cycle p99 ms": 1000 * _percentile(cycles, 0.99),
+        "scale: heartbeat p99 ms": 1000 * _percentile(sorted(heartbeats.durations), 0.99),
     }
 
 
-async def _measure(bench: Bench, hearts: HeartbeatLoad, agents: list[AgentProfile]) -> Figures:
-    begun, pending = bench.elapsed(), PER_TASK * bench.tasks
+async def _measure(bench: Bench, heartbeats: HeartbeatLoad, agents: list[AgentProfile]) -> Figures:
+    first, pending = bench.elapsed(), PENDING_PER_TASK * bench.tasks
     await bench.pause(SETTLE_S)
-    claims = await _claims(bench, agents)
-    rate = len(hearts.took) / (bench.elapsed() - begun)
+    claims = await _claim_durations(bench, agents)
+    rate = len(heartbeats.durations) / (bench.elapsed() - first)
     before, start = await bench.completed(), bench.elapsed()
     for _ in range(WORKERS):
         await bench.start_worker(SLOTS, "--app", "tenuto.bench.scale:handlers")
-    probing = asyncio.get_running_loop().create_task(_claims(bench, agents))
-    left = pending - 2 * PROBES
-    while await bench.completed() < before + left:
+    probing = asyncio.get_running_loop().create_task(_claim_durations(bench, agents))
+    remaining = pending - 2 * PROBES
+    while await bench.completed() < before + remaining:
         await bench.pause(1.0)
-    drained = left / (bench.elapsed() - start)
-    busy = await probing
+    drained = remaining / (bench.elapsed() - start)
+    claims_while_busy = await probing
     await bench.kill_workers()
     return {
         "scale: heartbeats /s": rate,
-        f"scale: claim p50 ms, {pending:,} pending": 1000 * _at(claims, 0.5),
-        f"scale: claim p99 ms, {pending:,} pending": 1000 * _at(claims, 0.99),
-        "scale: claim p50 ms, workers busy": 1000 * _at(busy, 0.5),
-        "scale: claim p99 ms, workers busy": 1000 * _at(busy, 0.99),
+        f"scale: claim p50 ms, {pending:,} pending": 1000 * _percentile(claims, 0.5),
+        f"scale: claim p99 ms, {pending:,} pending": 1000 * _percentile(claims, 0.99),
+        "scale: claim p50 ms, workers busy": 1000 * _percentile(claims_while_busy, 0.5),
+        "scale: claim p99 ms, workers busy": 1000 * _percentile(claims_while_busy, 0.99),
         f"scale: drain, {WORKERS} workers from their start /s": drained,
     }
 
 
-async def _claims(bench: Bench, agents: list[AgentProfile]) -> list[float]:
-    """How long claims of one task take, each by another agent."""
-    took = []
+async def _claim_durations(bench: Bench, agents: list[AgentProfile]) -> list[float]:
+    """Returns the sorted durations of claims of one task, each by a different agent."""
+    durations = []
     for number in range(PROBES):
         agent = agents[number * len(agents) // PROBES]
         start = bench.elapsed()
-        works = await bench.engine.claim(agent, "prober", 1)
-        took.append(bench.elapsed() - start)
-        for work in works:
-            await bench.engine.complete(work.fence)
-    return sorted(took)
+        claimed = await bench.engine.claim(agent, "prober", 1)
+        durations.append(bench.elapsed() - start)
+        for task in claimed:
+            await bench.engine.complete(task.fence)
+    return sorted(durations)
 
 
-def _at(values: list[float], share: float) -> float:
+def _percentile(values: list[float], share: float) -> float:
+    """Returns the value at that share (0 to 1) of the sorted values."""
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
 @asynccontextmanager
 async def _coordinators(url: str) -> AsyncIterator[list[float]]:
-    """Coordinators in processes of their own; the list has what their cycles took at the end."""
+    """Context with coordinator processes; at its end the list holds their cycle durations."""
     cycles: list[float] = []
     running = [
         await asyncio.create_subprocess_exec(
@@ -159,24 +161,25 @@ async def _coordinators(url: str) -> AsyncIterator[list[float]]:
         yield cycles
     finally:
         for process in running:
-            told, _ = await process.communicate(b"")
-            cycles += msgspec.json.decode(told, type=list[float])
+            output, _ = await process.communicate(b"")
+            cycles += msgspec.json.decode(output, type=list[float])
 
 
 async def _coordinate() -> None:
+    """Runs a coordinator until stopped; prints the durations of its cycles as leader."""
     stop = app.stop_on_signals()
     settings = load()
-    took: list[float] = []
+    durations: list[float] = []
     async with app.connect(settings) as engine:
         coordinator = Coordinator(engine, settings, name=app.process_name(engine.clock))
 
         async def once() -> None:
-            begun = engine.clock.elapsed()
+            start = engine.clock.elapsed()
             if (await coordinator.cycle_once()).leading:
-                took.append(engine.clock.elapsed() - begun)
+                durations.append(engine.clock.elapsed() - start)
 
         await run_periodically(once, lambda: settings.tick_s, stop, engine.clock)
-    print(msgspec.json.encode(took).decode())
+    print(msgspec.json.encode(durations).decode())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An API in a process of its own, with one route more: parse a task, answer the same JSON, no more.
+"""An API server process with an additional route that parses a task and returns the same JSON.
 
 `python -m tenuto.bench.server FOLDER DATABASE` prints its address and a token, and serves until its
 standard input ends.
@@ -15,11 +15,11 @@ from litestar.params import JSONBody
 
 from tenuto import app
 from tenuto.api import server as api_server
-from tenuto.api.app import routes
+from tenuto.api.app import litestar_app
 from tenuto.api.auth.route_access import PUBLIC, ROUTES
 from tenuto.api.routes.bodies import TaskBody
 from tenuto.engine.engine import DEFAULT_WORKSPACE
-from tenuto.engine.views import TaskView, fresh_view
+from tenuto.engine.views import TaskView, new_task_view
 from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 
@@ -29,28 +29,28 @@ _AT = datetime(2030, 1, 1, tzinfo=UTC)
 
 @post(ECHO)
 async def echo(data: JSONBody[TaskBody]) -> TaskView:
-    """What a submit answers, without the submit."""
-    return fresh_view(data.task(), UUID(int=1), _AT, DEFAULT_WORKSPACE, "bench")
+    """Returns the response of a submit without submitting."""
+    return new_task_view(data.new_task(), UUID(int=1), _AT, DEFAULT_WORKSPACE, "bench")
 
 
 def add_echo() -> None:
-    """Add the route that only answers to the API of this process."""
+    """Adds the echo route to the API of this process."""
     ROUTES[f"POST {ECHO}"] = PUBLIC
-    routes().register(echo)
+    litestar_app().register(echo)
 
 
 async def main(folder: str, database: str) -> None:
-    """Serve until standard input ends."""
+    """Serves until standard input ends."""
     add_echo()
     settings = Settings(database=database, data=folder, port=0, rate_per_s=0)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.run_in_executor(None, sys.stdin.read).add_done_callback(lambda _: stop.set())
-    async with app.service(settings) as service:
-        made = await service.identity.make_token(DEFAULT_WORKSPACE, "bench", Role.OWNER)
+    async with app.open_service(settings) as service:
+        token = await service.identity.create_token(DEFAULT_WORKSPACE, "bench", Role.OWNER)
 
         def ready(url: str) -> None:
-            print(msgspec.json.encode({"url": url, "token": made.token}).decode(), flush=True)
+            print(msgspec.json.encode({"url": url, "token": token.token}).decode(), flush=True)
 
         await api_server.serve(service, stop, ready)
 

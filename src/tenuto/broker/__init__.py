@@ -1,6 +1,6 @@
-"""Hints between processes: "something may be there". A lost hint costs one poll interval.
+"""Hints between processes: "look for work now". A lost hint costs one poll interval.
 
-protocol: the port.
+protocol: the interface.
 memory: within one process.
 local: between processes of one machine that share a SQLite file.
 postgres: LISTEN/NOTIFY.

@@ -1,8 +1,8 @@
 """Hints between processes of one machine that share a SQLite file.
 
 Each listening process has a datagram socket in a folder beside the database, or in the folder for
-temporary files, where others may make one of that name; whoever announces writes to every socket
-there. A socket whose owner died is removed by the first who notices. So the folder must be private.
+temporary files, where other users could create a folder of that name. A hint is sent to every
+socket there. The first sender that notices a dead socket removes it. So the folder must be private.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from tenuto.clock import Clock
 from tenuto.folder_stamp import Stamp, folder_stamp
 from tenuto.model.errors import Unavailable
 
-_LONGEST = 60_000
-_LONGEST_PATH = 80
-"""Of the folder: a socket's path has at most 107 bytes on Linux, 103 on macOS."""
+_MAX_MESSAGE_BYTES = 60_000
+_MAX_FOLDER_PATH = 80
+"""Longest path of the folder: a socket's path has at most 107 bytes on Linux, 103 on macOS."""
 
 
-def _folder(database: str) -> Path:
-    """Where the sockets of a database live: beside it, or elsewhere when that path is too long."""
+def _socket_folder(database: str) -> Path:
+    """Returns the folder for a database's sockets: beside it, or elsewhere if that path is long."""
     beside = Path(f"{Path(database).resolve()}-wake")
-    if len(str(beside)) < _LONGEST_PATH:
+    if len(str(beside)) < _MAX_FOLDER_PATH:
         return beside
     digest = hashlib.blake2b(str(beside).encode(), digest_size=8).hexdigest()
     return Path(tempfile.gettempdir()) / f"tenuto-{os.getuid()}-{digest}"
@@ -39,50 +39,50 @@ class LocalWakeups:
     """Hints over datagram sockets in a folder that belongs to the database."""
 
     def __init__(self, database: str, name: str, clock: Clock) -> None:
-        self._here = MemoryWakeups()
+        self._local = MemoryWakeups()
         self._clock = clock
-        self._folder = _folder(database)
+        self._folder = _socket_folder(database)
         self._owners = {os.geteuid()}
-        with suppress(OSError):  # it is not there yet
+        with suppress(OSError):  # the database does not exist yet
             self._owners.add(Path(database).stat().st_uid)
         self._path = self._folder / name
         self._socket: socket.socket | None = None
         self._sender: socket.socket | None = None
-        self._others: list[str] = []
-        self._listed: Stamp | None = None
-        """The folder as it was listed, if its list is known to be whole."""
+        self._other_sockets: list[str] = []
+        self._listed_stamp: Stamp | None = None
+        """The folder's stamp when it was listed, if the list is known to be complete."""
 
     async def open(self) -> None:
-        """Listen; `Unavailable` when the folder for the sockets is not private."""
-        mine = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        """Starts to listen; raises `Unavailable` if the socket folder is not private."""
+        own_socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            mine.setblocking(False)
-            while not self._bind(mine):
+            own_socket.setblocking(False)
+            while not self._bind(own_socket):
                 pass
         except BaseException:
-            mine.close()
+            own_socket.close()
             raise
-        self._socket = mine
-        asyncio.get_running_loop().add_reader(mine, self._read)
+        self._socket = own_socket
+        asyncio.get_running_loop().add_reader(own_socket, self._read)
 
-    def _bind(self, mine: socket.socket) -> bool:
-        """Put the socket into the folder; false if whoever left last took the folder away."""
+    def _bind(self, own_socket: socket.socket) -> bool:
+        """Binds the socket in the folder; false if the last leaving process removed the folder."""
         with suppress(FileExistsError):
-            self._folder.mkdir(private.FOLDER)
+            self._folder.mkdir(private.FOLDER_MODE)
         try:
-            fault = private.fault_of(self._folder, self._owners)
-            if fault is not None:
+            problem = private.privacy_problem(self._folder, self._owners)
+            if problem is not None:
                 raise Unavailable(
-                    f"{self._folder} cannot hold the sockets for hints: {fault}; remove it, or move"
-                    f" the database to a path below {_LONGEST_PATH - len('-wake')} characters, so"
-                    " that they are beside it",
+                    f"{self._folder} cannot be used for the hint sockets: {problem}; remove it, or"
+                    f" move the database to a path below {_MAX_FOLDER_PATH - len('-wake')}"
+                    " characters, so that the sockets are beside it",
                     "folder_unsafe",
                 )
             self._path.unlink(missing_ok=True)
-            mine.bind(str(self._path))
+            own_socket.bind(str(self._path))
         except FileNotFoundError:
             return False
-        self._path.chmod(private.FILE)
+        self._path.chmod(private.FILE_MODE)
         return True
 
     async def close(self) -> None:
@@ -91,43 +91,44 @@ class LocalWakeups:
             self._socket.close()
             self._socket = None
             self._path.unlink(missing_ok=True)
-            with suppress(OSError):  # others are still there
+            with suppress(OSError):  # other processes still use it
                 self._folder.rmdir()
         if self._sender is not None:
             self._sender.close()
             self._sender = None
-        await self._here.close()
+        await self._local.close()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        return self._here.subscribe(listener)
+        return self._local.subscribe(listener)
 
-    def announce(self, topics: Iterable[str]) -> None:
-        told = list(topics)
-        self._here.announce(told)
+    def notify(self, topics: Iterable[str]) -> None:
+        topic_list = list(topics)
+        self._local.notify(topic_list)
         try:
-            self._look()
-        except OSError:  # no folder: nobody listens
+            self._refresh_sockets()
+        except OSError:  # no folder: no process listens
             return
-        if self._others:
-            message = "\n".join(told).encode()[:_LONGEST]
-            for path in self._others:
+        if self._other_sockets:
+            message = "\n".join(topic_list).encode()[:_MAX_MESSAGE_BYTES]
+            for path in self._other_sockets:
                 self._send(path, message)
 
-    def _look(self) -> None:
-        """List who listens, unless the folder has not changed since it was listed."""
+    def _refresh_sockets(self) -> None:
+        """Lists the listening sockets again if the folder has changed since."""
         now = folder_stamp(str(self._folder), self._clock)
-        if now is None or now != self._listed:
-            self._others = self._sockets()
-            self._listed = now
+        if now is None or now != self._listed_stamp:
+            self._other_sockets = self._list_sockets()
+            self._listed_stamp = now
 
-    def _sockets(self) -> list[str]:
-        """The sockets of others; in a folder that is not private nobody of ours listens."""
-        if private.fault_of(self._folder, self._owners) is not None:
+    def _list_sockets(self) -> list[str]:
+        """Returns the other processes' sockets; none in a folder that is not private."""
+        if private.privacy_problem(self._folder, self._owners) is not None:
             return []
-        mine = self._path.name
-        return [each.path for each in os.scandir(self._folder) if each.name != mine]
+        own_name = self._path.name
+        return [entry.path for entry in os.scandir(self._folder) if entry.name != own_name]
 
     def _send(self, path: str, message: bytes) -> None:
+        """Sends a message to a socket without waiting; removes the socket if it is dead."""
         if self._sender is None:
             self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._sender.setblocking(False)
@@ -136,13 +137,14 @@ class LocalWakeups:
         except ConnectionRefusedError:
             Path(path).unlink(missing_ok=True)
         except OSError:
-            return  # full or gone: a hint may be lost
+            return  # the socket is full or gone: a hint may be lost
 
     def _read(self) -> None:
+        """Delivers the topics of one received message to this process."""
         assert self._socket is not None
         try:
-            message = self._socket.recv(_LONGEST)
+            message = self._socket.recv(_MAX_MESSAGE_BYTES)
         except BlockingIOError:
             return
         for topic in message.decode(errors="replace").split("\n"):
-            self._here.hear(topic)
+            self._local.deliver(topic)

@@ -1,4 +1,4 @@
-"""Hints inside one process."""
+"""Hints within one process."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,7 +6,7 @@ from tenuto.broker.protocol import Listener
 
 
 class MemoryWakeups:
-    """Listeners of this process, called where `announce` is called."""
+    """Calls the listeners of this process directly in `notify`."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
@@ -17,11 +17,12 @@ class MemoryWakeups:
     async def close(self) -> None:
         self._listeners.clear()
 
-    def announce(self, topics: Iterable[str]) -> None:
+    def notify(self, topics: Iterable[str]) -> None:
         for topic in topics:
-            self.hear(topic)
+            self.deliver(topic)
 
-    def hear(self, topic: str) -> None:
+    def deliver(self, topic: str) -> None:
+        """Calls all listeners with one topic."""
         for listener in list(self._listeners):
             listener(topic)
 

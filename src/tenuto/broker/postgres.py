@@ -1,7 +1,7 @@
 """Hints over LISTEN/NOTIFY.
 
 NOTIFY takes a lock that all committing notifiers share, so it is never part of a task's
-transaction. The first hint goes out at once; those that follow it closely gather and go together.
+transaction. The first hint is sent at once; hints that follow closely are sent together.
 """
 
 import asyncio
@@ -12,28 +12,29 @@ from typing import Any
 import asyncpg
 
 from tenuto.broker.memory import MemoryWakeups
-from tenuto.broker.protocol import EVERYTHING, Listener
+from tenuto.broker.protocol import ALL_TOPICS, Listener
 from tenuto.clock import Clock
 from tenuto.periodic import wait_first_event
 
 CHANNEL = "tenuto_wake"
-_LONGEST = 7_500
-_PAUSE_S = 1.0
-"""Seconds between two connections, and up to twice as many more: programs do not return at once."""
-_YOUNG_S = 5.0
-"""A connection that lasted longer is replaced without a pause."""
-_GATHER_S = 0.002
-_FAULTS = (
+_MAX_PAYLOAD = 7_500
+_RECONNECT_S = 1.0
+"""Seconds before a reconnect, plus up to twice as many at random: programs reconnect at
+different times."""
+_SHORT_LIVED_S = 5.0
+"""A connection that lasted longer is replaced without a delay."""
+_BATCH_DELAY_S = 0.002
+_CONNECTION_ERRORS = (
     OSError,
     TimeoutError,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # a connection that is ended from there at this moment
+    asyncpg.InternalClientError,  # the server ends the connection at this moment
 )
 
 
 class PostgresWakeups:
-    """Hints between all processes on one PostgreSQL database; `connect` makes a connection."""
+    """Hints between all processes on one PostgreSQL database; `connect` opens a connection."""
 
     def __init__(
         self, connect: Callable[[], Awaitable[Any]], clock: Clock, *, listen: bool = True
@@ -41,12 +42,12 @@ class PostgresWakeups:
         self._new_connection = connect
         self._clock = clock
         self._listen = listen
-        self._here = MemoryWakeups()
-        self._waiting: set[str] = set()
+        self._local = MemoryWakeups()
+        self._pending: set[str] = set()
         self._connection: Any = None
         self._connecting = asyncio.Lock()
         self._tried_at: float | None = None
-        """When the last attempt to connect ended, in elapsed seconds."""
+        """When the last connection attempt ended, in elapsed seconds."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = False
         self._closed = asyncio.Event()
@@ -58,28 +59,28 @@ class PostgresWakeups:
     async def close(self) -> None:
         self._closed.set()
         if self._tasks:
-            # A short process has said what it came to say: let the hint go out first.
+            # A short-lived process: wait until its hints are sent.
             await asyncio.wait(self._tasks, timeout=2)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._connection is not None:
-            with suppress(*_FAULTS):
+            with suppress(*_CONNECTION_ERRORS):
                 await self._connection.close(timeout=2)
-        await self._here.close()
+        await self._local.close()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        return self._here.subscribe(listener)
+        return self._local.subscribe(listener)
 
     def reconnect(self) -> None:
-        """Give the connection up: its server is silent or is no primary any more."""
+        """Terminates the connection: its server does not answer or is no longer the primary."""
         if self._connection is not None:
             self._connection.terminate()
 
-    def announce(self, topics: Iterable[str]) -> None:
-        told = set(topics)
-        self._here.announce(told)
-        self._waiting |= told
+    def notify(self, topics: Iterable[str]) -> None:
+        topic_set = set(topics)
+        self._local.notify(topic_set)
+        self._pending |= topic_set
         if not self._sending and not self._closed.is_set():
             self._sending = True
             self._spawn(self._send())
@@ -90,78 +91,81 @@ class PostgresWakeups:
         task.add_done_callback(self._tasks.discard)
 
     async def _send(self) -> None:
+        """Sends pending topics until none is left."""
         try:
-            while self._waiting:
-                payload = self._gather()
+            while self._pending:
+                payload = self._take_payload()
                 try:
                     await self._connect()
                     await self._connection.execute("select pg_notify($1, $2)", CHANNEL, payload)
-                except _FAULTS:
-                    _failed()
-                await self._clock.sleep(0 if self._closed.is_set() else _GATHER_S)
+                except _CONNECTION_ERRORS:
+                    _count_error()
+                await self._clock.sleep(0 if self._closed.is_set() else _BATCH_DELAY_S)
         finally:
             self._sending = False
 
-    def _gather(self) -> str:
-        """The waiting topics as one payload; too many become: look for everything."""
-        payload = "\n".join(sorted(self._waiting))
-        self._waiting.clear()
-        return payload if len(payload) <= _LONGEST else EVERYTHING
+    def _take_payload(self) -> str:
+        """Returns the pending topics as one payload; `ALL_TOPICS` if that is too long."""
+        payload = "\n".join(sorted(self._pending))
+        self._pending.clear()
+        return payload if len(payload) <= _MAX_PAYLOAD else ALL_TOPICS
 
     async def _connect(self) -> None:
-        """Make the connection unless there is one; who sends and who reconnects share it."""
+        """Connects unless connected; sending and reconnecting share the connection."""
         async with self._connecting:
             if self._connection is not None and not self._connection.is_closed():
                 return
-            await self._pause()
+            await self._wait_to_reconnect()
             try:
                 self._connection = await self._new_listener()
             finally:
                 self._tried_at = self._clock.elapsed()
 
-    async def _pause(self) -> None:
-        """Wait if the last connection was refused or ended soon.
+    async def _wait_to_reconnect(self) -> None:
+        """Waits if the last connection was refused or ended soon.
 
-        A server that only reads is given up at each write. A new connection makes everybody look
-        for work, which is a write: without a pause they would never stop.
+        A read-only server is abandoned at each write. A new connection makes all processes look for
+        work, which writes: without a delay this would repeat endlessly.
         """
-        last = self._tried_at
-        if last is not None and self._clock.elapsed() - last < _YOUNG_S:
-            pause = _PAUSE_S * (1 + 2 * self._clock.random())
+        last_attempt = self._tried_at
+        if last_attempt is not None and self._clock.elapsed() - last_attempt < _SHORT_LIVED_S:
+            pause = _RECONNECT_S * (1 + 2 * self._clock.random())
             await wait_first_event([self._closed], pause, self._clock)
 
     async def _new_listener(self) -> Any:
-        """A new connection, which hears hints if it should."""
+        """Returns a new connection, which receives hints if this object listens."""
         connection = await self._new_connection()
         try:
             if self._listen:
-                await connection.add_listener(CHANNEL, self._heard)
-                connection.add_termination_listener(self._lost)
+                await connection.add_listener(CHANNEL, self._on_notification)
+                connection.add_termination_listener(self._on_connection_lost)
         except BaseException:
             connection.terminate()
             raise
         return connection
 
-    def _heard(self, connection: Any, pid: int, channel: str, payload: str) -> None:
+    def _on_notification(self, connection: Any, pid: int, channel: str, payload: str) -> None:
+        """Delivers the topics of a notification of another process."""
         del channel
         if pid == connection.get_server_pid():
-            return  # heard already, in process
+            return  # delivered already, in process
         for topic in payload.split("\n"):
-            self._here.hear(topic)
+            self._local.deliver(topic)
 
-    def _lost(self, connection: Any) -> None:
+    def _on_connection_lost(self, connection: Any) -> None:
         if not self._closed.is_set() and connection is self._connection:
             self._spawn(self._reconnect())
 
     async def _reconnect(self) -> None:
+        """Reconnects until it succeeds, then delivers `ALL_TOPICS`."""
         while not self._closed.is_set():
-            with suppress(*_FAULTS):
+            with suppress(*_CONNECTION_ERRORS):
                 await self._connect()
-                self._here.hear(EVERYTHING)
+                self._local.deliver(ALL_TOPICS)
                 return
 
 
-def _failed() -> None:
-    from tenuto.metrics import PROCESS_METRICS  # noqa: PLC0415  short commands do without, unless this happens
+def _count_error() -> None:
+    from tenuto.metrics import PROCESS_METRICS  # noqa: PLC0415  short commands import it only in this case
 
     PROCESS_METRICS.count("tenuto_broker_errors_total")

@@ -1,26 +1,28 @@
-"""The port through which hints travel.
+"""The interface of hints.
 
-A topic is `lane:<id>` (a task became claimable) or `worker:<id>` (somebody asked something of what
-that worker runs). A hint never carries truth: whoever hears it asks the store.
+A topic is `lane:<id>` (a task became claimable) or `worker:<id>` (a cancel or pause was requested
+for a task of that worker). A hint never carries data: its receiver reads the store.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 Listener = Callable[[str], None]
-EVERYTHING = "*"
-"""Heard when hints may have been missed: look for everything."""
+ALL_TOPICS = "*"
+"""The topic that is delivered when hints may have been lost: look for any work."""
 
 
 class Wakeups(Protocol):
+    """Publishes and receives hints."""
+
     async def open(self) -> None:
-        """Start to hear what other processes announce."""
+        """Starts to receive hints of other processes."""
 
     async def close(self) -> None:
-        """Stop hearing."""
+        """Stops receiving hints."""
 
-    def announce(self, topics: Iterable[str]) -> None:
-        """Tell everybody, soon; never waits and never fails."""
+    def notify(self, topics: Iterable[str]) -> None:
+        """Publishes topics to all processes, soon; never waits and never fails."""
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with each topic heard; answers what ends the subscription."""
+        """Calls `listener` with each received topic; returns a function that unsubscribes it."""

@@ -1,7 +1,7 @@
-"""`orchestrate chaos`: a deployment of real processes under faults, and a check of what is left.
+"""`orchestrate chaos`: injects faults into a deployment of real processes and checks the result.
 
 run: one run. plan: its settings. deployment: its processes. databases, server: its database.
-faults: injects faults. proxy: cuts connections at a commit.
-client: submits tasks. handlers: what the tasks do. recorder: records what witnesses saw.
-checker: the verdict. report: prints it.
+faults: injects faults. proxy: drops the response to a commit.
+client: submits tasks. handlers: task handlers. recorder: records what clients and tasks saw.
+checker: checks the invariants. report: prints the result.
 """

@@ -1,4 +1,4 @@
-"""The verdict on a run, from the recorder and the final database alone."""
+"""Checks the invariants of a run, using only the recorder's file and the final database."""
 
 import msgspec
 
@@ -9,14 +9,14 @@ from tenuto.engine.engine import Engine
 from tenuto.engine.operations.audit import AuditReader, TaskAuditRow
 from tenuto.model.tasks.task import TERMINAL, TRANSITIONS
 
-DOOMED = ("failing", "poison")
-LEGAL = {(str(a), str(b)) for pairs in TRANSITIONS.values() for a, b in pairs}
-SHOWN = 5
-"""Cases of a breach that are named."""
+FAILING_KINDS = ("failing", "poison")
+LEGAL_TRANSITIONS = {(str(a), str(b)) for pairs in TRANSITIONS.values() for a, b in pairs}
+MAX_CASES_SHOWN = 5
+"""Maximum number of cases shown per broken invariant."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What must be nought, and what is merely told."""
+    """Result of the check: `breaches` must be empty; `told` holds figures for information."""
 
     breaches: dict[str, list[str]]
     told: dict[str, int]
@@ -26,85 +26,89 @@ class Verdict(msgspec.Struct, frozen=True):
         return not any(self.breaches.values())
 
 
-async def judge(engine: Engine, record: Recorder) -> Verdict:
-    """Every invariant, with the cases that break it."""
-    proof = AuditReader(engine.system)
-    tasks = await proof.tasks()
-    found = {str(task.id): task for task in tasks}
-    moves = await proof.moves()
-    audit = await engine.upkeep.audit()
-    leadership = await engine.upkeep.leader(NAME)
+async def check_run(engine: Engine, record: Recorder) -> Verdict:
+    """Checks every invariant; returns each with the cases that break it."""
+    audit_reader = AuditReader(engine.system)
+    tasks = await audit_reader.tasks()
+    by_id = {str(task.id): task for task in tasks}
+    transitions = await audit_reader.count_transitions()
+    audit = await engine.maintenance.audit()
+    leader = await engine.maintenance.leader(NAME)
     breaches = {
         "acknowledged tasks lost": [
-            key for key, task in record.acknowledged.items() if task not in found
+            key for key, task in record.acknowledged.items() if task not in by_id
         ],
-        "tasks made twice": record.contradicted + _twice(tasks, record),
+        "tasks made twice": record.conflicting_ids + _duplicates(tasks, record),
         "stale commits accepted": [
-            f"{task.key}: {why}" for task in tasks if (why := _stale(task, record))
+            f"{task.key}: {reason}" for task in tasks if (reason := _stale_result(task, record))
         ],
         "illegal transitions": [
             f"{a} to {b}, {n} times"
-            for (a, b), n in moves.items()
-            if a != b and (a, b) not in LEGAL
+            for (a, b), n in transitions.items()
+            if a != b and (a, b) not in LEGAL_TRANSITIONS
         ],
         "audit mismatches": audit,
-        "tasks stuck": [f"{task.key} {task.status}" for task in tasks if not _ended(task)],
+        "tasks stuck": [f"{task.key} {task.status}" for task in tasks if not _is_finished(task)],
         "tasks that ended otherwise": [
-            f"{task.key} {task.status}" for task in tasks if _ended(task) and not _as_planned(task)
+            f"{task.key} {task.status}"
+            for task in tasks
+            if _is_finished(task) and not _has_expected_status(task)
         ],
-        "leases left": [f"{task.key}" for task in tasks if _ended(task) and task.leased],
+        "leases left": [f"{task.key}" for task in tasks if _is_finished(task) and task.leased],
         "tries above the limit": [
             f"{task.key}: {task.tries} of {task.max_attempts}"
             for task in tasks
-            if task.tries > task.max_attempts or _too_often(task, record)
+            if task.tries > task.max_attempts or _started_too_often(task, record)
         ],
-        "checkpoints forgotten": record.forgotten,
-        "events not relayed": ["some"] * await proof.untold(ALERTS, errors=True),
+        "checkpoints forgotten": record.lost_checkpoints,
+        "events not relayed": ["some"] * await audit_reader.count_unread(ALERTS, errors=True),
     }
-    told = {
+    counts = {
         "acknowledged": len(record.acknowledged),
         "tasks": len(tasks),
         "executions": record.starts.total(),
         "executions doubled": sum(1 for n in record.starts.values() if n > 1),
-        "leases taken over": await proof.stalls(),
-        "leaders": leadership.epoch if leadership else 0,
+        "leases taken over": await audit_reader.count_lost_leases(),
+        "leaders": leader.epoch if leader else 0,
     }
-    return Verdict(breaches, told)
+    return Verdict(breaches, counts)
 
 
-def _ended(task: TaskAuditRow) -> bool:
+def _is_finished(task: TaskAuditRow) -> bool:
     return task.status in TERMINAL
 
 
-def _as_planned(task: TaskAuditRow) -> bool:
-    """Whether it ended as its kind has to."""
-    doomed = kind_of(task.key or "") in DOOMED
-    return task.status in (("DEAD", "FAILED") if doomed else ("COMPLETED",))
+def _has_expected_status(task: TaskAuditRow) -> bool:
+    """True if the task's status is the one that its kind must end with."""
+    must_fail = kind_of(task.key or "") in FAILING_KINDS
+    return task.status in (("DEAD", "FAILED") if must_fail else ("COMPLETED",))
 
 
-def _too_often(task: TaskAuditRow, record: Recorder) -> bool:
-    """Whether one that kills its worker was started more often than it may be tried."""
-    return kind_of(task.key or "") in DOOMED and record.starts[str(task.id)] > task.max_attempts
+def _started_too_often(task: TaskAuditRow, record: Recorder) -> bool:
+    """True if a task that always fails was started more often than `max_attempts`."""
+    return (
+        kind_of(task.key or "") in FAILING_KINDS and record.starts[str(task.id)] > task.max_attempts
+    )
 
 
-def _stale(task: TaskAuditRow, record: Recorder) -> str:
-    """Why the task's result is not that of the one attempt which had the right to it."""
+def _stale_result(task: TaskAuditRow, record: Recorder) -> str:
+    """Returns why the result is not from the attempt that held the lease; empty if it is."""
     if task.completed > 1:
         return f"{task.completed} attempts were completed"
     if task.completed_by is None:
         return "completed by no attempt" if task.status == "COMPLETED" else ""
     if task.completed_by != task.attempt:
         return f"attempt {task.completed_by} of {task.attempt} was completed"
-    wrote = task.output.get("attempt") if isinstance(task.output, dict) else None
-    if wrote != task.completed_by:
-        return f"attempt {task.completed_by} has the result of attempt {wrote}"
+    writer = task.output.get("attempt") if isinstance(task.output, dict) else None
+    if writer != task.completed_by:
+        return f"attempt {task.completed_by} has the result of attempt {writer}"
     if (str(task.id), task.completed_by) not in record.ended:
         return f"attempt {task.completed_by} never came to its end"
     return ""
 
 
-def _twice(tasks: list[TaskAuditRow], record: Recorder) -> list[str]:
-    """Tasks beside the one that was acknowledged under the same key."""
+def _duplicates(tasks: list[TaskAuditRow], record: Recorder) -> list[str]:
+    """Returns keys of tasks whose key was acknowledged with a different task id."""
     return [
         f"{task.key}"
         for task in tasks

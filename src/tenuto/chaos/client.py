@@ -1,9 +1,9 @@
-"""A client of a run: hands in tasks under keys and tells the recorder what was acknowledged.
+"""A client of a run: submits tasks with idempotency keys and records the acknowledged ones.
 
     python -m tenuto.chaos.client NAME SEED RATE MIXTURE
 
-Whatever happens to it, its successor of the same name goes on with the first key that was not
-acknowledged: a submit whose answer was lost is repeated, and must not make a second task.
+If it is killed, its successor of the same name continues with the first key that was not
+acknowledged: a submit whose response was lost is repeated, and must not create a second task.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import msgspec
 from tenuto import app
 from tenuto.chaos.handlers import COMMAND
 from tenuto.chaos.plan import SeededRandom
-from tenuto.chaos.recorder import FILE, Recorder, note
+from tenuto.chaos.recorder import RECORD_VARIABLE, Recorder, append_lines
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Unavailable
 from tenuto.model.tasks.retry import RetryPolicy
@@ -25,22 +25,22 @@ from tenuto.model.tasks.submission import NewTask
 from tenuto.periodic import wait_first_event
 from tenuto.settings import load
 
-SOON = RetryPolicy(base_s=0.1, cap_s=1.0)
-MOST = 8
-TRIES = 100
-FEW = 2
-"""Tries of a task that cannot succeed."""
+QUICK_RETRY = RetryPolicy(base_s=0.1, cap_s=1.0)
+MAX_BATCH = 8
+MAX_ATTEMPTS = 100
+FAILING_MAX_ATTEMPTS = 2
+"""Maximum tries of a task that always fails."""
 POISON_EVERY = 400
-AGAIN_S = 0.2
+RETRY_S = 0.2
 
 
 def kind_of(key: str) -> str:
-    """What a task does, by its key."""
+    """Returns the kind of a task from its idempotency key."""
     return key.rpartition(".")[2]
 
 
 class Client:
-    """One client's tasks, in an order that its seed decides."""
+    """One client's tasks, in an order determined by its seed."""
 
     def __init__(self, name: str, seed: int, mixture: dict[str, int]) -> None:
         self._name = name
@@ -48,35 +48,42 @@ class Client:
         self._kinds = [kind for kind, share in mixture.items() for _ in range(share)]
 
     def task(self, number: int) -> NewTask:
-        """The task of that number, the same however often it is asked for."""
+        """Returns the task of that number; the same for every call."""
         kind = SeededRandom(self._seed, f"{self._name}/{number}").choose(self._kinds)
         if number % POISON_EVERY == POISON_EVERY // 10:
             kind = "poison"
-        doomed = kind in ("failing", "poison")
+        must_fail = kind in ("failing", "poison")
         return NewTask(
             title=kind,
             task_type="default" if kind == "command" else kind,
-            command=["sh", "-c", COMMAND, "sh", os.environ[FILE]] if kind == "command" else None,
-            max_attempts=FEW if doomed else TRIES,
-            retry=SOON,
+            command=["sh", "-c", COMMAND, "sh", os.environ[RECORD_VARIABLE]]
+            if kind == "command"
+            else None,
+            max_attempts=FAILING_MAX_ATTEMPTS if must_fail else MAX_ATTEMPTS,
+            retry=QUICK_RETRY,
             idempotency_key=f"{self._name}.{number}.{kind}",
         )
 
-    def next(self, record: Recorder) -> int:
-        """The number after the last that was acknowledged."""
-        ours = [key.split(".") for key in record.acknowledged]
-        return max((int(number) + 1 for name, number, _ in ours if name == self._name), default=0)
+    def next_number(self, record: Recorder) -> int:
+        """Returns the number after the last acknowledged task."""
+        keys = [key.split(".") for key in record.acknowledged]
+        return max((int(number) + 1 for name, number, _ in keys if name == self._name), default=0)
 
 
-async def submit(engine: Engine, news: Sequence[NewTask], stop: asyncio.Event) -> bool:
-    """Hand in tasks until they are acknowledged or nobody wants them any more."""
+async def submit(engine: Engine, new_tasks: Sequence[NewTask], stop: asyncio.Event) -> bool:
+    """Submits tasks, retrying until they are acknowledged; returns False if stopped before."""
     while not stop.is_set():
         try:
-            made = await engine.submit_many(news)
+            submitted = await engine.submit_many(new_tasks)
         except Unavailable:
-            await wait_first_event([stop], AGAIN_S, engine.clock)
+            await wait_first_event([stop], RETRY_S, engine.clock)
             continue
-        note(*(f"ack {new.idempotency_key} {one.id}" for new, one in zip(news, made, strict=True)))
+        append_lines(
+            *(
+                f"ack {new.idempotency_key} {task.id}"
+                for new, task in zip(new_tasks, submitted, strict=True)
+            )
+        )
         return True
     return False
 
@@ -84,10 +91,10 @@ async def submit(engine: Engine, news: Sequence[NewTask], stop: asyncio.Event) -
 async def main(name: str, seed: str, rate: str, mixture: str) -> None:
     stop = app.stop_on_signals()
     client = Client(name, int(seed), msgspec.json.decode(mixture, type=dict[str, int]))
-    number = client.next(Recorder(Path(os.environ[FILE])).read())
+    number = client.next_number(Recorder(Path(os.environ[RECORD_VARIABLE])).read())
     async with app.connect(load(), actor=name) as engine:
         while not stop.is_set():
-            count = 1 + number % MOST
+            count = 1 + number % MAX_BATCH
             if await submit(engine, [client.task(number + i) for i in range(count)], stop):
                 number += count
             await wait_first_event([stop], count / float(rate), engine.clock)

@@ -1,6 +1,6 @@
-"""The database of a run: a file, a database on the user's server, or a server of its own.
+"""The database of a run: a SQLite file, a database on the user's server, or a private server.
 
-Whatever it is, it is new, and gone when the run is over. Nothing else on a server is touched.
+It is created for the run and deleted afterwards. Nothing else on a server is touched.
 """
 
 import fcntl
@@ -22,19 +22,19 @@ DEFAULT_PORT = 5432
 
 
 class Database:
-    """Where a run's tasks are."""
+    """The database of a run."""
 
-    def __init__(self, name: str, url: str, way: str | None = None) -> None:
+    def __init__(self, name: str, url: str, process_url: str | None = None) -> None:
         self.name = name
         self.url = url
-        """For the checker, who wants to be sure."""
-        self.way = way or url
-        """For the processes that are tried."""
+        """Direct address, for the checker."""
+        self.process_url = process_url or url
+        """Address for the tested processes; it may go through the proxy."""
         self.proxy: CommitProxy | None = None
         self.server: Server | None = None
 
-    def free(self) -> bool:
-        """Whether nobody is inside a write transaction of SQLite, where all would wait for it."""
+    def is_unlocked(self) -> bool:
+        """True unless a process is in a SQLite write transaction, which would block all others."""
         path = app.sqlite_path(self.url)
         if path is None:
             return True
@@ -45,81 +45,84 @@ class Database:
                 return False
         return True
 
-    async def cut(self) -> int:
-        """End all connections to the run's own database but the one that asks; how many."""
-        from tenuto.store.postgres.admin import end_connections  # noqa: PLC0415  only when used
+    async def cut_connections(self) -> int:
+        """Ends all connections to the run's database except its own; returns how many."""
+        from tenuto.store.postgres.admin import terminate_connections  # noqa: PLC0415  only when used
 
-        return await end_connections(self.url)
+        return await terminate_connections(self.url)
 
 
 @asynccontextmanager
-async def made(plan: ChaosPlan, folder: Path, clock: Clock) -> AsyncIterator[Database]:
-    """The run's database, migrated."""
+async def open_database(plan: ChaosPlan, folder: Path, clock: Clock) -> AsyncIterator[Database]:
+    """Context with the run's new, migrated database."""
     address = plan.database or "sqlite:"
     if address.startswith("sqlite:"):
-        yield await _migrated(Database("SQLite", f"sqlite:///{folder}/chaos.db"))
+        yield await _migrate(Database("SQLite", f"sqlite:///{folder}/chaos.db"))
     elif address == OWN_SERVER:
         server = Server(folder, clock)
         try:
             await server.create()
-            async with _on_server(server.url("postgres"), clock, "a private PostgreSQL") as found:
-                found.server = server
-                yield found
+            async with _create_on_server(
+                server.url("postgres"), clock, "a private PostgreSQL"
+            ) as database:
+                database.server = server
+                yield database
         finally:
             await server.stop()
     else:
-        async with _on_server(address, clock, "PostgreSQL") as found:
-            yield found
+        async with _create_on_server(address, clock, "PostgreSQL") as database:
+            yield database
 
 
 @asynccontextmanager
-async def _on_server(address: str, clock: Clock, name: str) -> AsyncIterator[Database]:
-    from tenuto.store.postgres.admin import drop_database, make_database  # noqa: PLC0415  only when used
+async def _create_on_server(address: str, clock: Clock, name: str) -> AsyncIterator[Database]:
+    from tenuto.store.postgres.admin import create_database, drop_database  # noqa: PLC0415  only when used
 
-    title = f"tenuto_chaos_{clock.new_id().hex[-12:]}"
-    url = await make_database(address, title)
-    host, port = _place(url)
+    name_on_server = f"tenuto_chaos_{clock.new_id().hex[-12:]}"
+    url = await create_database(address, name_on_server)
+    host, port = _server_address(url)
     proxy = CommitProxy(host, port)
     try:
         await proxy.open()
-        found = Database(name, url, _through(url, proxy.port))
-        found.proxy = proxy
-        yield await _migrated(found)
+        database = Database(name, url, _proxied_url(url, proxy.port))
+        database.proxy = proxy
+        yield await _migrate(database)
     finally:
         await proxy.close()
         with suppress(TenutoError):
-            await drop_database(address, title)
+            await drop_database(address, name_on_server)
 
 
-async def _migrated(database: Database) -> Database:
-    store = app.open_store(database.url)
+async def _migrate(database: Database) -> Database:
+    """Migrates the database and checks that the proxy works; returns the database."""
+    store = app.create_store(database.url)
     try:
         await store.migrate()
     finally:
         await store.close()
-    if database.way != database.url:
-        store = app.open_store(database.way)
+    if database.process_url != database.url:
+        store = app.create_store(database.process_url)
         try:
             await store.schema()
         except Unavailable as error:
             raise Unavailable(
-                f"the run needs connections without TLS to listen in on them: {error.message}"
+                f"the chaos proxy needs a connection without TLS: {error.message}"
             ) from error
         finally:
             await store.close()
     return database
 
 
-def _place(url: str) -> Host:
-    """Where the server is, the first one if there are several: a run has one server."""
+def _server_address(url: str) -> Host:
+    """Returns the server's host and port; the first one if the URL names several."""
     return next(iter(parse(url, os.environ).hosts), Host("localhost", DEFAULT_PORT))
 
 
-def _through(url: str, port: int) -> str:
-    """The same database through a port of this machine, readable to who listens in."""
+def _proxied_url(url: str, port: int) -> str:
+    """Returns the URL of the same database through the proxy's local port, without TLS."""
     parts = urlsplit(url)
     rest = [pair for pair in parse_qsl(parts.query) if pair[0] not in ("host", "port", "sslmode")]
     user = parts.netloc.rpartition("@")[0]
-    place = f"{user}@127.0.0.1:{port}" if user else f"127.0.0.1:{port}"
+    netloc = f"{user}@127.0.0.1:{port}" if user else f"127.0.0.1:{port}"
     query = urlencode([*rest, ("sslmode", "disable")], quote_via=quote)
-    return urlunsplit((parts.scheme, place, parts.path, query, ""))
+    return urlunsplit((parts.scheme, netloc, parts.path, query, ""))

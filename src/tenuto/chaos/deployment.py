@@ -1,4 +1,4 @@
-"""The processes of a run: started, kept alive, stopped, continued and killed."""
+"""The processes of a run: starts, replaces, stops, continues and kills them."""
 
 import asyncio
 import os
@@ -13,17 +13,17 @@ from pathlib import Path
 import msgspec
 
 from tenuto import app, private
-from tenuto.chaos.plan import SHORT, ChaosPlan
-from tenuto.chaos.recorder import FILE
+from tenuto.chaos.plan import SHORT_SETTINGS, ChaosPlan
+from tenuto.chaos.recorder import RECORD_VARIABLE
 from tenuto.clock import Clock
 from tenuto.periodic import run_periodically, wait_first_event
 from tenuto.settings import environment_without_settings
 
-LOOK_S = 0.1
-GONE_S = 20.0
-"""Seconds that a process has to end when it is asked to."""
-REACH_S = 15.0
-"""Seconds in which a process has to get to its crash point; then it makes room for another."""
+POLL_S = 0.1
+STOP_TIMEOUT_S = 20.0
+"""Seconds that a process has to exit after SIGTERM."""
+CRASH_TIMEOUT_S = 15.0
+"""Seconds that a process has to reach its crash point; after that it is replaced."""
 KILLED = -signal.SIGKILL
 
 
@@ -31,23 +31,28 @@ class ManagedProcess:
     """One process of the deployment."""
 
     def __init__(
-        self, kind: str, place: int, popen: subprocess.Popen[bytes], point: str | None, until: float
+        self,
+        kind: str,
+        index: int,
+        popen: subprocess.Popen[bytes],
+        point: str | None,
+        deadline: float,
     ) -> None:
         self.kind = kind
-        self.place = place
+        self.index = index
         self.pid = popen.pid
         self.point = point
-        """The crash point that it is to die at."""
-        self.until = until
-        """When it must have."""
-        self.doomed = False
-        """Whether we have killed it ourselves."""
+        """The crash point at which it kills itself."""
+        self.deadline = deadline
+        """Elapsed time at which it is replaced if it has not reached its crash point."""
+        self.killed_on_purpose = False
+        """True if the run killed it."""
         self.stopped = False
         self._popen = popen
 
     @property
     def code(self) -> int | None:
-        """The exit code, negative for a signal; nothing while it lives."""
+        """The exit code, negative for a signal; `None` while it is running."""
         return self._popen.poll()
 
     def signal(self, number: int) -> None:
@@ -55,19 +60,19 @@ class ManagedProcess:
             self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once, even if it stands still."""
-        self.doomed = True
+        """Kills it, even if it is stopped."""
+        self.killed_on_purpose = True
         self.signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Forget one that has ended."""
+        """Waits for an exited process and closes its standard input."""
         self._popen.wait()
         if self._popen.stdin is not None:
             self._popen.stdin.close()
 
 
 class Deployment:
-    """Workers, coordinators and clients on one database; whoever ends is replaced."""
+    """Workers, coordinators and clients on one database; exited processes are replaced."""
 
     def __init__(self, plan: ChaosPlan, url: str, folder: Path, clock: Clock) -> None:
         self._plan = plan
@@ -76,72 +81,78 @@ class Deployment:
         self._clock = clock
         self.log = folder / "processes.log"
         self.record = folder / "record"
-        self.record.touch(private.FILE)
+        self.record.touch(private.FILE_MODE)
         self.alive: list[ManagedProcess] = []
         self.armed: dict[str, str] = {}
-        """The crash point of the next process of a kind."""
+        """Crash point of the next started process, by kind."""
         self.crashed: Counter[str] = Counter()
-        """How often each point was died at."""
+        """Number of crashes by crash point."""
         self.ended: Counter[int] = Counter()
-        """How often processes ended by themselves, by exit code."""
+        """Number of processes that exited without being killed by the run, by exit code."""
         self._retired: set[str] = set()
 
     def start(self) -> None:
-        """Start everything."""
+        """Starts all processes."""
         for kind, count in self._plan.staff.items():
-            for place in range(count):
-                self._start(kind, place)
+            for index in range(count):
+                self._start(kind, index)
 
-    async def keep(self, stop: asyncio.Event) -> None:
-        """Replace whoever ends, until told to stop."""
+    async def supervise(self, stop: asyncio.Event) -> None:
+        """Replaces exited processes until `stop` is set."""
 
-        async def once() -> None:
-            self.look()
+        async def check() -> None:
+            self.replace_ended()
 
-        await run_periodically(once, lambda: LOOK_S, stop, self._clock)
+        await run_periodically(check, lambda: POLL_S, stop, self._clock)
 
-    def look(self) -> None:
-        """Replace those that have ended since the last look, and armed ones that do not."""
+    def replace_ended(self) -> None:
+        """Replaces exited processes; kills those that did not reach their crash point in time."""
         for process in self.alive:
-            if process.point is not None and process.until < self._clock.elapsed():
+            if process.point is not None and process.deadline < self._clock.elapsed():
                 process.kill()
-        for process in [each for each in self.alive if each.code is not None]:
+        for process in [process for process in self.alive if process.code is not None]:
             self.alive.remove(process)
             process.close()
-            if process.point is not None and process.code == KILLED and not process.doomed:
+            if (
+                process.point is not None
+                and process.code == KILLED
+                and not process.killed_on_purpose
+            ):
                 self.crashed[process.point] += 1
-            elif not process.doomed and process.code is not None:
+            elif not process.killed_on_purpose and process.code is not None:
                 self.ended[process.code] += 1
             if process.kind not in self._retired:
-                self._start(process.kind, process.place)
+                self._start(process.kind, process.index)
 
-    def of(self, *kinds: str) -> list[ManagedProcess]:
-        """Those of the kinds that move."""
-        return [each for each in self.alive if each.kind in kinds and not each.stopped]
+    def running(self, *kinds: str) -> list[ManagedProcess]:
+        """Returns the processes of these kinds that are not stopped."""
+        return [process for process in self.alive if process.kind in kinds and not process.stopped]
 
     async def retire(self, *kinds: str) -> bool:
-        """Ask all of the kinds to end, and replace none; whether they did."""
+        """Ends all processes of these kinds for good; returns False if some had to be killed."""
         self._retired |= set(kinds)
-        for process in self.of(*kinds):
+        for process in self.running(*kinds):
             process.signal(signal.SIGTERM)
-        if await self._until(lambda: not self.of(*kinds)):
+        if await self._wait_until(lambda: not self.running(*kinds)):
             return True
-        for process in self.of(*kinds):
+        for process in self.running(*kinds):
             process.kill()
         return False
 
     async def heal(self) -> None:
-        """Continue what stands still, and replace those that would crash."""
+        """Continues stopped processes, and replaces those with a crash point."""
         self.armed.clear()
         for process in self.alive:
             process.signal(signal.SIGCONT)
             process.stopped = False
             if process.point is not None:
                 process.kill()
-        await self._until(lambda: not [each for each in self.alive if each.point is not None])
+        await self._wait_until(
+            lambda: not [process for process in self.alive if process.point is not None]
+        )
 
-    def end(self) -> None:
-        """Kill everything with all it started."""
+    def kill_all(self) -> None:
+        """Kills all processes with their child processes."""
         self._retired |= set(self._plan.staff)
         for process in self.alive:
             with suppress(ProcessLookupError):
@@ -149,21 +160,23 @@ class Deployment:
             process.close()
         self.alive.clear()
 
-    async def _until(self, check: Callable[[], bool]) -> bool:
-        deadline = self._clock.elapsed() + GONE_S
+    async def _wait_until(self, check: Callable[[], bool]) -> bool:
+        """Waits until `check` is true; returns False after `STOP_TIMEOUT_S`."""
+        deadline = self._clock.elapsed() + STOP_TIMEOUT_S
         while self._clock.elapsed() < deadline:
-            self.look()
+            self.replace_ended()
             if check():
                 return True
-            await wait_first_event([], LOOK_S, self._clock)
+            await wait_first_event([], POLL_S, self._clock)
         return False
 
-    def _start(self, kind: str, place: int) -> None:
+    def _start(self, kind: str, index: int) -> None:
+        """Starts a process; it gets the crash point armed for its kind, if any."""
         point = self.armed.pop(kind, None)
-        module, *words = self._words(kind, place)
+        module, *arguments = self._module_and_arguments(kind, index)
         with open(self.log, "ab", opener=private.opener) as log:
             popen = subprocess.Popen(
-                [sys.executable, "-m", *self._plan.program, module, *words],
+                [sys.executable, "-m", *self._plan.program, module, *arguments],
                 env=self._environment(point),
                 cwd=self._folder,
                 stdin=subprocess.PIPE,
@@ -171,15 +184,15 @@ class Deployment:
                 stderr=log,
                 start_new_session=True,
             )
-        until = self._clock.elapsed() + REACH_S
-        self.alive.append(ManagedProcess(kind, place, popen, point, until))
+        deadline = self._clock.elapsed() + CRASH_TIMEOUT_S
+        self.alive.append(ManagedProcess(kind, index, popen, point, deadline))
 
-    def _words(self, kind: str, place: int) -> Sequence[str]:
-        """The module that a process runs, and its arguments."""
+    def _module_and_arguments(self, kind: str, index: int) -> Sequence[str]:
+        """Returns the module that a process of this kind runs, and its arguments."""
         program, plan = "tenuto.cli.main", self._plan
         if kind == "client":
             mixture = msgspec.json.encode(plan.mixture).decode()
-            name = f"client-{place}"
+            name = f"client-{index}"
             return ("tenuto.chaos.client", name, str(plan.seed), str(plan.rate), mixture)
         if kind == "coordinator":
             return (program, "coordinator")
@@ -189,8 +202,8 @@ class Deployment:
 
     def _environment(self, point: str | None) -> dict[str, str]:
         env = environment_without_settings()
-        env |= {f"TENUTO_{name.upper()}": str(value) for name, value in SHORT.items()}
+        env |= {f"TENUTO_{name.upper()}": str(value) for name, value in SHORT_SETTINGS.items()}
         env |= {"TENUTO_DATABASE": self._url, "TENUTO_DATA": str(self._folder)}
         env |= {"TENUTO_LEADER": str(self._plan.leader).lower(), app.PARENT_PIPE: "1"}
-        env[FILE] = str(self.record)
+        env[RECORD_VARIABLE] = str(self.record)
         return env | ({"CRASH_AT": point} if point else {})

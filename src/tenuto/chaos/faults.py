@@ -1,4 +1,4 @@
-"""The faults of a run, each a loop of its own: whom it strikes and when, a seed decides."""
+"""Injects the faults of a run, each kind in its own loop. A seed decides the target and time."""
 
 import asyncio
 import logging
@@ -7,17 +7,17 @@ from collections import Counter
 
 from tenuto.chaos.databases import Database
 from tenuto.chaos.deployment import Deployment
-from tenuto.chaos.plan import SHORT, ChaosPlan, SeededRandom
+from tenuto.chaos.plan import SHORT_SETTINGS, ChaosPlan, SeededRandom
 from tenuto.clock import Clock
 from tenuto.model.errors import TenutoError
 from tenuto.periodic import run_periodically, wait_first_event
 
 log = logging.getLogger("tenuto.chaos")
 
-STOPPED = ("worker", "worker", "commands", "coordinator")
-"""Who stands still, workers twice as often."""
-STILL_S = SHORT["lease_s"] + 2 * SHORT["tick_s"] + 1.2
-"""Seconds that a process stands still: past its lease, until somebody else has its tasks."""
+STOP_KINDS = ("worker", "worker", "commands", "coordinator")
+"""Kinds of processes to stop; workers are stopped twice as often."""
+STOP_S = SHORT_SETTINGS["lease_s"] + 2 * SHORT_SETTINGS["tick_s"] + 1.2
+"""Seconds that a process is stopped: past its lease, until another worker has its tasks."""
 WORKER_POINTS = (
     "worker.before_claim",
     "worker.claimed",
@@ -45,11 +45,11 @@ POINTS = {
     ),
     "client": ENGINE_POINTS,
 }
-"""Where processes of a kind can be made to die, by the names in `tenuto.crash_points`."""
+"""Crash points of each kind of process; the names are those of `tenuto.crash_points`."""
 
 
 class FaultInjector:
-    """Strikes a deployment until told to stop, and counts what happened."""
+    """Injects faults into a deployment until stopped, and counts them."""
 
     def __init__(
         self, plan: ChaosPlan, deployment: Deployment, database: Database, clock: Clock
@@ -58,91 +58,96 @@ class FaultInjector:
         self._deployment = deployment
         self._database = database
         self._clock = clock
-        self.planned = plan.planned()
+        self.planned = plan.planned_faults()
         self._count: Counter[str] = Counter()
-        self._dice = {name: SeededRandom(plan.seed, name) for name in self.planned}
+        self._randoms = {name: SeededRandom(plan.seed, name) for name in self.planned}
 
     @property
     def happened(self) -> Counter[str]:
-        """How often each kind came to be; a crash only if the process died where it was to."""
+        """Number of faults by kind; a crash counts only if the process crashed at its point."""
         crashes = self._deployment.crashed.total()
         return self._count + Counter({"crash": crashes} if crashes else {})
 
     def missing(self) -> list[str]:
-        """The planned kinds that have not happened."""
+        """Returns the planned kinds that have not happened yet."""
         return [kind for kind in self.planned if not self.happened[kind]]
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Every planned kind of fault again and again."""
+        """Injects every planned kind of fault repeatedly until `stop` is set."""
         async with asyncio.TaskGroup() as group:
             for name in self.planned:
-                group.create_task(self._again(name, stop))
+                group.create_task(self._repeat(name, stop))
 
-    async def _again(self, name: str, stop: asyncio.Event) -> None:
-        dice, strike = self._dice[name], getattr(self, f"_{name}")
+    async def _repeat(self, name: str, stop: asyncio.Event) -> None:
+        """Injects one kind of fault at random intervals until `stop` is set."""
+        random, inject = self._randoms[name], getattr(self, f"_{name}")
 
         async def once() -> None:
             try:
-                await strike(dice, stop)
+                await inject(random, stop)
             except (TenutoError, OSError, TimeoutError) as error:
-                log.info("the fault %s did not come to be: %s", name, error)
+                log.info("fault %s could not be injected: %s", name, error)
 
         def pause() -> float:
-            return dice.around(self._plan.every_s[name])
+            return random.around(self._plan.every_s[name])
 
         await wait_first_event([stop], pause(), self._clock)
         await run_periodically(once, pause, stop, self._clock)
 
-    async def _kill(self, dice: SeededRandom, _stop: asyncio.Event) -> None:
-        """SIGKILL, as by a power cut."""
-        found = [each for each in self._deployment.of(*self._plan.victims) if each.code is None]
-        if found:
-            dice.choose(found).kill()
+    async def _kill(self, random: SeededRandom, _stop: asyncio.Event) -> None:
+        """Sends SIGKILL to a process, like a power failure."""
+        candidates = [
+            process
+            for process in self._deployment.running(*self._plan.victims)
+            if process.code is None
+        ]
+        if candidates:
+            random.choose(candidates).kill()
             self._count["kill"] += 1
 
-    async def _stop(self, dice: SeededRandom, stop: asyncio.Event) -> None:
-        """SIGSTOP past the lease, then SIGCONT: a zombie that believes in its tasks."""
-        kinds = [each for each in STOPPED if each in self._plan.victims]
-        found = self._deployment.of(dice.choose(kinds)) if kinds else []
-        victims = found[: dice.choose((1, 2))]
+    async def _stop(self, random: SeededRandom, stop: asyncio.Event) -> None:
+        """Stops one or two processes past their leases, then continues them as zombies."""
+        kinds = [kind for kind in STOP_KINDS if kind in self._plan.victims]
+        candidates = self._deployment.running(random.choose(kinds)) if kinds else []
+        victims = candidates[: random.choose((1, 2))]
         for victim in victims:
             victim.signal(signal.SIGSTOP)
             victim.stopped = True
-        if self._database.free():
-            await wait_first_event([stop], STILL_S, self._clock)
+        if self._database.is_unlocked():
+            await wait_first_event([stop], STOP_S, self._clock)
             if not stop.is_set():
-                self._count["stop"] += len([each for each in victims if each.code is None])
+                self._count["stop"] += len([process for process in victims if process.code is None])
         for victim in victims:
             victim.signal(signal.SIGCONT)
             victim.stopped = False
 
-    async def _crash(self, dice: SeededRandom, _stop: asyncio.Event) -> None:
-        """A process that kills itself at a named place of the program."""
-        kind = dice.choose([each for each in POINTS if each in self._plan.victims])
-        self._deployment.armed[kind] = dice.choose(POINTS[kind])
-        # Of coordinators a single one leads, and only who leads gets anywhere: all make room.
-        most = None if kind == "coordinator" else 1
-        for victim in self._deployment.of(kind)[:most]:
+    async def _crash(self, random: SeededRandom, _stop: asyncio.Event) -> None:
+        """Replaces a process by one that kills itself at a crash point."""
+        kind = random.choose([name for name in POINTS if name in self._plan.victims])
+        self._deployment.armed[kind] = random.choose(POINTS[kind])
+        # Only the leading coordinator reaches its crash points, so all coordinators are replaced.
+        count = None if kind == "coordinator" else 1
+        for victim in self._deployment.running(kind)[:count]:
             victim.kill()
 
-    async def _cut(self, _dice: SeededRandom, _stop: asyncio.Event) -> None:
-        """All connections to the database end, in the middle of whatever they were at."""
-        self._count["cut"] += await self._database.cut() > 0
+    async def _cut(self, _random: SeededRandom, _stop: asyncio.Event) -> None:
+        """Ends all connections to the database, also those with a transaction in progress."""
+        self._count["cut"] += await self._database.cut_connections() > 0
 
-    async def _swallow(self, dice: SeededRandom, stop: asyncio.Event) -> None:
-        """A commit that succeeds, and nobody hears of it."""
+    async def _swallow(self, random: SeededRandom, stop: asyncio.Event) -> None:
+        """Lets a commit succeed and drops its response."""
         proxy = self._database.proxy
         assert proxy is not None
-        before = proxy.swallowed
-        proxy.arm(commits=dice.roll() < 0.5)
+        before = proxy.dropped_responses
+        proxy.arm(commits=random.roll() < 0.5)
         await wait_first_event([stop], 1.0, self._clock)
-        if proxy.swallowed == before:
+        if proxy.dropped_responses == before:
             proxy.arm(commits=False)
             await wait_first_event([stop], 1.0, self._clock)
-        self._count["swallow"] += proxy.swallowed > before
+        self._count["swallow"] += proxy.dropped_responses > before
 
-    async def _restart(self, _dice: SeededRandom, _stop: asyncio.Event) -> None:
-        """The database server crashes and recovers."""
+    async def _restart(self, _random: SeededRandom, _stop: asyncio.Event) -> None:
+        """Crashes the database server and starts it again."""
         server = self._database.server
         assert server is not None
         await server.restart()

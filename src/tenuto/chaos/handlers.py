@@ -1,11 +1,11 @@
-"""What the tasks of a run do, and how they tell the recorder: for `orchestrate worker --app`."""
+"""The task handlers of a run, for `orchestrate worker --app`; they write to the recorder."""
 
 import os
 import signal
 import threading
 from typing import Any
 
-from tenuto.chaos.recorder import note
+from tenuto.chaos.recorder import append_lines
 from tenuto.clock import Clock
 from tenuto.periodic import wait_first_event
 
@@ -19,59 +19,61 @@ COMMAND = (
 )
 
 
-async def _pause(seconds: float) -> None:
+async def _wait(seconds: float) -> None:
     await wait_first_event([], seconds, _CLOCK)
 
 
-def _start(ctx: Any) -> None:
-    note(f"start {ctx.task_id} {ctx.attempt} {ctx.checkpoint or 0}")
+def _record_start(ctx: Any) -> None:
+    append_lines(f"start {ctx.task_id} {ctx.attempt} {ctx.checkpoint or 0}")
 
 
-def _end(ctx: Any) -> dict[str, int]:
-    """Tell the recorder; the result names its attempt, so that a foreign one is known."""
-    note(f"end {ctx.task_id} {ctx.attempt}")
+def _record_end(ctx: Any) -> dict[str, int]:
+    """Records the end; the result contains the attempt number, so that the checker can compare."""
+    append_lines(f"end {ctx.task_id} {ctx.attempt}")
     return {"attempt": ctx.attempt}
 
 
 async def short(ctx: Any) -> dict[str, int]:
-    _start(ctx)
-    await _pause(0.05)
-    return _end(ctx)
+    _record_start(ctx)
+    await _wait(0.05)
+    return _record_end(ctx)
 
 
 async def long(ctx: Any) -> dict[str, int]:
-    """Longer than a lease: somebody is at it when its first owner wakes up."""
-    _start(ctx)
-    await _pause(LONG_S)
-    return _end(ctx)
+    """Runs longer than a lease: another worker runs the task when a stopped one continues."""
+    _record_start(ctx)
+    await _wait(LONG_S)
+    return _record_end(ctx)
 
 
 def thread(ctx: Any) -> dict[str, int]:
-    _start(ctx)
+    _record_start(ctx)
     threading.Event().wait(0.2)
-    return _end(ctx)
+    return _record_end(ctx)
 
 
 async def saving(ctx: Any) -> dict[str, int]:
-    """Goes on where an earlier attempt has saved."""
-    _start(ctx)
+    """Continues from the checkpoint of an earlier attempt."""
+    _record_start(ctx)
     for number in range(ctx.checkpoint or 0, SAVES):
-        await _pause(0.1)
+        await _wait(0.1)
         await ctx.save(number + 1)
-        note(f"save {ctx.task_id} {ctx.attempt} {number + 1}")
-    return _end(ctx)
+        append_lines(f"save {ctx.task_id} {ctx.attempt} {number + 1}")
+    return _record_end(ctx)
 
 
 async def failing(ctx: Any) -> None:
-    """Fails whenever it is tried."""
-    _start(ctx)
-    raise RuntimeError("as planned")
+    """Fails in every attempt."""
+    _record_start(ctx)
+    raise RuntimeError("fails on purpose")
 
 
 async def poison(ctx: Any) -> None:
-    """Kills its worker whenever it is tried."""
-    _start(ctx)
+    """Kills its worker in every attempt."""
+    _record_start(ctx)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-handlers = {each.__name__: each for each in (short, long, thread, saving, failing, poison)}
+handlers = {
+    function.__name__: function for function in (short, long, thread, saving, failing, poison)
+}

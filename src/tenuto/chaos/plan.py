@@ -1,4 +1,4 @@
-"""What a run is to do: how long, with which faults, and the chance that a seed decides."""
+"""The settings of a run: duration, faults, processes, and random numbers from a seed."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -10,7 +10,7 @@ from tenuto.model.errors import Invalid
 
 T = TypeVar("T")
 
-EVERY_S = {
+FAULT_INTERVALS_S = {
     "kill": 2.0,
     "stop": 6.0,
     "crash": 5.0,
@@ -18,14 +18,14 @@ EVERY_S = {
     "swallow": 5.0,
     "restart": 20.0,
 }
-"""Every kind of fault, with the seconds between two of them, more or less."""
-ANYWHERE = ("kill", "stop", "crash")
-ON_POSTGRES = (*ANYWHERE, "cut", "swallow")
-ON_OWN_SERVER = (*ON_POSTGRES, "restart")
+"""Every kind of fault, with the average seconds between two faults of that kind."""
+ANY_DATABASE_FAULTS = ("kill", "stop", "crash")
+POSTGRES_FAULTS = (*ANY_DATABASE_FAULTS, "cut", "swallow")
+OWN_SERVER_FAULTS = (*POSTGRES_FAULTS, "restart")
 OWN_SERVER = "postgresql:"
-"""The address that stands for a private PostgreSQL of the run's own."""
-MINUTES = 1.0
-SHORT: dict[str, Any] = {
+"""The address that means: start a private PostgreSQL for the run."""
+DEFAULT_MINUTES = 1.0
+SHORT_SETTINGS: dict[str, Any] = {
     "heartbeat_s": 0.5,
     "lease_s": 2,
     "tick_s": 0.3,
@@ -34,17 +34,17 @@ SHORT: dict[str, Any] = {
     "drain_s": 1,
     "slots": 24,
 }
-"""The settings of all processes: short times, so that minutes see what else takes days."""
-STAFF = {"worker": 3, "commands": 1, "coordinator": 2, "client": 2}
-"""How many processes of each kind there are."""
-REST_S = SHORT["lease_s"] + SHORT["tick_s"] + 1.0 + 2.5 + 45.0
-"""Lease, tick, backoff, run, and slack for a coordinator that waits for a database it lost."""
-USUAL = {"short": 8, "thread": 3, "saving": 3, "long": 4, "command": 2, "failing": 1}
-"""How many tasks of each kind are in a mixture; one poison is added to many of those."""
+"""Settings of all processes: short times, so that minutes cover what otherwise takes days."""
+PROCESS_COUNTS = {"worker": 3, "commands": 1, "coordinator": 2, "client": 2}
+"""Number of processes of each kind."""
+SETTLE_TIMEOUT_S = SHORT_SETTINGS["lease_s"] + SHORT_SETTINGS["tick_s"] + 1.0 + 2.5 + 45.0
+"""Lease + tick + backoff + run time, and 45 s for a coordinator that lost its database."""
+DEFAULT_MIXTURE = {"short": 8, "thread": 3, "saving": 3, "long": 4, "command": 2, "failing": 1}
+"""Number of tasks of each kind in a mixture. Poison tasks are added (`client.POISON_EVERY`)."""
 
 
 class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """The settings of one run."""
 
     database: str | None = None
     minutes: float | None = None
@@ -53,49 +53,50 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     leader: bool = True
     seed: int = 1
     rate: float = 20.0
-    """Tasks a second that each client hands in."""
-    staff: dict[str, int] = msgspec.field(default_factory=STAFF.copy)
-    mixture: dict[str, int] = msgspec.field(default_factory=USUAL.copy)
-    every_s: dict[str, float] = msgspec.field(default_factory=EVERY_S.copy)
+    """Tasks per second that each client submits."""
+    staff: dict[str, int] = msgspec.field(default_factory=PROCESS_COUNTS.copy)
+    mixture: dict[str, int] = msgspec.field(default_factory=DEFAULT_MIXTURE.copy)
+    every_s: dict[str, float] = msgspec.field(default_factory=FAULT_INTERVALS_S.copy)
     victims: tuple[str, ...] = ("worker", "commands", "coordinator", "client")
-    rest_s: float = REST_S
-    """Seconds without an end of any task after which what is left is stuck."""
+    rest_s: float = SETTLE_TIMEOUT_S
+    """Seconds without any finished task after which the open tasks count as stuck."""
     program: tuple[str, ...] = ()
-    """What stands between `python -m` and the module to run; for deployments with a fault."""
+    """Arguments between `python -m` and the module; tests use it to plant a bug."""
 
-    def possible(self) -> tuple[str, ...]:
-        """The faults that this kind of database can have."""
+    def possible_faults(self) -> tuple[str, ...]:
+        """Returns the faults that are possible with this kind of database."""
         if self.database is None or self.database.startswith("sqlite:"):
-            return ANYWHERE
-        return ON_OWN_SERVER if self.database == OWN_SERVER else ON_POSTGRES
+            return ANY_DATABASE_FAULTS
+        return OWN_SERVER_FAULTS if self.database == OWN_SERVER else POSTGRES_FAULTS
 
-    def planned(self) -> tuple[str, ...]:
-        """The faults that must happen; `Invalid` for one that cannot."""
-        wrong = [each for each in self.faults if each not in self.possible()]
-        if wrong:
+    def planned_faults(self) -> tuple[str, ...]:
+        """Returns the faults that must happen; raises `Invalid` for an impossible one."""
+        impossible = [fault for fault in self.faults if fault not in self.possible_faults()]
+        if impossible:
             raise Invalid(
-                f"no fault {', '.join(wrong)} on this database; there are"
-                f" {', '.join(self.possible())}"
+                f"fault {', '.join(impossible)} is not possible on this database; use some of"
+                f" {', '.join(self.possible_faults())}"
             )
-        return self.faults or self.possible()
+        return self.faults or self.possible_faults()
 
 
 class SeededRandom:
-    """Chance that a seed and a name decide: the same ones, the same rolls."""
+    """Random numbers determined by a seed and a name: the same ones give the same numbers."""
 
     def __init__(self, seed: int, name: str) -> None:
         self._name = f"{seed}/{name}"
         self._rolls = 0
 
     def roll(self) -> float:
-        """A number from 0 up to 1."""
+        """Returns a number from 0 up to, but not including, 1."""
         self._rolls += 1
         digest = blake2b(f"{self._name}/{self._rolls}".encode(), digest_size=7).digest()
         return int.from_bytes(digest, "big") / (1 << 56)
 
-    def choose(self, things: Sequence[T]) -> T:
-        return things[int(self.roll() * len(things))]
+    def choose(self, items: Sequence[T]) -> T:
+        """Returns one of the items."""
+        return items[int(self.roll() * len(items))]
 
     def around(self, value: float) -> float:
-        """A number from half to one and a half of the value."""
+        """Returns a number between 0.5 and 1.5 times the value."""
         return value * (0.5 + self.roll())

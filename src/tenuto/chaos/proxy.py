@@ -1,4 +1,4 @@
-"""A way to PostgreSQL that forwards a commit, swallows the answer, and hangs up."""
+"""A proxy to PostgreSQL that forwards a commit, drops the response and closes the connection."""
 
 import asyncio
 from contextlib import suppress
@@ -6,20 +6,20 @@ from contextlib import suppress
 CHUNK = 1 << 16
 COMMIT = (b"COMMIT;\x00", b"commit\x00")
 SYNC = b"S\x00\x00\x00\x04"
-"""What ends a statement that is a transaction of its own."""
+"""The message at the end of a statement that is its own transaction."""
 
 
 class CommitProxy:
-    """Listens on a port of this machine for a server elsewhere."""
+    """Listens on a local port and forwards connections to a PostgreSQL server."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
         self._port = port
         self._server: asyncio.Server | None = None
-        self._lines: set[asyncio.Task[None]] = set()
+        self._connections: set[asyncio.Task[None]] = set()
         self._armed: tuple[bytes, ...] = ()
-        self.swallowed = 0
-        """Answers that nobody heard, though the server had given them."""
+        self.dropped_responses = 0
+        """Number of responses that the server sent and the proxy dropped."""
         self.port = 0
 
     async def open(self) -> None:
@@ -29,60 +29,72 @@ class CommitProxy:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for line in self._lines:
-            line.cancel()
-        await asyncio.gather(*self._lines, return_exceptions=True)
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     def arm(self, *, commits: bool) -> None:
-        """Swallow the next answer: to a COMMIT, or to whatever ends a statement."""
+        """Drops the next response: to a COMMIT, or, without `commits`, also to a statement."""
         self._armed = COMMIT if commits else (*COMMIT, SYNC)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = asyncio.current_task()
-        assert line is not None
-        self._lines.add(line)
+        connection = asyncio.current_task()
+        assert connection is not None
+        self._connections.add(connection)
         try:
             with suppress(OSError):
-                await self._join(reader, writer)
+                await self._forward(reader, writer)
         finally:
-            self._lines.discard(line)
+            self._connections.discard(connection)
             writer.close()
 
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forwards one connection in both directions until one side closes."""
         if self._host.startswith("/"):
             path = f"{self._host}/.s.PGSQL.{self._port}"
-            back, forth = await asyncio.open_unix_connection(path)
+            server_reader, server_writer = await asyncio.open_unix_connection(path)
         else:
-            back, forth = await asyncio.open_connection(self._host, self._port)
-        deaf = asyncio.Event()
+            server_reader, server_writer = await asyncio.open_connection(self._host, self._port)
+        dropping = asyncio.Event()
         try:
-            ways = [self._ask(reader, forth, deaf), self._answer(back, writer, deaf)]
-            running = [asyncio.get_running_loop().create_task(way) for way in ways]
+            directions = [
+                self._forward_requests(reader, server_writer, dropping),
+                self._forward_responses(server_reader, writer, dropping),
+            ]
+            running = [
+                asyncio.get_running_loop().create_task(direction) for direction in directions
+            ]
             try:
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for each in running:
-                    each.cancel()
+                for task in running:
+                    task.cancel()
                 await asyncio.gather(*running, return_exceptions=True)
         finally:
-            forth.close()
+            server_writer.close()
 
-    async def _ask(
-        self, reader: asyncio.StreamReader, forth: asyncio.StreamWriter, deaf: asyncio.Event
+    async def _forward_requests(
+        self,
+        reader: asyncio.StreamReader,
+        server_writer: asyncio.StreamWriter,
+        dropping: asyncio.Event,
     ) -> None:
         while data := await reader.read(CHUNK):
             if self._armed and data.endswith(self._armed):
                 self._armed = ()
-                deaf.set()
-            forth.write(data)
-            await forth.drain()
+                dropping.set()
+            server_writer.write(data)
+            await server_writer.drain()
 
-    async def _answer(
-        self, back: asyncio.StreamReader, writer: asyncio.StreamWriter, deaf: asyncio.Event
+    async def _forward_responses(
+        self,
+        server_reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        dropping: asyncio.Event,
     ) -> None:
-        while data := await back.read(CHUNK):
-            if deaf.is_set():
-                self.swallowed += 1
+        while data := await server_reader.read(CHUNK):
+            if dropping.is_set():
+                self.dropped_responses += 1
                 return
             writer.write(data)
             await writer.drain()

@@ -1,21 +1,21 @@
-"""The recorder outside the system: a file to which every witness adds whole lines.
+"""The recorder: a file outside the tested system to which clients and tasks append lines.
 
-Handlers, commands and clients write there themselves, so that what they saw does not depend on
-anything that is being tested. A line is one write, and the file is opened for appending: a killed
-writer leaves whole lines.
+Handlers, commands and clients write to it directly, so that the record does not depend on the code
+under test. Lines are written with one write to a file opened for appending: a killed writer leaves
+only complete lines.
 """
 
 import os
 from collections import Counter, defaultdict
 from pathlib import Path
 
-FILE = "CHAOS_RECORD"
-"""The variable that names the file."""
+RECORD_VARIABLE = "CHAOS_RECORD"
+"""Environment variable with the path of the file."""
 
 
-def note(*lines: str) -> None:
-    """Add lines, all or none."""
-    file = os.open(os.environ[FILE], os.O_WRONLY | os.O_APPEND)
+def append_lines(*lines: str) -> None:
+    """Appends lines to the file, all or none."""
+    file = os.open(os.environ[RECORD_VARIABLE], os.O_WRONLY | os.O_APPEND)
     try:
         os.write(file, "".join(f"{line}\n" for line in lines).encode())
     finally:
@@ -23,45 +23,45 @@ def note(*lines: str) -> None:
 
 
 class Recorder:
-    """What the witnesses wrote."""
+    """Reads the file that clients and tasks write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.acknowledged: dict[str, str] = {}
-        """The id that a client was told, by the key it asked under."""
-        self.contradicted: list[str] = []
-        """Keys that were answered with two ids."""
+        """Acknowledged task id by idempotency key."""
+        self.conflicting_ids: list[str] = []
+        """Idempotency keys that were acknowledged with two different ids."""
         self.starts: Counter[str] = Counter()
-        """How many executions of each task began."""
+        """Number of started executions by task."""
         self.ended: set[tuple[str, int]] = set()
-        """The executions that came to their end, by task and attempt."""
-        self.forgotten: list[str] = []
-        """Tasks that an attempt was started on with less than an earlier one had saved."""
+        """Executions that reached their end, as (task, attempt)."""
+        self.lost_checkpoints: list[str] = []
+        """Tasks with an attempt that started from an older checkpoint than one saved before."""
         self._saved: defaultdict[str, dict[int, int]] = defaultdict(dict)
-        self._read = 0
+        self._offset = 0
 
     def read(self) -> "Recorder":
-        """Take in what was written since."""
+        """Reads the lines written since the last call and returns itself."""
         with self.path.open("rb") as file:
-            file.seek(self._read)
+            file.seek(self._offset)
             text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.decode().splitlines():
-            what, *words = line.split()
-            getattr(self, f"_{what}")(*words)
+        complete = text[: text.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        for line in complete.decode().splitlines():
+            kind, *fields = line.split()
+            getattr(self, f"_{kind}")(*fields)
         return self
 
     def _ack(self, key: str, task: str) -> None:
         if self.acknowledged.setdefault(key, task) != task:
-            self.contradicted.append(key)
+            self.conflicting_ids.append(key)
 
     def _start(self, task: str, attempt: str, checkpoint: str) -> None:
-        # A zombie may begin long after later attempts have saved: only those before it count.
+        # A zombie may start after later attempts have saved: compare only with earlier attempts.
         self.starts[task] += 1
-        before = [n for each, n in self._saved[task].items() if each < int(attempt)]
-        if int(checkpoint) < max(before, default=0):
-            self.forgotten.append(task)
+        saved = [n for other, n in self._saved[task].items() if other < int(attempt)]
+        if int(checkpoint) < max(saved, default=0):
+            self.lost_checkpoints.append(task)
 
     def _save(self, task: str, attempt: str, checkpoint: str) -> None:
         self._saved[task][int(attempt)] = int(checkpoint)

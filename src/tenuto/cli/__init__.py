@@ -1,11 +1,12 @@
-"""The `orchestrate` command. Commands import what they need when they run, so that help is fast.
+"""The `orchestrate` command. Commands import modules when they run, so that `--help` is fast.
 
-main: the entry, and the map from errors to messages and exit codes.
-root: the tree of commands.
-base: options and help that all commands share.
-connection: opens the engine for a command.
-parse: parses arguments. render, output: print tables and JSON. signals: ends commands cleanly.
-shared_commands: list, show, pause and delete of schedules and triggers.
-limits, complexity, webhooks, completion: commands of these names.
+main: entry point; turns errors into messages and exit codes.
+root: the root command with the list of all commands.
+base: base classes of commands and groups; options that every command accepts.
+connection: opens the engine or client that a command talks to.
+parse: parses arguments. output, render: print tables, fields and JSON.
+signals: makes SIGTERM and SIGHUP stop a command like Ctrl-C.
+shared_commands: list, show, pause, resume and delete of schedules and triggers.
+limits: pause, resume, limit. complexity, webhooks, completion: commands of these names.
 tasks, flows, agents, tenancy, system: folders of commands.
 """

@@ -1,4 +1,4 @@
-"""What every command shares: options accepted everywhere, examples in help, groups loaded late."""
+"""Base classes of commands: global options, examples in help, subcommands imported on demand."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -9,8 +9,8 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Globals:
-    """What the options that every command takes were set to."""
+class GlobalOptions:
+    """Values of the global options, which every command accepts."""
 
     def __init__(self) -> None:
         self.database: str | None = None
@@ -21,36 +21,42 @@ class Globals:
         self.json = False
 
 
-def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    """Of the same option before and after a command's name, the later one holds."""
-    if value == "":  # an unset variable of a script, perhaps, and then not what was meant
+def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Stores a global option; the last one wins if it is given before and after the command."""
+    if value == "":  # probably an unset variable in a script
         raise click.BadParameter("must not be empty", ctx, param)
     if value and param.name is not None:
-        setattr(ctx.ensure_object(Globals), param.name, value)
+        setattr(ctx.ensure_object(GlobalOptions), param.name, value)
 
 
 _SHARED = {
-    "--url": ("URL", "The server, as http://host:8484 (TENUTO_URL, or the login)."),
-    "--token": ("TOKEN", "The key to the server (TENUTO_TOKEN, or the login)."),
-    "--workspace": ("ID", "The workspace there, if not the token's first (TENUTO_WORKSPACE)."),
-    "--database": ("URL", "No server: sqlite:///path or postgresql://... (TENUTO_DATABASE)."),
-    "--data": ("DIR", "No server: the folder of the embedded database (TENUTO_DATA)."),
+    "--url": ("URL", "Server to use, e.g. http://host:8484 (TENUTO_URL, or the login)."),
+    "--token": ("TOKEN", "API token for the server (TENUTO_TOKEN, or the login)."),
+    "--workspace": (
+        "ID",
+        "Workspace on the server; default: the token's first (TENUTO_WORKSPACE).",
+    ),
+    "--database": (
+        "URL",
+        "Database, without a server: sqlite:///path or postgresql:... (TENUTO_DATABASE).",
+    ),
+    "--data": ("DIR", "Folder of the embedded database, without a server (TENUTO_DATA)."),
 }
 
 
-def _everywhere() -> list[click.Parameter]:
-    named: list[click.Parameter] = [
-        click.Option([name], metavar=what, expose_value=False, callback=_keep, help=text)
-        for name, (what, text) in _SHARED.items()
+def _global_options() -> list[click.Parameter]:
+    options: list[click.Parameter] = [
+        click.Option([name], metavar=metavar, expose_value=False, callback=_store_option, help=text)
+        for name, (metavar, text) in _SHARED.items()
     ]
     return [
-        *named,
+        *options,
         click.Option(
             ["--json"],
             is_flag=True,
             expose_value=False,
-            callback=_keep,
-            help="Print one JSON document and nothing else.",
+            callback=_store_option,
+            help="Print one JSON document and nothing else on standard output.",
         ),
     ]
 
@@ -63,14 +69,14 @@ def _write_examples(formatter: click.HelpFormatter, examples: tuple[str, ...]) -
 
 
 class Command(click.Command):
-    """A command whose help ends with examples."""
+    """A command that accepts the global options and shows examples at the end of its help."""
 
     def __init__(self, *args: Any, examples: tuple[str, ...] = (), **attrs: Any) -> None:
         super().__init__(*args, **attrs)
-        # An option of its own takes the place of one that is accepted everywhere; before the
-        # command's name that one still means what it always does.
-        own = {name for each in self.params for name in each.opts}
-        self.params += [each for each in _everywhere() if own.isdisjoint(each.opts)]
+        # A command's own option replaces the global option of the same name. The global option
+        # can still be given before the command's name.
+        own = {name for param in self.params for name in param.opts}
+        self.params += [param for param in _global_options() if own.isdisjoint(param.opts)]
         self.examples = examples
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -79,9 +85,9 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Commands that are imported when they are called.
+    """A group whose subcommands are imported when they are called.
 
-    `lazy` maps a name to where the command is (`module:name`) and its line in the group's help.
+    `lazy` maps a subcommand's name to its location (`module:name`) and its line in the help.
     """
 
     def __init__(
@@ -92,7 +98,7 @@ class Group(click.Group):
         **attrs: Any,
     ) -> None:
         super().__init__(*args, **attrs)
-        self.params += _everywhere()
+        self.params += _global_options()
         self.lazy = dict(lazy or {})
         self.examples = examples
 
@@ -119,18 +125,18 @@ class Group(click.Group):
         except click.UsageError as error:
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], self.list_commands(ctx), 1)
-            if not near:
+            matches = get_close_matches(args[0], self.list_commands(ctx), 1)
+            if not matches:
                 raise
-            guess = f"No such command {args[0]!r}. Did you mean {near[0]!r}?"
-            raise click.UsageError(guess, error.ctx) from None
+            message = f"No such command {args[0]!r}. Did you mean {matches[0]!r}?"
+            raise click.UsageError(message, error.ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, line) for name, (_, line) in self.lazy.items()]
         for name in super().list_commands(ctx):
-            found = super().get_command(ctx, name)
-            if found is not None and not found.hidden:
-                rows.append((name, found.get_short_help_str(100)))
+            subcommand = super().get_command(ctx, name)
+            if subcommand is not None and not subcommand.hidden:
+                rows.append((name, subcommand.get_short_help_str(100)))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -140,28 +146,28 @@ class Group(click.Group):
 
 
 def command(name: str, *examples: str, **attrs: Any) -> Callable[[F], Command]:
-    """Makes a function a command with examples; its docstring is the help."""
+    """Returns a decorator that makes a function a command; its docstring is the help text."""
     return click.command(name, cls=Command, examples=examples, **attrs)
 
 
 def group(name: str, *examples: str, **attrs: Any) -> Callable[[F], Group]:
-    """Makes a function a group with examples; its docstring is the help."""
+    """Returns a decorator that makes a function a group; its docstring is the help text."""
     return click.group(name, cls=Group, examples=examples, **attrs)
 
 
-def one_task(function: F) -> F:
-    """Adds the two ways of naming a task: `ID` and `--id ID`; `the_task` reads them."""
+def task_id_options(function: F) -> F:
+    """Adds the argument `ID` and the option `--id ID`; `task_argument` reads them."""
     function = click.option(
-        "--id", "named", metavar="ID", help="The task, if it is not given as argument."
+        "--id", "named", metavar="ID", help="The task's id, instead of the argument."
     )(function)
     return click.argument("task", required=False, metavar="[ID]")(function)
 
 
-def task_argument(task: str | None, named: str | None) -> str:
-    """The id or beginning of an id that was given, in one way or the other."""
-    if task is not None and named is not None and task != named:
-        raise click.UsageError("the argument and --id name different tasks")
-    found = task if task is not None else named
-    if found is None:
-        raise click.UsageError("name a task: its id as argument or with --id")
-    return found
+def task_argument(task: str | None, id_option: str | None) -> str:
+    """Returns the id, or its first characters, from the argument or from `--id`."""
+    if task is not None and id_option is not None and task != id_option:
+        raise click.UsageError("the argument and --id name different tasks; give one of them")
+    task_id = task if task is not None else id_option
+    if task_id is None:
+        raise click.UsageError("a task id is required: as argument or with --id")
+    return task_id

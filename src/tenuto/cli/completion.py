@@ -1,4 +1,4 @@
-"""`orchestrate completion`: what a shell reads to complete commands."""
+"""`orchestrate completion`: prints the completion script of a shell."""
 
 import click
 
@@ -10,16 +10,16 @@ VARIABLE = "_ORCHESTRATE_COMPLETE"
 @command("completion", "orchestrate completion bash", "orchestrate completion fish")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what makes a shell complete commands and options.
+    """Print the shell completion script.
 
-    bash and zsh read it from their start files, fish from
+    For bash and zsh, add it to the shell's start file. For fish, store it as
     ~/.config/fish/completions/orchestrate.fish.
     """
     from click.shell_completion import get_completion_class
 
     from tenuto.cli.root import cli
 
-    kind = get_completion_class(shell)
-    assert kind is not None
-    found = kind(cli, {}, "orchestrate", VARIABLE)
-    print(found.source_template % found.source_vars())
+    shell_class = get_completion_class(shell)
+    assert shell_class is not None
+    script = shell_class(cli, {}, "orchestrate", VARIABLE)
+    print(script.source_template % script.source_vars())

@@ -1,4 +1,4 @@
-"""How a command reaches the engine: behind a server, or on the database itself."""
+"""Connects a command to the engine: through a server, or directly on the database."""
 
 import shlex
 from collections.abc import Awaitable, Callable
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from tenuto.cli.base import Globals
+from tenuto.cli.base import GlobalOptions
 
 if TYPE_CHECKING:
     from tenuto.client.client import AsyncClient
@@ -17,54 +17,54 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PATIENCE_S = 5.0
-"""Seconds that somebody at a terminal waits for a server that does not answer."""
+SERVER_TIMEOUT_S = 5.0
+"""Seconds that a command waits for a server that does not respond."""
 
 
-def settings(given: Globals, **flags: object) -> "Settings":
-    """The settings of a command that works on the database itself, whatever server there is.
+def settings(options: GlobalOptions, **flags: object) -> "Settings":
+    """Returns the settings of a command that works directly on the database, not on a server.
 
-    A flag outweighs whatever the environment says of the same thing.
+    A flag overrides the environment variable of the same setting.
     """
-    from tenuto.client.target import settings_of
+    from tenuto.client.target import load_settings
 
     for name in ("url", "token", "workspace"):
-        if getattr(given, name) is not None:
+        if getattr(options, name) is not None:
             raise click.UsageError(
-                f"this command works on the database itself, not through a server;"
-                f" leave out --{name}"
+                f"--{name} is not allowed: this command works directly on the database, not"
+                " through a server"
             )
-    return settings_of(given.database, given.data, **flags)
+    return load_settings(options.database, options.data, **flags)
 
 
-def target(given: Globals, **flags: str | None) -> "Target":
-    """The server or database that a command is for; flags are settings that were said."""
+def target(options: GlobalOptions, **flags: str | None) -> "Target":
+    """Returns the server or database that a command uses; `flags` override settings."""
     from tenuto.client.target import resolve_target
 
-    where = (given.url, given.token, given.workspace)
-    found = resolve_target(*where, database=given.database, data=given.data, **flags)
-    if found.url is not None:
-        _warn_of_login()
-    return found
+    server = (options.url, options.token, options.workspace)
+    resolved = resolve_target(*server, database=options.database, data=options.data, **flags)
+    if resolved.url is not None:
+        _warn_if_login_exposed()
+    return resolved
 
 
 @cache
-def _warn_of_login() -> None:
-    """Say once per command that others can read the token that `login` keeps."""
+def _warn_if_login_exposed() -> None:
+    """Warns once per command if other users can read the login file."""
     from tenuto import private
     from tenuto.cli.render import print_note
     from tenuto.client.target import config_path
 
     path = config_path()
-    if mode := private.exposed(path):
+    if mode := private.mode_if_exposed(path):
         print_note(
-            f"warning: {path} has mode {mode}: others can use the login in it; run: chmod 600"
-            f" {shlex.quote(str(path))}"
+            f"warning: {path} has mode {mode}: other users can read the login in it; run: chmod"
+            f" 600 {shlex.quote(str(path))}"
         )
 
 
-def actor() -> str:
-    """Who the audit trail says it was."""
+def audit_actor() -> str:
+    """Returns the name that the audit trail records for this user: `cli:USER`."""
     import getpass
     import os
 
@@ -74,25 +74,25 @@ def actor() -> str:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = str(os.getuid())
-    return bounds.clean(f"cli:{user}", bounds.MAX_NAME)
+    return bounds.make_storable(f"cli:{user}", bounds.MAX_NAME)
 
 
-def call(given: Globals, work: Callable[["AnyEngine"], Awaitable[T]]) -> T:
-    """What `work` answers, given the engine that the command is for."""
+def call_engine(options: GlobalOptions, operation: Callable[["AnyEngine"], Awaitable[T]]) -> T:
+    """Runs `operation` with the engine of the command's target and returns its result."""
     from tenuto import app
-    from tenuto.client.target import opened
+    from tenuto.client.target import open_engine
 
-    chosen = target(given)
+    chosen = target(options)
 
     async def main() -> T:
-        async with opened(chosen, actor=actor(), deadline_s=PATIENCE_S) as engine:
-            return await work(engine)
+        async with open_engine(chosen, actor=audit_actor(), deadline_s=SERVER_TIMEOUT_S) as engine:
+            return await operation(engine)
 
     return app.run(main())
 
 
-def ask(given: Globals, work: Callable[["AsyncClient"], Awaitable[T]]) -> T:
-    """What `work` answers, given a client of the same."""
+def call_client(options: GlobalOptions, operation: Callable[["AsyncClient"], Awaitable[T]]) -> T:
+    """Runs `operation` with a client of the command's target and returns its result."""
     from tenuto.client.client import AsyncClient
 
-    return call(given, lambda engine: work(AsyncClient(engine=engine)))
+    return call_engine(options, lambda engine: operation(AsyncClient(engine=engine)))

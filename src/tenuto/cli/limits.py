@@ -1,18 +1,18 @@
-"""`orchestrate pause`, `resume` and `limit`: what keeps tasks from being claimed."""
+"""`orchestrate pause`, `resume` and `limit`: pauses and rate limits of claims."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import F, Globals, command, group
-from tenuto.cli.connection import ask
-from tenuto.cli.output import Columns, in_future, print_done, print_one, tell_list
+from tenuto.cli.base import F, GlobalOptions, command, group
+from tenuto.cli.connection import call_client
+from tenuto.cli.output import Columns, parse_future_time, print_done, print_list, print_one
 
 if TYPE_CHECKING:
-    from tenuto.model.limits.pauses import GateKind
+    from tenuto.model.limits.pauses import PauseKind
 
-_GATE: Columns = {
+_PAUSE_COLUMNS: Columns = {
     "KIND": lambda gate: gate.kind,
     "SUBJECT": lambda gate: gate.subject,
     "UNTIL": lambda gate: gate.until,
@@ -20,32 +20,33 @@ _GATE: Columns = {
     "SINCE": lambda gate: gate.created_at,
     "REASON": lambda gate: gate.reason,
 }
-_LIMIT: Columns = {
+_LIMIT_COLUMNS: Columns = {
     "NAME": lambda limit: limit.name,
     "PROVIDER": lambda limit: limit.provider,
     "MODEL": lambda limit: limit.model,
     "ACCOUNT": lambda limit: limit.account,
-    "REQUESTS": lambda limit: _share(limit.requests_left, limit.requests_per_minute),
-    "TOKENS": lambda limit: _share(limit.tokens_left, limit.tokens_per_minute),
+    "REQUESTS": lambda limit: _format_share(limit.requests_left, limit.requests_per_minute),
+    "TOKENS": lambda limit: _format_share(limit.tokens_left, limit.tokens_per_minute),
     "NEXT": lambda limit: limit.next_at,
 }
 
 
-def _share(left: int | None, most: int | None) -> str:
-    return "" if most is None else f"{left:,} of {most:,}"
+def _format_share(remaining: int | None, maximum: int | None) -> str:
+    """Formats `REMAINING of MAXIMUM`; empty if there is no maximum."""
+    return "" if maximum is None else f"{remaining:,} of {maximum:,}"
 
 
-def _subject(function: F) -> F:
-    """Adds the ways of saying what is meant; `_meant` reads them."""
+def _subject_options(function: F) -> F:
+    """Adds the options that name what to pause; `_subject_from_options` reads them."""
     options: tuple[Callable[[F], F], ...] = (
-        click.option("--lane", metavar="N", help="A lane by its number; `explain` tells it."),
+        click.option("--lane", metavar="N", help="A lane by its id, as `explain` shows it."),
         click.option("--agent", metavar="NAME", help="An agent."),
-        click.option("--type", "task_type", metavar="T", help="A type of task, also later ones."),
+        click.option("--type", "task_type", metavar="T", help="A task type, also for new tasks."),
         click.option(
             "--workspace",
             "everything",
             is_flag=True,
-            help="The whole workspace. Another one than yours: name it before the command.",
+            help="The whole workspace. For another one, give its id before the command's name.",
         ),
     )
     for option in reversed(options):
@@ -53,24 +54,24 @@ def _subject(function: F) -> F:
     return function
 
 
-def _subject_from_options(said: dict[str, Any]) -> "tuple[GateKind, str] | None":
-    """The one thing that was named, taken out of what was said; none when nothing was."""
-    from tenuto.model.limits.pauses import EVERYTHING
+def _subject_from_options(values: dict[str, Any]) -> "tuple[PauseKind, str] | None":
+    """Removes the subject options from `values`; returns (kind, subject), or `None`."""
+    from tenuto.model.limits.pauses import WORKSPACE_SUBJECT
 
-    lane, agent = said.pop("lane"), said.pop("agent")
-    task_type, everything = said.pop("task_type"), said.pop("everything")
-    found: list[tuple[GateKind, str]] = []
+    lane, agent = values.pop("lane"), values.pop("agent")
+    task_type, everything = values.pop("task_type"), values.pop("everything")
+    subjects: list[tuple[PauseKind, str]] = []
     if lane is not None:
-        found.append(("lane", lane))
+        subjects.append(("lane", lane))
     if agent is not None:
-        found.append(("agent", agent))
+        subjects.append(("agent", agent))
     if task_type is not None:
-        found.append(("type", task_type))
+        subjects.append(("type", task_type))
     if everything:
-        found.append(("workspace", EVERYTHING))
-    if len(found) > 1:
-        raise click.UsageError("name one of --lane, --agent, --type and --workspace")
-    return found[0] if found else None
+        subjects.append(("workspace", WORKSPACE_SUBJECT))
+    if len(subjects) > 1:
+        raise click.UsageError("give exactly one of --lane, --agent, --type and --workspace")
+    return subjects[0] if subjects else None
 
 
 @command(
@@ -80,26 +81,26 @@ def _subject_from_options(said: dict[str, Any]) -> "tuple[GateKind, str] | None"
     "orchestrate pause --workspace",
     "orchestrate pause",
 )
-@_subject
-@click.option("--reason", metavar="TEXT", help="Why, for everybody who asks.")
-@click.option("--until", metavar="TIME", help="Go on by itself then: +2h, or 2026-01-31T09:00.")
+@_subject_options
+@click.option("--reason", metavar="TEXT", help="Reason, shown in lists and by explain.")
+@click.option("--until", metavar="TIME", help="End of the pause: +2h, or 2026-01-31T09:00.")
 @click.pass_obj
-def pause(given: Globals, /, reason: str | None, until: str | None, **said: Any) -> None:
-    """Let nobody claim tasks of a lane, an agent, a type or the whole workspace.
+def pause(options: GlobalOptions, /, reason: str | None, until: str | None, **values: Any) -> None:
+    """Stop new tasks from starting, by lane, agent, task type or workspace.
 
-    From then on nothing more is claimed there. What runs goes on; `task pause` stops a task.
-    Without a name, what is paused is listed.
+    No worker claims such tasks until `resume`. Running tasks continue; `task pause` stops a task.
+    Without an option that names a subject, all pauses are listed.
     """
-    meant = _subject_from_options(said)
-    if meant is None:
+    subject = _subject_from_options(values)
+    if subject is None:
         if reason is not None or until is not None:
-            raise click.UsageError("name one of --lane, --agent, --type and --workspace")
-        found = ask(given, lambda client: client.gates.list())
-        tell_list(given, "gates", found, _GATE, wide="REASON")
+            raise click.UsageError("give exactly one of --lane, --agent, --type and --workspace")
+        pauses = call_client(options, lambda client: client.gates.list())
+        print_list(options, "gates", pauses, _PAUSE_COLUMNS, wide="REASON")
         return
-    end = None if until is None else in_future(until)
-    made = ask(given, lambda client: client.gates.close(*meant, reason, end))
-    print_one(given, made, {name.lower(): show for name, show in _GATE.items()})
+    until_at = None if until is None else parse_future_time(until)
+    created = call_client(options, lambda client: client.gates.close(*subject, reason, until_at))
+    print_one(options, created, {name.lower(): show for name, show in _PAUSE_COLUMNS.items()})
 
 
 @command(
@@ -108,15 +109,15 @@ def pause(given: Globals, /, reason: str | None, until: str | None, **said: Any)
     "orchestrate resume --agent claude-1",
     "orchestrate resume --workspace",
 )
-@_subject
+@_subject_options
 @click.pass_obj
-def resume(given: Globals, /, **said: Any) -> None:
-    """Let what was paused go on, at once."""
-    meant = _subject_from_options(said)
-    if meant is None:
-        raise click.UsageError("name one of --lane, --agent, --type and --workspace")
-    ask(given, lambda client: client.gates.open(*meant))
-    print_done(given, f"resumed {' '.join(meant)}", kind=meant[0], subject=meant[1])
+def resume(options: GlobalOptions, /, **values: Any) -> None:
+    """End a pause, so that its tasks can start again."""
+    subject = _subject_from_options(values)
+    if subject is None:
+        raise click.UsageError("give exactly one of --lane, --agent, --type and --workspace")
+    call_client(options, lambda client: client.gates.open(*subject))
+    print_done(options, f"resumed {' '.join(subject)}", kind=subject[0], subject=subject[1])
 
 
 @group(
@@ -125,7 +126,7 @@ def resume(given: Globals, /, **said: Any) -> None:
     "orchestrate limit set claude --provider anthropic --requests-per-minute 50",
 )
 def limit() -> None:
-    """Limit requests and tokens a minute, over all workers."""
+    """Limit requests and tokens per minute, over all workers."""
 
 
 @command(
@@ -135,44 +136,50 @@ def limit() -> None:
     " --requests-per-minute 10 --tokens-per-minute 200000",
 )
 @click.argument("name")
-@click.option("--provider", metavar="P", help="What stands before the slash of a model's name.")
-@click.option("--model", metavar="M", help="One model; else any.")
-@click.option("--account", metavar="A", help="Agents of one account; else any.")
 @click.option(
-    "--requests-per-minute", type=click.IntRange(1), metavar="N", help="Claims in any 60 seconds."
+    "--provider", metavar="P", help="Provider: the part of a model name before the slash."
+)
+@click.option("--model", metavar="M", help="One model; default: any.")
+@click.option("--account", metavar="A", help="Agents of one account; default: any.")
+@click.option(
+    "--requests-per-minute",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Claims within any 60 seconds.",
 )
 @click.option(
-    "--tokens-per-minute", type=click.IntRange(1), metavar="N", help="Tokens, as attempts report."
+    "--tokens-per-minute", type=click.IntRange(1), metavar="N", help="Tokens that attempts report."
 )
 @click.pass_obj
-def set_(given: Globals, /, name: str, **said: Any) -> None:
-    """Keep a limit under a name, in place of any other of that name.
+def set_(options: GlobalOptions, /, name: str, **fields: Any) -> None:
+    """Create a limit, or replace the limit of the same name.
 
-    A claim of a task counts as one request. The model is the task's, or else its agent's.
+    The claim of a task counts as one request. The model is the task's; if it has none, the
+    agent's.
     """
     from tenuto.model.limits.rate_limits import RateLimit
 
-    wanted = RateLimit(name=name, **said)
-    made = ask(given, lambda client: client.rate_limits.put(wanted))
-    print_one(given, made, {name.lower(): show for name, show in _LIMIT.items()})
+    rate_limit = RateLimit(name=name, **fields)
+    stored = call_client(options, lambda client: client.rate_limits.put(rate_limit))
+    print_one(options, stored, {name.lower(): show for name, show in _LIMIT_COLUMNS.items()})
 
 
 @command("list", "orchestrate limit list")
 @click.pass_obj
-def list_(given: Globals) -> None:
-    """List the limits with what is left of them now."""
-    found = ask(given, lambda client: client.rate_limits.list())
-    tell_list(given, "rateLimits", found, _LIMIT, wide="NAME")
+def list_(options: GlobalOptions) -> None:
+    """List the limits and how much of each is left now."""
+    limits = call_client(options, lambda client: client.rate_limits.list())
+    print_list(options, "rateLimits", limits, _LIMIT_COLUMNS, wide="NAME")
 
 
 @command("delete", "orchestrate limit delete claude")
 @click.argument("name")
 @click.pass_obj
-def delete(given: Globals, name: str) -> None:
-    """Forget a limit."""
-    ask(given, lambda client: client.rate_limits.delete(name))
-    print_done(given, f"deleted {name}", name=name)
+def delete(options: GlobalOptions, name: str) -> None:
+    """Delete a limit."""
+    call_client(options, lambda client: client.rate_limits.delete(name))
+    print_done(options, f"deleted {name}", name=name)
 
 
-for _each in (set_, list_, delete):
-    limit.add_command(_each)
+for _command in (set_, list_, delete):
+    limit.add_command(_command)

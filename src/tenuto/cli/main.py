@@ -1,4 +1,4 @@
-"""The entry of `orchestrate`, and the one place where errors become messages and exit codes."""
+"""Entry point of `orchestrate`; the only place that turns errors into messages and exit codes."""
 
 import contextlib
 import os
@@ -10,49 +10,55 @@ BROKEN_PIPE = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; answers its exit code and lets no exception out."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    """Runs a command line and returns its exit code. Never raises an exception."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = _run(list(words))  # click takes words out of the list it is given
+        code = _run(list(argv))  # click removes arguments from the list that it gets
         _flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
         code = BROKEN_PIPE
-    except Exception as error:  # noqa: BLE001  a fault is told in one line
-        interrupted = isinstance(error.__cause__, KeyboardInterrupt)  # while a class was made
-        code = INTERRUPTED if interrupted else _tell(_known(error), as_json=_wants_json(words))
+    except Exception as error:  # noqa: BLE001  an internal error is printed in one line
+        # Ctrl-C during the creation of a class arrives as the cause of another exception.
+        interrupted = isinstance(error.__cause__, KeyboardInterrupt)
+        code = (
+            INTERRUPTED
+            if interrupted
+            else _report_error(_to_tenuto_error(error), as_json=_wants_json(argv))
+        )
     if arguments is None:
         _prepare_to_exit()
     return code
 
 
-def _run(words: list[str]) -> int:
+def _run(argv: list[str]) -> int:
+    """Runs a command line and returns its exit code; raises every other error."""
     import click
 
-    from tenuto.cli.base import Globals
+    from tenuto.cli.base import GlobalOptions
     from tenuto.cli.root import cli
 
-    _occupy_standard_files()
+    _open_closed_standard_files()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     if "_ORCHESTRATE_COMPLETE" in os.environ:
-        cli.main(words, "orchestrate")
+        cli.main(argv, "orchestrate")
     try:
-        with cli.make_context("orchestrate", words, obj=Globals()) as context:
-            answer = cli.invoke(context)
+        with cli.make_context("orchestrate", argv, obj=GlobalOptions()) as context:
+            result = cli.invoke(context)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.Abort:
         raise KeyboardInterrupt from None
-    return answer if isinstance(answer, int) else 0
+    return result if isinstance(result, int) else 0
 
 
-def _occupy_standard_files() -> None:
-    """Keep a database or socket from becoming file 0, 1 or 2 where those were closed.
+def _open_closed_standard_files() -> None:
+    """Opens standard files that are closed, so that no database or socket becomes file 0, 1 or 2.
 
-    What is for a closed one is written nowhere, and not to the other.
+    Output to such a file is discarded; it does not go to another file.
     """
     for number in range(3):
         try:
@@ -65,29 +71,31 @@ def _occupy_standard_files() -> None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
-def _wants_json(words: list[str]) -> bool:
-    """Whether `--json` was asked for, also when the rest could not be understood."""
-    ours = words[: words.index("--")] if "--" in words else words
-    return "--json" in ours
+def _wants_json(argv: list[str]) -> bool:
+    """True if `--json` was given, even if the rest of the command line could not be parsed."""
+    own_arguments = argv[: argv.index("--")] if "--" in argv else argv
+    return "--json" in own_arguments
 
 
-def _known(error: Exception) -> Exception:
-    """The error as one of ours: words that cannot be sent, a disk without room for the output."""
+def _to_tenuto_error(error: Exception) -> Exception:
+    """Converts invalid characters and a full disk to Tenuto errors; returns others unchanged."""
     import errno
 
     from tenuto.model.errors import Invalid, Unavailable
 
-    if isinstance(error, UnicodeEncodeError):  # only what was typed holds such characters
-        return Invalid("a lone surrogate character was given, which is no text", "text_invalid")
+    if isinstance(error, UnicodeEncodeError):  # only user input can contain such characters
+        return Invalid(
+            "the input contains a lone surrogate character, which is not valid text", "text_invalid"
+        )
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
     if not isinstance(error, OSError) or error.errno not in full:
         return error
-    what = "the output" if error.filename is None else error.filename
-    return Unavailable(f"{what} cannot be written: {error.strerror}", "storage_full")
+    target = "the output" if error.filename is None else error.filename
+    return Unavailable(f"{target} cannot be written: {error.strerror}", "storage_full")
 
 
-def _tell(error: Exception, *, as_json: bool) -> int:
-    """Print an error as its reader wants it; answers the exit code."""
+def _report_error(error: Exception, *, as_json: bool) -> int:
+    """Prints an error as text or JSON and returns the exit code."""
     import click
 
     from tenuto.model.errors import EXIT_CODE, Invalid, TenutoError, lookup
@@ -102,12 +110,12 @@ def _tell(error: Exception, *, as_json: bool) -> int:
     if isinstance(error, TenutoError):
         code, message, status = error.code, error.message, lookup(EXIT_CODE, error)
         if code == "unauthenticated":
-            hint = "give a token that holds: --token, TENUTO_TOKEN, or `orchestrate login URL`"
+            hint = "log in with `orchestrate login URL`, or give a token: --token, TENUTO_TOKEN"
     else:
-        code, message, status = "internal", f"internal fault: {_named(error)}", 1
+        code, message, status = "internal", f"internal error: {_describe(error)}", 1
         hint = "set TENUTO_DEBUG=1 for the stack trace"
-    with contextlib.suppress(OSError):  # nobody reads it: the exit code has to do
-        _print_problem(code, message, hint, as_json=as_json)
+    with contextlib.suppress(OSError):  # standard error is closed: only the exit code is left
+        _print_error(code, message, hint, as_json=as_json)
     if os.environ.get("TENUTO_DEBUG"):
         import traceback
 
@@ -118,27 +126,31 @@ def _tell(error: Exception, *, as_json: bool) -> int:
     return status
 
 
-def _named(error: Exception) -> str:
+def _describe(error: Exception) -> str:
+    """Returns the error's class name and message."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _print_problem(code: str, message: str, hint: str, *, as_json: bool) -> None:
+def _print_error(code: str, message: str, hint: str, *, as_json: bool) -> None:
+    """Prints an error: as JSON on standard output if possible, otherwise on standard error."""
     import re
 
     from tenuto.model.printable import printable
 
-    if as_json and _printed({"error": {"code": code, "message": printable(message, lines=True)}}):
+    if as_json and _try_print_json(
+        {"error": {"code": code, "message": printable(message, lines=True)}}
+    ):
         return
-    # Faults of files stand on lines of their own, where editors look for them; a line that could
-    # pass for one of ours is set in.
-    told = re.sub(r"\n(?=(error|warning|note): )", "\n  ", printable(message, lines=True))
-    print(f"error: {told} [{code}]", file=sys.stderr)
+    # Errors in YAML files are on separate lines, where editors find them. A line that looks like
+    # one of our own messages is indented.
+    text = re.sub(r"\n(?=(error|warning|note): )", "\n  ", printable(message, lines=True))
+    print(f"error: {text} [{code}]", file=sys.stderr)
     if hint:
         print(printable(hint), file=sys.stderr)
 
 
-def _printed(document: object) -> bool:
-    """Whether a document could be printed; a reader that left wants none."""
+def _try_print_json(document: object) -> bool:
+    """True if the document was printed, or if the reader closed the pipe and wants no output."""
     from tenuto.cli.render import print_json
 
     try:
@@ -157,7 +169,7 @@ def _flush() -> None:
 
 
 def _prepare_to_exit() -> None:
-    """Let the interpreter have nothing to say: no unwritable output, no late Ctrl-C."""
+    """Prevents messages at exit: drops unwritable output; a late Ctrl-C ends it silently."""
     import signal
 
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
@@ -165,8 +177,8 @@ def _prepare_to_exit() -> None:
             if stream is not None:
                 stream.flush()
         except OSError:
-            with open(os.devnull, "wb") as nowhere:  # noqa: PTH123  pathlib is not imported here
-                os.dup2(nowhere.fileno(), number)
+            with open(os.devnull, "wb") as devnull:  # noqa: PTH123  pathlib is not imported here
+                os.dup2(devnull.fileno(), number)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

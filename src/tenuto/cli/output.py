@@ -1,107 +1,111 @@
-"""How commands answer that manage things: a table or fields for people, or one document."""
+"""Prints results of commands: a table or fields for people, or one JSON document."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import Globals
+from tenuto.cli.base import GlobalOptions
 
 if TYPE_CHECKING:
     from datetime import datetime
 
 Columns = dict[str, Callable[[Any], Any]]
-"""A heading and what stands under it, from left to right."""
+"""Column headings, from left to right, each with a function from an item to its value."""
 
 
-def tell_list(given: Globals, name: str, found: Sequence[Any], columns: Columns, wide: str) -> None:
-    """Print what was found, under `name` as JSON."""
+def print_list(
+    options: GlobalOptions, name: str, items: Sequence[Any], columns: Columns, wide: str
+) -> None:
+    """Prints items as a table, or as JSON `{name: items}`. Only column `wide` is shortened."""
     from tenuto.cli.render import print_json, print_table
 
-    if given.json:
-        print_json({name: found})
+    if options.json:
+        print_json({name: items})
         return
-    rows = [[word(show(each)) for show in columns.values()] for each in found]
+    rows = [[format_value(show(item)) for show in columns.values()] for item in items]
     print_table(list(columns), rows, wide=wide)
 
 
-def tell_page(given: Globals, page: Any, found: Sequence[Any], columns: Columns, wide: str) -> None:
-    """Print a page of things, as JSON whole, and how to see the next one."""
+def print_page(
+    options: GlobalOptions, page: Any, items: Sequence[Any], columns: Columns, wide: str
+) -> None:
+    """Prints a page as a table, or the whole page as JSON, and how to see the next page."""
     from tenuto.cli.render import print_json
 
-    if given.json:
+    if options.json:
         print_json(page)
         return
-    tell_list(given, "", found, columns, wide)
-    tell_more(page.next_cursor)
+    print_list(options, "", items, columns, wide)
+    print_next_cursor(page.next_cursor)
 
 
-def tell_more(cursor: Any) -> None:
-    """Say how to see what comes after, if anything does."""
+def print_next_cursor(cursor: Any) -> None:
+    """Prints to standard error how to see the next page, if there is one."""
     if cursor is not None:
         click.echo(f"more: --cursor {cursor}", err=True)
 
 
-def print_one(given: Globals, found: Any, fields: Columns) -> None:
-    """Print one thing."""
+def print_one(options: GlobalOptions, item: Any, fields: Columns) -> None:
+    """Prints one item as named fields, or as JSON."""
     from tenuto.cli.render import print_fields, print_json
 
-    if given.json:
-        print_json(found)
+    if options.json:
+        print_json(item)
         return
-    print_fields((name, word(show(found))) for name, show in fields.items())
+    print_fields((name, format_value(show(item))) for name, show in fields.items())
 
 
-def print_done(given: Globals, text: str, **said: Any) -> None:
-    """Print that something was done."""
+def print_done(options: GlobalOptions, text: str, **fields: Any) -> None:
+    """Prints a confirmation, or JSON `{"ok": true}` with the fields."""
     from tenuto.cli.render import print_json
     from tenuto.model.printable import printable
 
-    if given.json:
-        print_json({"ok": True, **said})
+    if options.json:
+        print_json({"ok": True, **fields})
     else:
         print(printable(text))
 
 
-def word(value: Any) -> str:
-    """A value as people read it."""
+def format_value(value: Any) -> str:
+    """Formats a value for people."""
     from datetime import datetime
 
-    from tenuto.cli.render import moment
+    from tenuto.cli.render import format_time
 
     if value is None:
         return ""
     if isinstance(value, datetime):
-        return moment(value) or ""
+        return format_time(value) or ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return ", ".join(str(each) for each in value)
+        return ", ".join(str(part) for part in value)
     return str(value)
 
 
-def words(given: Sequence[str]) -> list[str]:
-    """Names that were given one by one or with commas between them."""
-    return [name for each in given for name in each.split(",") if name]
+def split_commas(values: Sequence[str]) -> list[str]:
+    """Splits values at commas and returns all names; empty names are dropped."""
+    return [name for value in values for name in value.split(",") if name]
 
 
-def confirmed(question: str, *, yes: bool) -> None:
-    """Go on unless a person who can be asked says no."""
+def require_confirmation(question: str, *, yes: bool) -> None:
+    """Asks for confirmation on a terminal and exits if the answer is no; `yes` skips it."""
     from tenuto.cli.tasks.control import confirm, should_confirm
 
     if should_confirm(yes=yes):
         confirm(question)
 
 
-def in_future(text: str) -> "datetime":
-    """The instant that an option means."""
+def parse_future_time(text: str) -> "datetime":
+    """Parses a time option: `+DURATION` from now, or an ISO 8601 time."""
     from datetime import timedelta
 
-    from tenuto.cli.parse import after, ahead
+    from tenuto.cli.parse import parse_time_or_delay, time_after
     from tenuto.clock import Clock
 
-    when = ahead(text)
-    found = after(Clock().now(), when) if isinstance(when, timedelta) else when
-    if found is None:
-        raise click.BadParameter(f"{text!r} is no time")
-    return found
+    when = parse_time_or_delay(text)
+    at = time_after(Clock().now(), when) if isinstance(when, timedelta) else when
+    if at is None:
+        raise click.BadParameter(f"{text!r} is not a time")
+    return at

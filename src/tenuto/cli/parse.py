@@ -1,4 +1,4 @@
-"""What people type: lengths of time, instants, JSON, names with values, filters."""
+"""Parses arguments: durations, times, JSON, files, limits, filters. Adds shared options."""
 
 import os
 import re
@@ -16,108 +16,108 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Finite(click.FloatRange):
-    """A number within its range; what is not a number is in none."""
+class FiniteRange(click.FloatRange):
+    """A float range that refuses NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        if found != found:  # noqa: PLR0124  only what is not a number differs from itself
+        number = super().convert(value, param, ctx)
+        if number != number:  # noqa: PLR0124  only NaN differs from itself
             self.fail(f"{value!r} is not a number", param, ctx)
-        return found
+        return number
 
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)?", re.ASCII)
 
 
-def parse_span(text: str) -> timedelta | None:
-    """The length of time in `90`, `10m`, `1h30m`, `2d`; `None` when it is none."""
-    found = _SPAN.findall(text)
-    if len(found) > 1 and not all(unit for _, unit in found):
-        return None  # in 1h30, only the writer knows of what the 30 are
-    if not found or "".join(number + unit for number, unit in found) != text:
+def parse_duration(text: str) -> timedelta | None:
+    """Parses a duration like `90` (seconds), `10m`, `1h30m`, `2d`; returns `None` if invalid."""
+    parts = _SPAN.findall(text)
+    if len(parts) > 1 and not all(unit for _, unit in parts):
+        return None  # in 1h30, the unit of 30 is unknown
+    if not parts or "".join(number + unit for number, unit in parts) != text:
         return None
     try:
-        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in found))
+        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
     except OverflowError:
         return None
 
 
-def seconds(text: str | int) -> int:
-    """A length of time as whole seconds."""
-    length = parse_span(str(text))
-    if length is None:
-        raise click.BadParameter(f"{text!r} is not a length of time like 90, 10m or 1h30m")
-    return int(length.total_seconds())
+def parse_seconds(text: str | int) -> int:
+    """Parses a duration and returns whole seconds."""
+    duration = parse_duration(str(text))
+    if duration is None:
+        raise click.BadParameter(f"{text!r} is not a duration like 90, 10m or 1h30m")
+    return int(duration.total_seconds())
 
 
-def ahead(text: str) -> datetime | timedelta:
-    """An instant, or with a plus a length of time from now on."""
-    length = parse_span(text[1:]) if text.startswith("+") else None
-    return _instant(text, "+10m") if length is None else length
+def parse_time_or_delay(text: str) -> datetime | timedelta:
+    """Parses an ISO 8601 time, or `+DURATION`: a delay from now."""
+    delay = parse_duration(text[1:]) if text.startswith("+") else None
+    return _parse_time(text, "+10m") if delay is None else delay
 
 
-def ago(text: str) -> datetime | timedelta:
-    """An instant, or a length of time up to now."""
-    length = parse_span(text)
-    return _instant(text, "10m") if length is None else length
+def parse_time_or_age(text: str) -> datetime | timedelta:
+    """Parses an ISO 8601 time, or a duration: the age from now."""
+    age = parse_duration(text)
+    return _parse_time(text, "10m") if age is None else age
 
 
-def _instant(text: str, example: str) -> datetime:
+def _parse_time(text: str, example: str) -> datetime:
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError, OSError):
         raise click.BadParameter(
-            f"{text!r} is neither an ISO 8601 time nor like {example}"
+            f"{text!r} is neither an ISO 8601 time nor a duration like {example}"
         ) from None
 
 
-def after(now: datetime, when: datetime | timedelta | None) -> datetime | None:
-    """The instant that was meant, a length of time counting from now on."""
-    return _shifted(now, when, 1)
+def time_after(now: datetime, when: datetime | timedelta | None) -> datetime | None:
+    """Returns the time itself, or now plus the duration."""
+    return _shift(now, when, 1)
 
 
-def before(now: datetime, when: datetime | timedelta | None) -> datetime | None:
-    """The instant that was meant, a length of time counting back from now."""
-    return _shifted(now, when, -1)
+def time_before(now: datetime, when: datetime | timedelta | None) -> datetime | None:
+    """Returns the time itself, or now minus the duration."""
+    return _shift(now, when, -1)
 
 
-def _shifted(now: datetime, when: datetime | timedelta | None, sign: int) -> datetime | None:
+def _shift(now: datetime, when: datetime | timedelta | None, sign: int) -> datetime | None:
     if not isinstance(when, timedelta):
         return when
     try:
         return now + sign * when
     except OverflowError:
-        raise click.UsageError("the time is beyond the calendar") from None
+        raise click.UsageError("the time is out of range: years 1 to 9999") from None
 
 
-def read_file(path: str, most: int) -> bytes:
-    """A file's content, or standard input's for `-`, up to one byte more than is accepted."""
+def read_file(path: str, max_bytes: int) -> bytes:
+    """Returns at most `max_bytes` + 1 bytes of a file, or of standard input for `-`."""
     try:
         if path == "-":
             if sys.stdin is None:
                 raise click.UsageError("cannot read standard input: it is closed")
-            return sys.stdin.buffer.read(most + 1)
-        with open(path, "rb") as file:  # noqa: PTH123  a device or pipe is welcome too
-            return file.read(most + 1)
+            return sys.stdin.buffer.read(max_bytes + 1)
+        with open(path, "rb") as file:  # noqa: PTH123  may be a device or pipe
+            return file.read(max_bytes + 1)
     except (OSError, ValueError) as error:
         raise click.UsageError(f"cannot read {path}: {error}") from error
 
 
 def read_text(field: str, path: str) -> str:
-    """A text file's content; `Invalid` when it is too large or not UTF-8."""
+    """Returns the content of a text file; raises `Invalid` if it is too large or not UTF-8."""
     from tenuto.model import bounds
     from tenuto.model.errors import Invalid
 
     content = read_file(path, 4 * bounds.MAX_TEXT)
     try:
-        return bounds.text(field, content.decode(), bounds.MAX_TEXT)
+        return bounds.check_text(field, content.decode(), bounds.MAX_TEXT)
     except UnicodeDecodeError as error:
         raise Invalid(f"{path} is not UTF-8 text: {error}", "text_invalid") from error
 
 
 def read_json(field: str, text: str) -> Any:
-    """The value of JSON text, or of the file that `@path` names."""
+    """Parses JSON text, or the JSON file that `@path` names."""
     from tenuto.model import bounds
     from tenuto.model.errors import Invalid
 
@@ -126,45 +126,53 @@ def read_json(field: str, text: str) -> Any:
         source = read_file(text[1:], 2 * bounds.MAX_JSON)
         if len(source) > 2 * bounds.MAX_JSON:
             raise Invalid(
-                f"{field} is larger than the {bounds.MAX_JSON:,} bytes of JSON that are accepted",
+                f"{field} is larger than {bounds.MAX_JSON:,} bytes of JSON, the maximum",
                 "too_large",
             )
     return bounds.parse_json(field, source)
 
 
 def read_environment(pairs: tuple[str, ...]) -> dict[str, str] | None:
-    """Variables from `NAME=VALUE` words."""
+    """Parses `NAME=VALUE` arguments; returns `None` if there are none."""
     for pair in pairs:
         if "=" not in pair[1:]:
-            raise click.UsageError(f"--env wants NAME=VALUE, not {pair!r}")
+            raise click.UsageError(f"--env must be NAME=VALUE, not {pair!r}")
     return dict(pair.split("=", 1) for pair in pairs) or None
 
 
-def folder(given: str | None) -> str:
-    """The folder that was named, or this one, as every process on this machine would name it."""
+def absolute_folder(path: str | None) -> str:
+    """Returns the absolute path of a folder, by default the current one."""
     try:
-        return os.path.abspath(given or os.getcwd())  # noqa: PTH100, PTH109  `..` is not a link's
+        return os.path.abspath(path or os.getcwd())  # noqa: PTH100, PTH109  resolves `..` by name
     except OSError as error:
-        raise click.UsageError(f"this folder is gone; name one with --cwd ({error})") from error
+        raise click.UsageError(
+            f"the current folder was deleted; name another one with --cwd ({error})"
+        ) from error
 
 
-def place_options(function: F) -> F:
-    """Adds the options that say where among others a task stands; `read_place` reads them."""
+def relation_options(function: F) -> F:
+    """Adds options for dependencies, next task, group and key; see `resolve_task_ids`."""
     options = (
         click.option(
-            "--depends-on", multiple=True, metavar="ID", help="A task to wait for; repeatable."
+            "--depends-on",
+            multiple=True,
+            metavar="ID",
+            help="A task that must finish first; repeatable.",
         ),
         click.option(
-            "--blocks", multiple=True, metavar="ID", help="A task that is to wait; repeatable."
+            "--blocks",
+            multiple=True,
+            metavar="ID",
+            help="A task that must wait for this one; repeatable.",
         ),
         click.option(
             "--on-dependency-failure",
             type=click.Choice(["fail", "skip", "run"]),
-            help="What to do when one waited for fails; fail if not given.",
+            help="What to do if a dependency fails; default: fail.",
         ),
-        click.option("--next", metavar="KEY", help="The definition to run when it has succeeded."),
-        click.option("--group", metavar="G", help="The running group, by id or key, to join."),
-        click.option("--key", metavar="KEY", help="A name that others may refer to."),
+        click.option("--next", metavar="KEY", help="Definition to run after this task succeeds."),
+        click.option("--group", metavar="G", help="Running group to add the task to: id or key."),
+        click.option("--key", metavar="KEY", help="Name by which other tasks refer to this one."),
     )
     for option in reversed(options):
         function = option(function)
@@ -172,81 +180,90 @@ def place_options(function: F) -> F:
 
 
 def budget_options(function: F) -> F:
-    """Adds the options that bound what a task may use; `read_budget` reads them."""
+    """Adds the budget options; `pop_budget` reads them."""
     for option in (
         click.option(
-            "--budget-usd", type=float, metavar="USD", help="What its models may cost at most."
+            "--budget-usd", type=float, metavar="USD", help="Maximum cost of the model calls."
         ),
         click.option(
-            "--budget-tokens", type=int, metavar="N", help="Tokens that its models may use at most."
+            "--budget-tokens", type=int, metavar="N", help="Maximum number of model tokens."
         ),
     ):
         function = option(function)
     return function
 
 
-def read_budget(fields: dict[str, Any]) -> "Budget | None":
-    """The budget that the options say, taken out of what was given."""
+def pop_budget(fields: dict[str, Any]) -> "Budget | None":
+    """Removes the budget options from `fields` and returns the budget, or `None`."""
     from tenuto.model.limits.budgets import Budget
 
     tokens, cost = fields.pop("budget_tokens"), fields.pop("budget_usd")
     return None if tokens is None and cost is None else Budget(tokens=tokens, cost_usd=cost)
 
 
-def bound_options(function: F) -> F:
-    """Adds the options that hold a task back; `read_bounds` reads them."""
+def limit_options(function: F) -> F:
+    """Adds the concurrency and budget options; `parse_limits` reads them."""
     for option in (
         click.option(
             "--concurrency-policy",
             type=click.Choice(["queue", "cancel_old", "cancel_new"]),
-            help="What to do when all places of its key are taken; queue if not given.",
+            help="What to do if the key's limit is reached; default: queue.",
         ),
         click.option(
-            "--concurrency-limit", type=int, metavar="N", help="Places of its key; 1 if not given."
+            "--concurrency-limit",
+            type=int,
+            metavar="N",
+            help="How many tasks with this key may run at once; default: 1.",
         ),
         click.option(
-            "--concurrency-key", metavar="KEY", help="Tasks with the same key run one at a time."
+            "--concurrency-key",
+            metavar="KEY",
+            help="Tasks with the same key share a concurrency limit.",
         ),
     ):
         function = option(function)
     return budget_options(function)
 
 
-def read_bounds(fields: dict[str, Any]) -> None:
-    """Put a budget and a concurrency key in the place of the options for them."""
+def parse_limits(fields: dict[str, Any]) -> None:
+    """Replaces the budget and concurrency options in `fields` by `budget` and `concurrency`."""
     from tenuto.model.limits.concurrency import Concurrency
 
-    fields["budget"] = read_budget(fields)
+    fields["budget"] = pop_budget(fields)
     key = fields.pop("concurrency_key")
-    said = {name: fields.pop(f"concurrency_{name}") for name in ("limit", "policy")}
-    known = {name: value for name, value in said.items() if value is not None}
+    values = {name: fields.pop(f"concurrency_{name}") for name in ("limit", "policy")}
+    chosen = {name: value for name, value in values.items() if value is not None}
     if key is not None:
-        fields["concurrency"] = Concurrency(key, **known)
-    elif known:
-        raise click.UsageError("--concurrency-limit and --concurrency-policy need a key")
+        fields["concurrency"] = Concurrency(key, **chosen)
+    elif chosen:
+        raise click.UsageError(
+            "--concurrency-limit and --concurrency-policy require --concurrency-key"
+        )
 
 
-async def read_place(engine: "AnyEngine", fields: dict[str, Any]) -> None:
-    """Put the ids of other tasks in the place of what was given for them."""
+async def resolve_task_ids(engine: "AnyEngine", fields: dict[str, Any]) -> None:
+    """Replaces abbreviated task ids in `depends_on` and `blocks` by full ids."""
     for name in ("depends_on", "blocks"):
-        fields[name] = [str(await engine.find(each)) for each in fields[name]]
+        fields[name] = [str(await engine.find(task)) for task in fields[name]]
 
 
 def filter_options(function: F) -> F:
-    """Adds the options that pick tasks; `read_filter` reads them."""
+    """Adds the filter options for tasks; `build_filter` reads them."""
     options = (
-        click.option("--status", multiple=True, help="Only with this status; of several, any."),
-        click.option("--tag", "tags", multiple=True, help="Only with this tag; of several, all."),
         click.option(
-            "--min-priority", type=click.IntRange(1, 10), help="Only this urgent or more."
+            "--status", multiple=True, help="Filter by status; repeat for several (any matches)."
         ),
-        click.option("--type", "task_type", help="Only of this type."),
-        click.option("--text", help="Only with this text in the title."),
+        click.option(
+            "--tag", "tags", multiple=True, help="Filter by tag; repeat for several (all required)."
+        ),
+        click.option("--min-priority", type=click.IntRange(1, 10), help="Minimum priority."),
+        click.option("--type", "task_type", help="Filter by task type."),
+        click.option("--text", help="Filter by text in the title."),
         click.option(
             "--since",
-            type=ago,
+            type=parse_time_or_age,
             metavar="TIME",
-            help="Only created since: 1h, 2d, or an ISO 8601 time.",
+            help="Created since: 1h, 2d, or an ISO 8601 time.",
         ),
     )
     for option in reversed(options):
@@ -254,16 +271,19 @@ def filter_options(function: F) -> F:
     return function
 
 
-def has_filter(chosen: dict[str, Any]) -> bool:
-    return any(value not in (None, ()) for value in chosen.values())
+def has_filter(filters: dict[str, Any]) -> bool:
+    """True if at least one filter option was given."""
+    return any(value not in (None, ()) for value in filters.values())
 
 
-def read_filter(now: datetime, chosen: dict[str, Any]) -> Any:
-    """The engine's filter for what was chosen."""
+def build_filter(now: datetime, filters: dict[str, Any]) -> Any:
+    """Builds the engine's task filter from the filter options."""
     from tenuto.engine.tasks.query import Filter
     from tenuto.model import bounds
 
-    if chosen["task_type"] is not None:
-        bounds.text("type", chosen["task_type"], bounds.MAX_NAME)
-    words = (word for given in chosen["status"] for word in given.split(","))
-    return Filter(**{**chosen, "status": tuple(words), "since": before(now, chosen["since"])})
+    if filters["task_type"] is not None:
+        bounds.check_text("type", filters["task_type"], bounds.MAX_NAME)
+    statuses = (status for text in filters["status"] for status in text.split(","))
+    return Filter(
+        **{**filters, "status": tuple(statuses), "since": time_before(now, filters["since"])}
+    )

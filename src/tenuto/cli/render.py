@@ -1,7 +1,7 @@
-"""What people see: tables, statuses in colour, times, and text that cannot harm a terminal.
+"""Formats output for people: tables, coloured statuses, times, and text safe for a terminal.
 
-Names, logs and errors come from tasks and so from strangers. Whatever of them is printed goes
-through `printable` of `tenuto.model.printable` or, as JSON, through `print_json`.
+Names, logs and errors come from tasks and are untrusted. They are printed only through `printable`
+of `tenuto.model.printable` or, as JSON, through `print_json`.
 """
 
 import os
@@ -38,35 +38,36 @@ _STYLES = {
 }
 
 
-def cut(text: str, longest: int) -> str:
-    """The text's first line, shortened with an ellipsis."""
+def shorten_line(text: str, max_chars: int) -> str:
+    """Returns the first line of the text, at most `max_chars` long; `…` marks a cut."""
     lines = text.strip().splitlines()
     first = lines[0].rstrip() if lines else ""
-    short = first if len(first) <= longest else first[: longest - 1].rstrip() + "…"
-    return short if len(lines) < 2 or short.endswith("…") else short[: longest - 1] + "…"
+    short = first if len(first) <= max_chars else first[: max_chars - 1].rstrip() + "…"
+    return short if len(lines) < 2 or short.endswith("…") else short[: max_chars - 1] + "…"
 
 
 def print_json(value: Any) -> None:
-    """Print the one JSON document of a command."""
+    """Prints a value as the one JSON document of a command."""
     print(printable_json(value))
 
 
 def is_terminal(stream: TextIO | None = None) -> bool:
+    """True if the stream, by default standard output, is a terminal."""
     stream = stream or sys.stdout
     return stream is not None and stream.isatty()
 
 
 def style_of(status: str) -> str:
-    """The colour of a status, for rich; nothing where colours are not wanted."""
+    """Returns the rich style of a status; empty if NO_COLOR is set."""
     return "" if os.environ.get("NO_COLOR") else _STYLES.get(status, "")
 
 
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, wide: str, fold: bool = False
 ) -> None:
-    """Print a table, on a terminal without its empty columns.
+    """Prints a table; on a terminal, empty columns are left out.
 
-    Only the column named `wide` gives way when the terminal is narrow: it is cut, or folded.
+    If the terminal is narrow, only the column `wide` is cut, or folded if `fold` is set.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     if is_terminal():
@@ -86,7 +87,9 @@ def _print_rich(
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    filled = [at for at, name in enumerate(columns) if name == wide or any(r[at] for r in cells)]
+    filled = [
+        index for index, name in enumerate(columns) if name == wide or any(r[index] for r in cells)
+    ]
     for at in filled:
         table.add_column(columns[at], no_wrap=columns[at] != wide)
     overflow: Literal["fold", "ellipsis"] = "fold" if fold else "ellipsis"
@@ -102,42 +105,44 @@ def _print_rich(
 
 
 def print_fields(pairs: Iterable[tuple[str, str | None]]) -> None:
-    """Print names and values below each other; what is not there is left out."""
-    given = [(name, value) for name, value in pairs if value not in (None, "")]
-    width = max((len(name) for name, _ in given), default=0) + 2
-    for name, value in given:
+    """Prints one name and value per line; empty values are left out."""
+    present = [(name, value) for name, value in pairs if value not in (None, "")]
+    width = max((len(name) for name, _ in present), default=0) + 2
+    for name, value in present:
         print(f"{name + ':':<{width}}{indented(value or '', ' ' * width)}")
 
 
 def print_note(text: str) -> None:
-    """Print a remark that belongs to no result; its further lines are set in."""
+    """Prints a note to standard error; lines after the first are indented."""
     print(indented(text, "  "), file=sys.stderr, flush=True)
 
 
-def moment(at: datetime | None) -> str | None:
-    """An instant in the reader's own time zone."""
+def format_time(at: datetime | None) -> str | None:
+    """Formats a time in the local time zone."""
     return None if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
-def span(time: timedelta) -> str:
-    """A length of time in its two largest units."""
-    seconds = time.total_seconds()
+def format_duration(duration: timedelta) -> str:
+    """Formats a duration in its two largest units, for example `2h5m`."""
+    seconds = duration.total_seconds()
     if seconds < 10:
         return f"{max(seconds, 0):.1f}s"
     whole = int(seconds)
-    for size, unit, below, smaller in (
+    for size, unit, smaller_size, smaller_unit in (
         (86400, "d", 3600, "h"),
         (3600, "h", 60, "m"),
         (60, "m", 1, "s"),
     ):
         if whole >= size:
-            rest = whole % size // below
-            return f"{whole // size}{unit}{rest}{smaller}" if rest else f"{whole // size}{unit}"
+            rest = whole % size // smaller_size
+            return (
+                f"{whole // size}{unit}{rest}{smaller_unit}" if rest else f"{whole // size}{unit}"
+            )
     return f"{whole}s"
 
 
-def json_line(value: Any) -> str | None:
-    """A JSON value as text for people."""
+def format_json(value: Any) -> str | None:
+    """Formats a JSON value for people: a string as it is, other values indented."""
     if value is None:
         return None
     if isinstance(value, str):

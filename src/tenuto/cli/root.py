@@ -1,4 +1,4 @@
-"""The tree of commands, by name. Each is imported when it is called."""
+"""The root command and its subcommands by name. A subcommand is imported when it is called."""
 
 import click
 
@@ -17,43 +17,43 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 LAZY = {
     "up": ("tenuto.cli.system.serve:up", "Run everything in one process."),
     "serve": ("tenuto.cli.system.serve:serve", "Serve the HTTP API."),
-    "run": ("tenuto.cli.tasks.run:run", "Submit a command or a prompt."),
+    "run": ("tenuto.cli.tasks.run:run", "Submit a command or a prompt as a task."),
     "task": ("tenuto.cli.tasks.group:task", "Create, watch and control tasks."),
-    "apply": ("tenuto.cli.flows.manifest:apply", "Make definitions what YAML files say."),
+    "apply": ("tenuto.cli.flows.manifest:apply", "Create or update definitions from YAML files."),
     "validate": ("tenuto.cli.flows.manifest:validate", "Check YAML files."),
     "export": ("tenuto.cli.flows.manifest:export", "Print definitions as YAML."),
-    "definition": ("tenuto.cli.flows.manifest:definition", "Look at definitions."),
-    "complexity": ("tenuto.cli.complexity:complexity", "Say what makes a task hard."),
-    "flow": ("tenuto.cli.flows.flows:flow", "Start and watch flows."),
-    "group": ("tenuto.cli.flows.groups:group_", "Define, start and watch groups."),
-    "inbox": ("tenuto.cli.flows.inbox:inbox", "Answer what waits for a person."),
-    "schedule": ("tenuto.cli.flows.schedules:schedule", "Start definitions by time."),
-    "event": ("tenuto.cli.flows.triggers:event", "Tell the workspace that something happened."),
-    "trigger": ("tenuto.cli.flows.triggers:trigger", "Start definitions after events."),
-    "explain": ("tenuto.cli.tasks.read:explain", "Say why a task is not running."),
-    "pause": ("tenuto.cli.limits:pause", "Let nobody claim some tasks."),
-    "resume": ("tenuto.cli.limits:resume", "Let what was paused go on."),
-    "limit": ("tenuto.cli.limits:limit", "Limit requests and tokens a minute."),
-    "dlq": ("tenuto.cli.tasks.dlq:dlq", "Look after tasks that used up their tries."),
-    "top": ("tenuto.cli.system.top:top", "Watch what is going on."),
-    "agent": ("tenuto.cli.agents.agents:agent", "Register and look after agents."),
+    "definition": ("tenuto.cli.flows.manifest:definition", "List, show and delete definitions."),
+    "complexity": ("tenuto.cli.complexity:complexity", "Show or set complexity levels."),
+    "flow": ("tenuto.cli.flows.flows:flow", "Start, show and control flows."),
+    "group": ("tenuto.cli.flows.groups:group_", "Define, start and control groups."),
+    "inbox": ("tenuto.cli.flows.inbox:inbox", "List and answer approvals and questions."),
+    "schedule": ("tenuto.cli.flows.schedules:schedule", "Start definitions at given times."),
+    "event": ("tenuto.cli.flows.triggers:event", "Publish events."),
+    "trigger": ("tenuto.cli.flows.triggers:trigger", "Start definitions when events occur."),
+    "explain": ("tenuto.cli.tasks.read:explain", "Show why a task is not running."),
+    "pause": ("tenuto.cli.limits:pause", "Stop new tasks from starting; list pauses."),
+    "resume": ("tenuto.cli.limits:resume", "End a pause."),
+    "limit": ("tenuto.cli.limits:limit", "Limit requests and tokens per minute."),
+    "dlq": ("tenuto.cli.tasks.dlq:dlq", "List, requeue or purge dead-letter tasks."),
+    "top": ("tenuto.cli.system.top:top", "Show running tasks and workers live."),
+    "agent": ("tenuto.cli.agents.agents:agent", "Register and manage agents."),
     "worker": ("tenuto.cli.system.serve:worker", "Run tasks for an agent."),
     "coordinator": ("tenuto.cli.system.serve:coordinator", "Repair and promote tasks."),
-    "login": ("tenuto.cli.tenancy.login:login", "Remember a server."),
-    "logout": ("tenuto.cli.tenancy.login:logout", "Forget the remembered server."),
-    "workspace": ("tenuto.cli.tenancy.accounts:workspace", "Make and limit workspaces."),
-    "user": ("tenuto.cli.tenancy.accounts:user", "Make users and say what they may do."),
-    "token": ("tenuto.cli.tenancy.accounts:token", "Make and end the keys of programs."),
-    "webhook": ("tenuto.cli.webhooks:webhook", "Tell endpoints of events."),
-    "secret": ("tenuto.cli.tenancy.secrets:secret", "Keep values that only attempts see."),
+    "login": ("tenuto.cli.tenancy.login:login", "Log in to a server and store the token."),
+    "logout": ("tenuto.cli.tenancy.login:logout", "Log out and delete the stored token."),
+    "workspace": ("tenuto.cli.tenancy.accounts:workspace", "Create workspaces and set quotas."),
+    "user": ("tenuto.cli.tenancy.accounts:user", "Manage users and their roles."),
+    "token": ("tenuto.cli.tenancy.accounts:token", "Create and revoke API tokens."),
+    "webhook": ("tenuto.cli.webhooks:webhook", "Send events to HTTP endpoints."),
+    "secret": ("tenuto.cli.tenancy.secrets:secret", "Store encrypted values for tasks."),
     "db": ("tenuto.cli.system.db:db", "Migrate and check the database."),
-    "doctor": ("tenuto.cli.system.doctor:doctor", "Say what is right and wrong with this machine."),
+    "doctor": ("tenuto.cli.system.doctor:doctor", "Check this machine and the database."),
     "bench": ("tenuto.cli.system.bench:bench", "Measure throughput and latency on this machine."),
     "chaos": (
         "tenuto.cli.system.chaos:chaos",
-        "Break a deployment on purpose and check what is left.",
+        "Inject faults into a test deployment and check it.",
     ),
-    "completion": ("tenuto.cli.completion:completion", "Complete commands in a shell."),
+    "completion": ("tenuto.cli.completion:completion", "Print the shell completion script."),
 }
 
 
@@ -79,5 +79,6 @@ LAZY = {
 def cli() -> None:
     """Durable orchestration for AI agents.
 
-    Exit codes: 0 done, 1 failed task or refused request, 2 wrong usage, 3 not reachable.
+    Exit codes: 0 success, 1 failed task or refused request, 2 wrong usage, 3 server or database
+    not reachable.
     """

@@ -1,65 +1,71 @@
-"""The commands that schedules and triggers share: list, show, pause, resume, delete."""
+"""Commands that schedules and triggers share: list, show, pause, resume, delete."""
 
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from tenuto.cli.base import Globals, Group, command
-from tenuto.cli.connection import ask
-from tenuto.cli.output import Columns, print_done, print_one, tell_page
+from tenuto.cli.base import GlobalOptions, Group, command
+from tenuto.cli.connection import call_client
+from tenuto.cli.output import Columns, print_done, print_one, print_page
 
-Part = Callable[[Any], Any]
-"""The part of a client that manages the things."""
+ClientPart = Callable[[Any], Any]
+"""Returns the part of a client that manages the items, for example `client.schedules`."""
 
 
-def add_shared(
+def add_shared_commands(
     group: Group,
-    part: Part,
+    part: ClientPart,
     example: str,
     fields: Columns,
     columns: Columns,
-    paused: str,
-    resumed: str,
+    pause_help: str,
+    resume_help: str,
 ) -> None:
-    """Add the commands to a group; `paused` and `resumed` are the help of the two."""
+    """Adds the shared commands to a group."""
     noun = group.name
     name = click.argument("name", metavar="NAME")
 
     @command("list", f"orchestrate {noun} list", help=f"List the {noun}s, newest first.")
     @click.option(
-        "--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Most."
+        "--limit",
+        type=click.IntRange(1, 1000),
+        default=100,
+        show_default=True,
+        help="Maximum number of rows.",
     )
-    @click.option("--cursor", type=click.UUID, metavar="ID", help="Only older than this one.")
+    @click.option("--cursor", type=click.UUID, metavar="ID", help="Only rows older than this id.")
     @click.pass_obj
-    def list_(given: Globals, limit: int, cursor: Any) -> None:
-        page = ask(given, lambda client: part(client).page(limit, cursor))
+    def list_(options: GlobalOptions, limit: int, cursor: Any) -> None:
+        page = call_client(options, lambda client: part(client).page(limit, cursor))
         *_, wide = columns
-        tell_page(given, page, getattr(page, f"{noun}s"), columns, wide)
+        print_page(options, page, getattr(page, f"{noun}s"), columns, wide)
 
-    def telling(verb: str, method: str, about: str) -> None:
-        @command(verb, f"orchestrate {noun} {verb} {example}", help=about)
+    def add_item_command(verb: str, method: str, help_text: str) -> None:
+        """Adds a command that calls a method of the client part and prints the item."""
+
+        @command(verb, f"orchestrate {noun} {verb} {example}", help=help_text)
         @name
         @click.pass_obj
-        def tell(given: Globals, name: str) -> None:
-            found = ask(given, lambda client: getattr(part(client), method)(name))
-            print_one(given, found, fields)
+        def run(options: GlobalOptions, name: str) -> None:
+            item = call_client(options, lambda client: getattr(part(client), method)(name))
+            print_one(options, item, fields)
 
-        group.add_command(tell)
+        group.add_command(run)
 
     @command(
         "delete",
         f"orchestrate {noun} delete {example}",
-        help=f"Forget a {noun}; what it started goes on.",
+        help=f"Delete a {noun}; flows that it started continue.",
     )
     @name
     @click.pass_obj
-    def delete(given: Globals, name: str) -> None:
-        ask(given, lambda client: part(client).delete(name))
-        print_done(given, f"deleted {name}")
+    def delete(options: GlobalOptions, name: str) -> None:
+        call_client(options, lambda client: part(client).delete(name))
+        print_done(options, f"deleted {name}")
 
     group.add_command(list_)
-    telling("show", "get", f"Show a {noun} and what it did.")
-    telling("pause", "pause", paused)
-    telling("resume", "resume", resumed)
+    add_item_command("show", "get", f"Show a {noun} and its last run.")
+    add_item_command("pause", "pause", pause_help)
+    add_item_command("resume", "resume", resume_help)
     group.add_command(delete)

@@ -1,4 +1,4 @@
-"""Signals that end a command which leaves something behind unless it may clean up."""
+"""Makes termination signals stop a command like Ctrl-C, so that it can clean up."""
 
 import signal
 from collections.abc import Iterator
@@ -7,24 +7,24 @@ from types import FrameType
 
 
 @contextmanager
-def as_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does; one that is ignored stays so."""
-    heeded = [
+def terminate_like_ctrl_c() -> Iterator[None]:
+    """Context in which SIGTERM and SIGHUP act like Ctrl-C; ignored signals stay ignored."""
+    handled = [
         number
         for number in (signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) is not signal.SIG_IGN
     ]
-    before = {number: signal.signal(number, _interrupt) for number in heeded}
+    previous = {number: signal.signal(number, _interrupt) for number in handled}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Do what is done now on SIGINT, which a loop that runs has changed to cancel its work."""
+    """Calls the current SIGINT handler; a running event loop sets one that cancels its work."""
     handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler):  # in the background of a script, where nobody can press it
+    if not callable(handler):  # SIGINT is ignored, for example in a background job of a script
         handler = signal.default_int_handler
     handler(number, frame)

@@ -1,12 +1,12 @@
-"""`orchestrate webhook`: endpoints that hear of events."""
+"""`orchestrate webhook`: endpoints that receive events."""
 
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import Globals, command, group
-from tenuto.cli.connection import ask
-from tenuto.cli.output import Columns, print_done, print_one, tell_list, tell_page, words
+from tenuto.cli.base import GlobalOptions, command, group
+from tenuto.cli.connection import call_client
+from tenuto.cli.output import Columns, print_done, print_list, print_one, print_page, split_commas
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from tenuto.engine.webhooks.endpoints import WebhookView
 
 _FIELDS: Columns = {
-    "id": lambda each: each.id,
-    "url": lambda each: each.url,
-    "events": lambda each: each.events,
-    "description": lambda each: each.description,
-    "enabled": lambda each: each.enabled,
-    "why not": lambda each: each.disabled_why,
-    "failures": lambda each: each.failures,
-    "left alone until": lambda each: each.closed_until,
-    "created": lambda each: each.created_at,
+    "id": lambda webhook: webhook.id,
+    "url": lambda webhook: webhook.url,
+    "events": lambda webhook: webhook.events,
+    "description": lambda webhook: webhook.description,
+    "enabled": lambda webhook: webhook.enabled,
+    "disabled because": lambda webhook: webhook.disabled_why,
+    "failures": lambda webhook: webhook.failures,
+    "circuit open until": lambda webhook: webhook.closed_until,
+    "created": lambda webhook: webhook.created_at,
 }
 _SECRET: Columns = {
-    "id": lambda each: each.webhook.id,
-    "url": lambda each: each.webhook.url,
-    "secret": lambda each: each.secret,
+    "id": lambda created: created.webhook.id,
+    "url": lambda created: created.webhook.url,
+    "secret": lambda created: created.secret,
 }
 _DELIVERY: Columns = {
-    "id": lambda each: each.id,
-    "event": lambda each: each.event,
-    "status": lambda each: each.status,
-    "attempts": lambda each: each.attempts,
-    "next attempt": lambda each: each.next_attempt_at,
-    "error": lambda each: each.error,
+    "id": lambda delivery: delivery.id,
+    "event": lambda delivery: delivery.event,
+    "status": lambda delivery: delivery.status,
+    "attempts": lambda delivery: delivery.attempts,
+    "next attempt": lambda delivery: delivery.next_attempt_at,
+    "error": lambda delivery: delivery.error,
 }
 _WEBHOOK = click.argument("webhook_id", type=click.UUID, metavar="ID")
 
@@ -47,25 +47,25 @@ _WEBHOOK = click.argument("webhook_id", type=click.UUID, metavar="ID")
     "orchestrate webhook create https://example.com/hook --event task.status_changed",
 )
 def webhook() -> None:
-    """Tell endpoints of events by signed messages."""
+    """Send events to HTTP endpoints, as signed messages."""
 
 
 @command("list", "orchestrate webhook list")
 @click.pass_obj
-def list_(given: Globals) -> None:
+def list_(options: GlobalOptions) -> None:
     """List the endpoints, newest first."""
 
     async def read(client: "AsyncClient") -> "list[WebhookView]":
-        return [each async for each in client.webhooks.list()]
+        return [webhook async for webhook in client.webhooks.list()]
 
     columns: Columns = {
-        "ID": lambda each: each.id,
-        "ENABLED": lambda each: each.enabled,
-        "FAILURES": lambda each: each.failures,
-        "EVENTS": lambda each: each.events,
-        "URL": lambda each: each.url,
+        "ID": lambda webhook: webhook.id,
+        "ENABLED": lambda webhook: webhook.enabled,
+        "FAILURES": lambda webhook: webhook.failures,
+        "EVENTS": lambda webhook: webhook.events,
+        "URL": lambda webhook: webhook.url,
     }
-    tell_list(given, "webhooks", ask(given, read), columns, wide="URL")
+    print_list(options, "webhooks", call_client(options, read), columns, wide="URL")
 
 
 @command(
@@ -74,86 +74,116 @@ def list_(given: Globals) -> None:
     "orchestrate webhook create https://example.com/hook --event '*' --description Pager",
 )
 @click.argument("address", metavar="URL")
-@click.option("--event", "events", multiple=True, required=True, help="An event; * for all.")
-@click.option("--description", metavar="TEXT", help="For people.")
+@click.option("--event", "events", multiple=True, required=True, help="Event name; * for all.")
+@click.option("--description", metavar="TEXT", help="Text for people.")
 @click.pass_obj
-def create(given: Globals, address: str, events: tuple[str, ...], description: str | None) -> None:
-    """Tell an endpoint of events from now on; prints the secret of its signatures, once."""
-    made = ask(given, lambda client: client.webhooks.create(address, words(events), description))
-    print_one(given, made, _SECRET)
+def create(
+    options: GlobalOptions, address: str, events: tuple[str, ...], description: str | None
+) -> None:
+    """Register an endpoint; prints its signing secret, which is shown only once."""
+    created = call_client(
+        options, lambda client: client.webhooks.create(address, split_commas(events), description)
+    )
+    print_one(options, created, _SECRET)
 
 
 @command("show", "orchestrate webhook show 0198c0de-0000-7000-8000-000000000000")
 @_WEBHOOK
 @click.pass_obj
-def show(given: Globals, webhook_id: "UUID") -> None:
-    """Show an endpoint and how it does."""
-    print_one(given, ask(given, lambda client: client.webhooks.get(webhook_id)), _FIELDS)
+def show(options: GlobalOptions, webhook_id: "UUID") -> None:
+    """Show an endpoint with its failures."""
+    print_one(
+        options, call_client(options, lambda client: client.webhooks.get(webhook_id)), _FIELDS
+    )
 
 
 @command("update", "orchestrate webhook update 0198c0de-0000-7000-8000-000000000000 --disable")
 @_WEBHOOK
-@click.option("--address", "address", metavar="URL", help="Where it is from now on.")
-@click.option("--event", "events", multiple=True, help="The events from now on; repeatable.")
-@click.option("--description", metavar="TEXT", help="For people.")
+@click.option("--address", "address", metavar="URL", help="New URL.")
+@click.option("--event", "events", multiple=True, help="New list of events; repeatable.")
+@click.option("--description", metavar="TEXT", help="Text for people.")
 @click.option("--enable/--disable", "enabled", default=None, help="Turn it on or off.")
 @click.pass_obj
-def update(given: Globals, /, webhook_id: "UUID", **fields: Any) -> None:
-    """Change an endpoint, or turn it off and on."""
-    told = {
+def update(options: GlobalOptions, /, webhook_id: "UUID", **fields: Any) -> None:
+    """Change, enable or disable an endpoint."""
+    changes = {
         "url": fields["address"],
-        "events": words(fields["events"]) or None,
+        "events": split_commas(fields["events"]) or None,
         "description": fields["description"],
         "enabled": fields["enabled"],
     }
-    print_one(given, ask(given, lambda client: client.webhooks.update(webhook_id, **told)), _FIELDS)
+    print_one(
+        options,
+        call_client(options, lambda client: client.webhooks.update(webhook_id, **changes)),
+        _FIELDS,
+    )
 
 
 @command("delete", "orchestrate webhook delete 0198c0de-0000-7000-8000-000000000000")
 @_WEBHOOK
 @click.pass_obj
-def delete(given: Globals, webhook_id: "UUID") -> None:
-    """Tell an endpoint nothing more."""
-    ask(given, lambda client: client.webhooks.delete(webhook_id))
-    print_done(given, f"deleted {webhook_id}")
+def delete(options: GlobalOptions, webhook_id: "UUID") -> None:
+    """Delete an endpoint; it receives no more events."""
+    call_client(options, lambda client: client.webhooks.delete(webhook_id))
+    print_done(options, f"deleted {webhook_id}")
 
 
 @command("rotate-secret", "orchestrate webhook rotate-secret 0198c0de-0000-7000-8000-000000000000")
 @_WEBHOOK
 @click.pass_obj
-def rotate_secret(given: Globals, webhook_id: "UUID") -> None:
-    """Make a new secret and print it, once; the old one still signs as well for now."""
-    print_one(given, ask(given, lambda client: client.webhooks.rotate_secret(webhook_id)), _SECRET)
+def rotate_secret(options: GlobalOptions, webhook_id: "UUID") -> None:
+    """Create a new signing secret and print it, once; for now the old one signs as well."""
+    print_one(
+        options,
+        call_client(options, lambda client: client.webhooks.rotate_secret(webhook_id)),
+        _SECRET,
+    )
 
 
 @command("deliveries", "orchestrate webhook deliveries 0198c0de-0000-7000-8000-000000000000")
 @_WEBHOOK
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Most.")
-@click.option("--cursor", type=click.UUID, metavar="ID", help="Only older than this message.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=50,
+    show_default=True,
+    help="Maximum number of rows.",
+)
+@click.option(
+    "--cursor", type=click.UUID, metavar="ID", help="Only deliveries older than this one."
+)
 @click.pass_obj
-def deliveries(given: Globals, webhook_id: "UUID", limit: int, cursor: "UUID | None") -> None:
-    """List what was sent to an endpoint, newest first."""
-    page = ask(given, lambda client: client.webhooks.deliveries(webhook_id, limit, cursor))
+def deliveries(
+    options: GlobalOptions, webhook_id: "UUID", limit: int, cursor: "UUID | None"
+) -> None:
+    """List the deliveries to an endpoint, newest first."""
+    page = call_client(
+        options, lambda client: client.webhooks.deliveries(webhook_id, limit, cursor)
+    )
     columns: Columns = {
-        "ID": lambda each: each.id,
-        "STATUS": lambda each: each.status,
-        "TRIES": lambda each: each.attempts,
-        "HTTP": lambda each: each.response_status,
-        "EVENT": lambda each: each.event,
-        "ERROR": lambda each: each.error,
+        "ID": lambda delivery: delivery.id,
+        "STATUS": lambda delivery: delivery.status,
+        "TRIES": lambda delivery: delivery.attempts,
+        "HTTP": lambda delivery: delivery.response_status,
+        "EVENT": lambda delivery: delivery.event,
+        "ERROR": lambda delivery: delivery.error,
     }
-    tell_page(given, page, page.deliveries, columns, wide="ERROR")
+    print_page(options, page, page.deliveries, columns, wide="ERROR")
 
 
 @command("redeliver", "orchestrate webhook redeliver 0198c0de-0000-7000-8000-000000000000")
 @click.argument("delivery_id", type=click.UUID, metavar="DELIVERY")
 @click.pass_obj
-def redeliver(given: Globals, delivery_id: "UUID") -> None:
-    """Send a message again."""
-    print_one(given, ask(given, lambda client: client.webhooks.redeliver(delivery_id)), _DELIVERY)
+def redeliver(options: GlobalOptions, delivery_id: "UUID") -> None:
+    """Send a delivery again."""
+    print_one(
+        options,
+        call_client(options, lambda client: client.webhooks.redeliver(delivery_id)),
+        _DELIVERY,
+    )
 
 
-for _each in (
+for _command in (
     list_,
     create,
     show,
@@ -163,4 +193,4 @@ for _each in (
     redeliver,
     rotate_secret,
 ):
-    webhook.add_command(_each)
+    webhook.add_command(_command)

@@ -1,11 +1,11 @@
-"""The Python client, over HTTP or on a database.
+"""The Python client: uses a server over HTTP, or a database directly.
 
 client: `Client` and `AsyncClient`.
-blocking, blocking_agents: the blocking forms of the resources.
+blocking, blocking_agents: the same resources with blocking methods.
 background_loop: an event loop in a thread.
-tasks, flows, agents, accounts: the resources.
-worker: workers in a program: handlers by decorator.
-follow: watches a task until it finishes.
-target: which server or database to use.
-remote: the engine's calls over HTTP.
+tasks, flows, agents, accounts: the resources of `AsyncClient`.
+worker: `Worker`, which runs handler functions marked by decorators.
+follow: yields the events of a task until it finishes.
+target: finds the server or database to use; stores logins.
+remote: the engine's methods over HTTP.
 """

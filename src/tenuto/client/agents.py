@@ -1,4 +1,4 @@
-"""The agents of a workspace, on the database itself or behind a server."""
+"""The agents of a workspace, on a database or over HTTP."""
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
@@ -21,11 +21,11 @@ from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.agents.messages import NewMessage
 from tenuto.model.errors import Invalid, NotFound
 
-PAGE = 500
+PAGE_SIZE = 500
 
 
 class _AgentBackend(Protocol):
-    """Where agents are kept."""
+    """The operations on agents that differ between a database and a server."""
 
     async def page(self, after: str | None, limit: int) -> Sequence[AgentView]: ...
 
@@ -37,67 +37,67 @@ class _AgentBackend(Protocol):
 
     async def health(self, agent: UUID, limit: int) -> AgentHealth: ...
 
-    async def forget(self, agent: UUID) -> None: ...
+    async def delete(self, agent: UUID) -> None: ...
 
     async def token(self, agent: UUID) -> AgentToken: ...
 
 
 class Agents:
-    """The agents of a workspace. An agent is named by its name or its id."""
+    """The agents of a workspace. Methods accept an agent's name or its id."""
 
     def __init__(self, engine: AnyEngine) -> None:
         self._engine = engine
-        self._place: _AgentBackend = (
+        self._backend: _AgentBackend = (
             _RemoteAgents(engine) if isinstance(engine, RemoteEngine) else _DatabaseAgents(engine)
         )
 
     async def list(self) -> AsyncGenerator[AgentView, None]:
-        """The agents by name."""
+        """Yields the agents in order of their names."""
         after: str | None = None
-        while page := await self._place.page(after, PAGE):
+        while page := await self._backend.page(after, PAGE_SIZE):
             for agent in page:
                 yield agent
-            if len(page) < PAGE:
+            if len(page) < PAGE_SIZE:
                 return
             after = page[-1].name
 
     async def get(self, agent: UUID | str) -> AgentView:
-        """One agent."""
+        """Returns one agent; raises `NotFound` with the known names if there is none."""
         if isinstance(agent, UUID):
-            return await self._place.show(agent)
+            return await self._backend.show(agent)
         names = []
-        async for known in self.list():
-            if agent in (known.name, str(known.id)):
-                return known
-            if known.status != "TERMINATED":
-                names.append(known.name)
-        raise NotFound(f"no agent {agent!r}; known are {', '.join(names) or 'none'}")
+        async for view in self.list():
+            if agent in (view.name, str(view.id)):
+                return view
+            if view.status != "TERMINATED":
+                names.append(view.name)
+        raise NotFound(f"no agent {agent!r}; existing agents: {', '.join(names) or 'none'}")
 
     async def put(self, name: str, **fields: Any) -> AgentView:
-        """Register an agent or change it: what is not said stays as it was."""
+        """Creates or changes an agent; fields that are not given keep their values."""
         unknown = sorted(set(fields) - set(AgentProfile.__struct_fields__))
         if unknown:
-            raise Invalid(f"an agent has no {unknown[0]}", field=unknown[0])
+            raise Invalid(f"unknown agent field {unknown[0]!r}", field=unknown[0])
         try:
-            before = await self._place.profile(await self.get(name))
+            current = await self._backend.profile(await self.get(name))
         except NotFound:
-            before = AgentProfile(
+            current = AgentProfile(
                 id=self._engine.clock.new_id(),
                 workspace=self._engine.workspace,
                 name=name,
                 runtimes=("http",),
             )
-        told = {
-            key: tuple(each) if isinstance(each, list) else each for key, each in fields.items()
+        changes = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
         }
-        return await self._place.put(msgspec.structs.replace(before, **told))
+        return await self._backend.put(msgspec.structs.replace(current, **changes))
 
     async def health(self, agent: UUID | str, limit: int = 60) -> AgentHealth:
-        """Whether an agent lives, and how it said it was within the last hour, newest first."""
-        return await self._place.health((await self.get(agent)).id, limit)
+        """Returns an agent's status and its health samples of the last hour, newest first."""
+        return await self._backend.health((await self.get(agent)).id, limit)
 
     async def explain(self, agent: UUID | str) -> AgentExplanation:
-        """What an agent may take, what waits for it, and why it takes nothing else."""
+        """Explains which tasks an agent can claim, which wait for it, and why not others."""
         return await self._engine.explain_agent((await self.get(agent)).id)
 
     async def message(
@@ -110,7 +110,10 @@ class Agents:
         coalescable: bool = False,
         client_message_id: str | None = None,
     ) -> Message:
-        """Say something to an agent; a coalescable message replaces those of its kind and scope."""
+        """Sends a message to an agent.
+
+        A coalescable message replaces the waiting ones of the same kind and scope.
+        """
         new = NewMessage(
             kind=kind,
             body=body,
@@ -128,41 +131,46 @@ class Agents:
         *,
         waiting: bool = True,
     ) -> MessagePage:
-        """What waits for an agent, oldest first; or all that is kept, taken or not."""
-        found = (await self.get(agent)).id
-        return await self._engine.mailboxes.page(found, limit, cursor, waiting=waiting)
+        """Returns a page of an agent's waiting messages, oldest first.
+
+        With `waiting=False` it returns all stored messages, dequeued or not.
+        """
+        agent_id = (await self.get(agent)).id
+        return await self._engine.mailboxes.page(agent_id, limit, cursor, waiting=waiting)
 
     async def dequeue(
         self, agent: UUID | str, limit: int = 100, batch: UUID | None = None
     ) -> MessageBatch:
-        """Take the oldest messages out of an agent's mailbox, each once."""
-        return await self._engine.mailboxes.take((await self.get(agent)).id, limit, batch)
+        """Removes the oldest messages from an agent's mailbox and returns them, each only once."""
+        return await self._engine.mailboxes.dequeue((await self.get(agent)).id, limit, batch)
 
     async def tasks(
         self, agent: UUID | str, status: Sequence[str] = (), limit: int = 100
     ) -> Sequence[TaskSummary]:
-        """The tasks whose latest attempt was the agent's, newest first."""
-        found = (await self.get(agent)).id
-        return (await self._engine.list(Filter(agent=found, status=tuple(status)), limit)).tasks
+        """Returns the tasks whose latest attempt was by the agent, newest first."""
+        agent_id = (await self.get(agent)).id
+        return (await self._engine.list(Filter(agent=agent_id, status=tuple(status)), limit)).tasks
 
     async def terminate(
         self, agent: UUID | str, reason: str | None = None, *, graceful: bool = True
     ) -> AgentView:
-        """Let the agent take no more tasks; unless gracefully, its running ones are cancelled."""
-        found = (await self.get(agent)).id
-        await self._engine.terminate_agent(found, reason, graceful=graceful)
-        return await self._place.show(found)
+        """Stops an agent from claiming tasks; unless `graceful`, cancels the tasks it runs."""
+        agent_id = (await self.get(agent)).id
+        await self._engine.terminate_agent(agent_id, reason, graceful=graceful)
+        return await self._backend.show(agent_id)
 
     async def delete(self, agent: UUID | str) -> None:
-        """Forget an agent that runs nothing."""
-        await self._place.forget((await self.get(agent)).id)
+        """Deletes an agent that runs no task."""
+        await self._backend.delete((await self.get(agent)).id)
 
     async def token(self, agent: UUID | str) -> AgentToken:
-        """A key for the agent's own process."""
-        return await self._place.token((await self.get(agent)).id)
+        """Creates a token with which a worker can act as this agent only."""
+        return await self._backend.token((await self.get(agent)).id)
 
 
 class _DatabaseAgents:
+    """The operations on a database."""
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._registry = AgentRegistry(engine.core, engine.workspace)
@@ -177,80 +185,84 @@ class _DatabaseAgents:
         return await self._registry.profile(agent.id)
 
     async def put(self, profile: AgentProfile) -> AgentView:
-        made = await self._engine.register_agent(profile, managed=True)
-        return await self._registry.show(made.id)
+        stored = await self._engine.register_agent(profile, managed=True)
+        return await self._registry.show(stored.id)
 
     async def health(self, agent: UUID, limit: int) -> AgentHealth:
         return await self._registry.health(agent, limit)
 
-    async def forget(self, agent: UUID) -> None:
-        await self._registry.forget(agent)
+    async def delete(self, agent: UUID) -> None:
+        await self._registry.delete(agent)
 
     async def token(self, agent: UUID) -> AgentToken:
         del agent
-        raise needs_a_server("an agent's token")
+        raise server_required_error("an agent's token")
 
 
-class _Page(msgspec.Struct):
+class _AgentList(msgspec.Struct):
     agents: list[AgentView]
 
 
 class _RemoteAgents:
+    """The operations over HTTP."""
+
     def __init__(self, engine: RemoteEngine) -> None:
-        self._link = engine.link
+        self._connection = engine.connection
         self._workspace = engine.workspace
 
     async def page(self, after: str | None, limit: int) -> Sequence[AgentView]:
         params = {"cursor": after, "limit": limit}
-        ask = ApiRequest(method="GET", path=f"{V1}/agents", params=params, repeatable=True)
-        return (await self._link.ask(_Page, ask)).agents
+        request = ApiRequest(method="GET", path=f"{V1}/agents", params=params, repeatable=True)
+        return (await self._connection.request(_AgentList, request)).agents
 
     async def show(self, agent: UUID) -> AgentView:
-        ask = ApiRequest(method="GET", path=f"{V1}/agents/{agent}", repeatable=True)
-        return await self._link.ask(AgentView, ask)
+        request = ApiRequest(method="GET", path=f"{V1}/agents/{agent}", repeatable=True)
+        return await self._connection.request(AgentView, request)
 
     async def profile(self, agent: AgentView) -> AgentProfile:
-        return _profile(agent, self._workspace)
+        return _profile_from_view(agent, self._workspace)
 
     async def put(self, profile: AgentProfile) -> AgentView:
         path = f"{V1}/agents/{profile.id}"
-        ask = ApiRequest(method="PUT", path=path, body=agent_body(profile), repeatable=True)
-        return await self._link.ask(AgentView, ask)
+        request = ApiRequest(method="PUT", path=path, body=agent_body(profile), repeatable=True)
+        return await self._connection.request(AgentView, request)
 
     async def health(self, agent: UUID, limit: int) -> AgentHealth:
         path, params = f"{V1}/agents/{agent}/health", {"limit": limit}
-        ask = ApiRequest(method="GET", path=path, params=params, repeatable=True)
-        return await self._link.ask(AgentHealth, ask)
+        request = ApiRequest(method="GET", path=path, params=params, repeatable=True)
+        return await self._connection.request(AgentHealth, request)
 
-    async def forget(self, agent: UUID) -> None:
-        await self._link.ask(type(None), ApiRequest(method="DELETE", path=f"{V1}/agents/{agent}"))
+    async def delete(self, agent: UUID) -> None:
+        await self._connection.request(
+            type(None), ApiRequest(method="DELETE", path=f"{V1}/agents/{agent}")
+        )
 
     async def token(self, agent: UUID) -> AgentToken:
-        return await self._link.ask(
+        return await self._connection.request(
             AgentToken, ApiRequest(method="POST", path=f"{V1}/agents/{agent}/token")
         )
 
 
-_VIEWED = {
+_VIEW_FIELDS = {
     "max_concurrent": "max_concurrent_tasks",
     "heartbeat_interval_s": "heartbeat_interval_seconds",
     "stale_threshold_s": "stale_threshold_seconds",
 }
 
 
-def _profile(view: AgentView, workspace: UUID) -> AgentProfile:
-    """What matching knows of an agent, as far as its view tells."""
-    shown = set(AgentView.__struct_fields__)
+def _profile_from_view(view: AgentView, workspace: UUID) -> AgentProfile:
+    """Returns the agent's matching profile, with the fields that the view contains."""
+    view_fields = set(AgentView.__struct_fields__)
     fields: dict[str, Any] = {"workspace": workspace}
     for name in AgentProfile.__struct_fields__:
-        seen = _VIEWED.get(name, name)
-        if seen in shown:
-            fields[name] = getattr(view, seen)
+        view_field = _VIEW_FIELDS.get(name, name)
+        if view_field in view_fields:
+            fields[name] = getattr(view, view_field)
     if view.stale_threshold_seconds == STALE_AFTER_S:
-        del fields["stale_threshold_s"]  # the view shows the default as well
+        del fields["stale_threshold_s"]  # the view contains the default, too
     return msgspec.convert(fields, AgentProfile)
 
 
-def needs_a_server(what: str) -> Invalid:
-    """Something that only a server has."""
-    return Invalid(f"{what} needs a server: name one by its URL (TENUTO_URL)")
+def server_required_error(feature: str) -> Invalid:
+    """Returns the error for a feature that only a server has."""
+    return Invalid(f"{feature} needs a server; set its URL (TENUTO_URL)")

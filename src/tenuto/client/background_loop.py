@@ -1,4 +1,4 @@
-"""A loop in a thread of its own, for programs that do not await."""
+"""An event loop in a thread of its own; the blocking client runs its async calls on it."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ G = TypeVar("G")
 
 
 class BackgroundLoop:
-    """An event loop in a thread of its own, until `end`."""
+    """An event loop that runs in its own thread until `close`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -20,15 +20,15 @@ class BackgroundLoop:
         self._thread.start()
 
     @property
-    def ended(self) -> bool:
+    def is_closed(self) -> bool:
         return self._loop.is_closed()
 
-    def wait(self, work: Awaitable[T]) -> T:
-        """What the work answers there."""
-        return asyncio.run_coroutine_threadsafe(_awaited(work), self._loop).result()
+    def wait(self, awaitable: Awaitable[T]) -> T:
+        """Runs an awaitable on the loop; returns its result or raises its exception."""
+        return asyncio.run_coroutine_threadsafe(_await(awaitable), self._loop).result()
 
-    def each(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-        """The items, one by one; left off early, they are closed there."""
+    def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        """Yields the items of an async generator; closes it if the iteration stops early."""
         try:
             while True:
                 try:
@@ -36,24 +36,24 @@ class BackgroundLoop:
                 except StopAsyncIteration:
                     return
         finally:
-            if not self.ended:
+            if not self.is_closed:
                 self.wait(items.aclose())
 
-    def end(self) -> None:
-        """Let go of the thread."""
+    def close(self) -> None:
+        """Stops the loop and ends the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
-async def _awaited(work: Awaitable[T]) -> T:
-    return await work
+async def _await(awaitable: Awaitable[T]) -> T:
+    return await awaitable
 
 
 class BlockingResource(Generic[G]):
-    """Methods that wait for those of an awaited group."""
+    """Base of the blocking resources: each method waits for that of an async resource."""
 
-    def __init__(self, waiter: BackgroundLoop, awaited: G) -> None:
-        self._wait = waiter.wait
-        self._each = waiter.each
-        self._awaited = awaited
+    def __init__(self, loop: BackgroundLoop, resource: G) -> None:
+        self._wait = loop.wait
+        self._iterate = loop.iterate
+        self._resource = resource

@@ -1,6 +1,7 @@
-"""For programs that do not await: what `AsyncClient` has in groups, blocking.
+"""The blocking forms of the resources of `AsyncClient`.
 
-A method waits for the one of the same name, which says what it does; a test compares the two.
+A method waits for the async method of the same name, where it is documented. A test compares the
+signatures.
 """
 
 from collections.abc import Generator, Sequence
@@ -60,7 +61,7 @@ from tenuto.manifest.documents import Files
 from tenuto.model.flows.definition import Join, Order
 from tenuto.model.flows.plan import Spec
 from tenuto.model.limits.budgets import Budget
-from tenuto.model.limits.pauses import EVERYTHING, GateKind
+from tenuto.model.limits.pauses import WORKSPACE_SUBJECT, PauseKind
 from tenuto.model.limits.rate_limits import RateLimit
 from tenuto.model.schedules.schedule import ScheduleSpec
 from tenuto.model.tasks.submission import NewTask
@@ -68,254 +69,254 @@ from tenuto.model.tenancy.secret_use import Use
 
 
 class BlockingTasks(BlockingResource[Tasks]):
-    """The tasks of a workspace. A task is named by its id, or the beginning of it."""
+    """The tasks of a workspace. Methods accept a task id or the beginning of one."""
 
     def create(self, title: str, **fields: Any) -> TaskView:
-        return self._wait(self._awaited.create(title, **fields))
+        return self._wait(self._resource.create(title, **fields))
 
     def create_many(self, tasks: Sequence[NewTask | dict[str, Any]]) -> Sequence[Submitted]:
-        return self._wait(self._awaited.create_many(tasks))
+        return self._wait(self._resource.create_many(tasks))
 
     def get(self, task: ID) -> TaskView:
-        return self._wait(self._awaited.get(task))
+        return self._wait(self._resource.get(task))
 
     def list(
         self, *, limit: int | None = None, cursor: UUID | None = None, **where: Any
     ) -> Generator[TaskSummary, None, None]:
-        return self._each(self._awaited.list(limit=limit, cursor=cursor, **where))
+        return self._iterate(self._resource.list(limit=limit, cursor=cursor, **where))
 
     def cancel(self, task: ID, reason: str | None = None) -> TaskView:
-        return self._wait(self._awaited.cancel(task, reason))
+        return self._wait(self._resource.cancel(task, reason))
 
     def pause(self, task: ID, reason: str | None = None) -> TaskView:
-        return self._wait(self._awaited.pause(task, reason))
+        return self._wait(self._resource.pause(task, reason))
 
     def resume(self, task: ID) -> TaskView:
-        return self._wait(self._awaited.resume(task))
+        return self._wait(self._resource.resume(task))
 
     def start(self, task: ID) -> TaskView:
-        return self._wait(self._awaited.start(task))
+        return self._wait(self._resource.start(task))
 
     def retry(self, task: ID, *, cascade: bool = False) -> TaskView:
-        return self._wait(self._awaited.retry(task, cascade=cascade))
+        return self._wait(self._resource.retry(task, cascade=cascade))
 
     def assign(self, task: ID, agent: UUID | None, *, take: bool = False) -> TaskView:
-        return self._wait(self._awaited.assign(task, agent, take=take))
+        return self._wait(self._resource.assign(task, agent, take=take))
 
     def archive(self, task: ID) -> TaskView:
-        return self._wait(self._awaited.archive(task))
+        return self._wait(self._resource.archive(task))
 
     def rerun(self, task: ID) -> TaskView:
-        return self._wait(self._awaited.rerun(task))
+        return self._wait(self._resource.rerun(task))
 
     def update(self, task: ID, *, version: int | None = None, **changes: Any) -> TaskView:
-        return self._wait(self._awaited.update(task, version=version, **changes))
+        return self._wait(self._resource.update(task, version=version, **changes))
 
     def delete(self, task: ID) -> None:
-        return self._wait(self._awaited.delete(task))
+        return self._wait(self._resource.delete(task))
 
     def act(
         self, action: Action, *, limit: int = 1000, dry_run: bool = False, **where: Any
     ) -> ActionResult:
-        return self._wait(self._awaited.act(action, limit=limit, dry_run=dry_run, **where))
+        return self._wait(self._resource.act(action, limit=limit, dry_run=dry_run, **where))
 
     def wait(self, task: ID, timeout: float | None = None) -> TaskView:
-        return self._wait(self._awaited.wait(task, timeout))
+        return self._wait(self._resource.wait(task, timeout))
 
     def follow(self, task: ID) -> Generator[TaskEvent, None, None]:
-        return self._each(self._awaited.follow(task))
+        return self._iterate(self._resource.follow(task))
 
     def logs(self, task: ID, level: str = "DEBUG", limit: int = 1000) -> Sequence[LogLine]:
-        return self._wait(self._awaited.logs(task, level, limit))
+        return self._wait(self._resource.logs(task, level, limit))
 
     def attempts(self, task: ID) -> Sequence[AttemptView]:
-        return self._wait(self._awaited.attempts(task))
+        return self._wait(self._resource.attempts(task))
 
     def explain(self, task: ID) -> Explanation:
-        return self._wait(self._awaited.explain(task))
+        return self._wait(self._resource.explain(task))
 
 
 class BlockingSecrets(BlockingResource[NamedSecrets | RemoteSecrets]):
     """The named secrets of a workspace."""
 
     def put(self, name: str, value: str | None = None, use: Use | None = None) -> None:
-        return self._wait(self._awaited.put(name, value, use))
+        return self._wait(self._resource.put(name, value, use))
 
     def list(self) -> Sequence[SecretView]:
-        return self._wait(self._awaited.list())
+        return self._wait(self._resource.list())
 
     def delete(self, name: str) -> None:
-        return self._wait(self._awaited.delete(name))
+        return self._wait(self._resource.delete(name))
 
 
 class BlockingDefinitions(BlockingResource[Definitions | RemoteDefinitions]):
     """The definitions of a workspace."""
 
     def put(self, spec: Spec, version: int | None = None) -> DefinitionView:
-        return self._wait(self._awaited.put(spec, version))
+        return self._wait(self._resource.put(spec, version))
 
     def get(self, key: str) -> DefinitionView:
-        return self._wait(self._awaited.get(key))
+        return self._wait(self._resource.get(key))
 
     def page(self, limit: int = 100, cursor: UUID | None = None) -> DefinitionPage:
-        return self._wait(self._awaited.page(limit, cursor))
+        return self._wait(self._resource.page(limit, cursor))
 
     def delete(self, key: str, version: int | None = None) -> None:
-        return self._wait(self._awaited.delete(key, version))
+        return self._wait(self._resource.delete(key, version))
 
     def export(self, keys: Sequence[str] = ()) -> str:
-        return self._wait(self._awaited.export(keys))
+        return self._wait(self._resource.export(keys))
 
     def apply_files(self, files: Files, *, dry_run: bool = False) -> ApplyResult:
-        return self._wait(self._awaited.apply_files(files, dry_run=dry_run))
+        return self._wait(self._resource.apply_files(files, dry_run=dry_run))
 
 
 class BlockingGates(BlockingResource[Pauses | RemotePauses]):
-    """What people hold back in a workspace."""
+    """The pauses (gates) of a workspace."""
 
     def list(self) -> Sequence[PauseView]:
-        return self._wait(self._awaited.list())
+        return self._wait(self._resource.list())
 
     def close(
         self,
-        kind: GateKind,
-        subject: str = EVERYTHING,
+        kind: PauseKind,
+        subject: str = WORKSPACE_SUBJECT,
         reason: str | None = None,
         until: datetime | None = None,
     ) -> PauseView:
-        return self._wait(self._awaited.close(kind, subject, reason, until))
+        return self._wait(self._resource.close(kind, subject, reason, until))
 
-    def open(self, kind: GateKind, subject: str = EVERYTHING) -> None:
-        return self._wait(self._awaited.open(kind, subject))
+    def open(self, kind: PauseKind, subject: str = WORKSPACE_SUBJECT) -> None:
+        return self._wait(self._resource.open(kind, subject))
 
 
 class BlockingRateLimits(BlockingResource[RateLimits | RemoteRateLimits]):
-    """What all workers of a workspace share of providers, models and accounts."""
+    """Rate limits of providers, models and accounts, shared by all workers of a workspace."""
 
     def list(self) -> Sequence[RateLimitView]:
-        return self._wait(self._awaited.list())
+        return self._wait(self._resource.list())
 
     def put(self, limit: RateLimit) -> RateLimitView:
-        return self._wait(self._awaited.put(limit))
+        return self._wait(self._resource.put(limit))
 
     def delete(self, name: str) -> None:
-        return self._wait(self._awaited.delete(name))
+        return self._wait(self._resource.delete(name))
 
 
 class BlockingSchedules(BlockingResource[Schedules | RemoteSchedules]):
-    """The schedules of a workspace. One is named by its name or id."""
+    """The schedules of a workspace. Methods accept a schedule's name or id."""
 
     def create(
         self,
         name: str,
         target: str,
         schedule: ScheduleSpec,
-        input: Any = None,  # noqa: A002  the name that users know
+        input: Any = None,  # noqa: A002  public name
     ) -> ScheduleView:
-        return self._wait(self._awaited.create(name, target, schedule, input))
+        return self._wait(self._resource.create(name, target, schedule, input))
 
     def page(
         self, limit: int = 100, cursor: UUID | None = None, name: str | None = None
     ) -> SchedulePage:
-        return self._wait(self._awaited.page(limit, cursor, name))
+        return self._wait(self._resource.page(limit, cursor, name))
 
     def get(self, schedule: UUID | str) -> ScheduleView:
-        return self._wait(self._awaited.get(schedule))
+        return self._wait(self._resource.get(schedule))
 
     def next(self, schedule: UUID | str, n: int = 5) -> list[datetime]:
-        return self._wait(self._awaited.next(schedule, n))
+        return self._wait(self._resource.next(schedule, n))
 
     def update(
         self, schedule: UUID | str, change: ScheduleChange, version: int | None = None
     ) -> ScheduleView:
-        return self._wait(self._awaited.update(schedule, change, version))
+        return self._wait(self._resource.update(schedule, change, version))
 
     def pause(self, schedule: UUID | str) -> ScheduleView:
-        return self._wait(self._awaited.pause(schedule))
+        return self._wait(self._resource.pause(schedule))
 
     def resume(self, schedule: UUID | str) -> ScheduleView:
-        return self._wait(self._awaited.resume(schedule))
+        return self._wait(self._resource.resume(schedule))
 
     def delete(self, schedule: UUID | str) -> None:
-        return self._wait(self._awaited.delete(schedule))
+        return self._wait(self._resource.delete(schedule))
 
 
 class BlockingTriggers(BlockingResource[Triggers | RemoteTriggers]):
-    """The triggers of a workspace. One is named by its name or id."""
+    """The triggers of a workspace. Methods accept a trigger's name or id."""
 
     def create(
         self,
         name: str,
         event: str,
         target: str,
-        filter: str | None = None,  # noqa: A002  the name that users know
+        filter: str | None = None,  # noqa: A002  public name
     ) -> TriggerView:
-        return self._wait(self._awaited.create(name, event, target, filter))
+        return self._wait(self._resource.create(name, event, target, filter))
 
     def page(
         self, limit: int = 100, cursor: UUID | None = None, name: str | None = None
     ) -> TriggerPage:
-        return self._wait(self._awaited.page(limit, cursor, name))
+        return self._wait(self._resource.page(limit, cursor, name))
 
     def get(self, trigger: UUID | str) -> TriggerView:
-        return self._wait(self._awaited.get(trigger))
+        return self._wait(self._resource.get(trigger))
 
     def update(
         self, trigger: UUID | str, change: TriggerChange, version: int | None = None
     ) -> TriggerView:
-        return self._wait(self._awaited.update(trigger, change, version))
+        return self._wait(self._resource.update(trigger, change, version))
 
     def pause(self, trigger: UUID | str) -> TriggerView:
-        return self._wait(self._awaited.pause(trigger))
+        return self._wait(self._resource.pause(trigger))
 
     def resume(self, trigger: UUID | str) -> TriggerView:
-        return self._wait(self._awaited.resume(trigger))
+        return self._wait(self._resource.resume(trigger))
 
     def delete(self, trigger: UUID | str) -> None:
-        return self._wait(self._awaited.delete(trigger))
+        return self._wait(self._resource.delete(trigger))
 
 
 class BlockingEvents(BlockingResource[Events]):
-    """What a workspace is told of."""
+    """Publishes events in a workspace."""
 
     def publish(self, name: str, data: Any = None, task: UUID | None = None) -> EventView:
-        return self._wait(self._awaited.publish(name, data, task))
+        return self._wait(self._resource.publish(name, data, task))
 
 
 class BlockingWebhooks(BlockingResource[Webhooks]):
-    """The endpoints that hear of events."""
+    """The webhook endpoints that receive events."""
 
     def list(self) -> Generator[WebhookView, None, None]:
-        return self._each(self._awaited.list())
+        return self._iterate(self._resource.list())
 
     def get(self, webhook: UUID | str) -> WebhookView:
-        return self._wait(self._awaited.get(webhook))
+        return self._wait(self._resource.get(webhook))
 
     def create(
         self, url: str, events: Sequence[str], description: str | None = None
     ) -> WebhookSecret:
-        return self._wait(self._awaited.create(url, events, description))
+        return self._wait(self._resource.create(url, events, description))
 
     def update(self, webhook: UUID | str, **fields: Any) -> WebhookView:
-        return self._wait(self._awaited.update(webhook, **fields))
+        return self._wait(self._resource.update(webhook, **fields))
 
     def delete(self, webhook: UUID | str) -> None:
-        return self._wait(self._awaited.delete(webhook))
+        return self._wait(self._resource.delete(webhook))
 
     def rotate_secret(self, webhook: UUID | str) -> WebhookSecret:
-        return self._wait(self._awaited.rotate_secret(webhook))
+        return self._wait(self._resource.rotate_secret(webhook))
 
     def deliveries(
         self, webhook: UUID | str, limit: int = 100, cursor: UUID | None = None
     ) -> DeliveryPage:
-        return self._wait(self._awaited.deliveries(webhook, limit, cursor))
+        return self._wait(self._resource.deliveries(webhook, limit, cursor))
 
     def redeliver(self, delivery: UUID | str) -> DeliveryView:
-        return self._wait(self._awaited.redeliver(delivery))
+        return self._wait(self._resource.redeliver(delivery))
 
 
 class BlockingFlows(BlockingResource[Flows]):
-    """The flows of a workspace. A flow is named by its id, or by its key: the newest of it."""
+    """The flows of a workspace. Methods accept a flow id, or a key for its newest flow."""
 
     def start(
         self,
@@ -325,10 +326,10 @@ class BlockingFlows(BlockingResource[Flows]):
         steps: int | None = None,
         priority: int | None = None,
     ) -> FlowView:
-        return self._wait(self._awaited.start(key, input, steps=steps, priority=priority))
+        return self._wait(self._resource.start(key, input, steps=steps, priority=priority))
 
     def show(self, flow: ID) -> FlowView:
-        return self._wait(self._awaited.show(flow))
+        return self._wait(self._resource.show(flow))
 
     def list(
         self,
@@ -338,32 +339,34 @@ class BlockingFlows(BlockingResource[Flows]):
         limit: int | None = None,
         cursor: UUID | None = None,
     ) -> Generator[FlowSummary, None, None]:
-        return self._each(self._awaited.list(status=status, key=key, limit=limit, cursor=cursor))
+        return self._iterate(
+            self._resource.list(status=status, key=key, limit=limit, cursor=cursor)
+        )
 
     def tasks(self, flow: ID) -> Generator[TaskSummary, None, None]:
-        return self._each(self._awaited.tasks(flow))
+        return self._iterate(self._resource.tasks(flow))
 
     def graph(self, flow: ID) -> GraphView:
-        return self._wait(self._awaited.graph(flow))
+        return self._wait(self._resource.graph(flow))
 
     def wait(self, flow: ID, timeout: float | None = None) -> FlowView:
-        return self._wait(self._awaited.wait(flow, timeout))
+        return self._wait(self._resource.wait(flow, timeout))
 
     def cancel(self, flow: ID, reason: str | None = None) -> FlowView:
-        return self._wait(self._awaited.cancel(flow, reason))
+        return self._wait(self._resource.cancel(flow, reason))
 
     def pause(self, flow: ID) -> FlowView:
-        return self._wait(self._awaited.pause(flow))
+        return self._wait(self._resource.pause(flow))
 
     def resume(self, flow: ID) -> FlowView:
-        return self._wait(self._awaited.resume(flow))
+        return self._wait(self._resource.resume(flow))
 
     def rerun(self, flow: ID, *, from_failed: bool = False, steps: int | None = None) -> FlowView:
-        return self._wait(self._awaited.rerun(flow, from_failed=from_failed, steps=steps))
+        return self._wait(self._resource.rerun(flow, from_failed=from_failed, steps=steps))
 
 
 class BlockingGroups(BlockingResource[Groups]):
-    """The groups of a workspace. A run is named by its id, or by a key: the newest run of it."""
+    """Group runs of a workspace. Methods accept a group run id, or a key for its newest run."""
 
     def create(
         self,
@@ -378,7 +381,7 @@ class BlockingGroups(BlockingResource[Groups]):
         metadata: dict[str, Any] | None = None,
     ) -> DefinitionView:
         return self._wait(
-            self._awaited.create(
+            self._resource.create(
                 key,
                 children,
                 title=title,
@@ -398,10 +401,10 @@ class BlockingGroups(BlockingResource[Groups]):
         steps: int | None = None,
         priority: int | None = None,
     ) -> FlowView:
-        return self._wait(self._awaited.start(key, input, steps=steps, priority=priority))
+        return self._wait(self._resource.start(key, input, steps=steps, priority=priority))
 
     def show(self, group: ID) -> GroupView:
-        return self._wait(self._awaited.show(group))
+        return self._wait(self._resource.show(group))
 
     def list(
         self,
@@ -412,120 +415,120 @@ class BlockingGroups(BlockingResource[Groups]):
         limit: int | None = None,
         cursor: UUID | None = None,
     ) -> Generator[GroupSummary, None, None]:
-        return self._each(
-            self._awaited.list(status=status, key=key, flow=flow, limit=limit, cursor=cursor)
+        return self._iterate(
+            self._resource.list(status=status, key=key, flow=flow, limit=limit, cursor=cursor)
         )
 
     def graph(self, group: ID) -> GraphView:
-        return self._wait(self._awaited.graph(group))
+        return self._wait(self._resource.graph(group))
 
     def wait(self, group: ID, timeout: float | None = None) -> GroupView:
-        return self._wait(self._awaited.wait(group, timeout))
+        return self._wait(self._resource.wait(group, timeout))
 
     def cancel(self, group: ID, reason: str | None = None) -> GroupView:
-        return self._wait(self._awaited.cancel(group, reason))
+        return self._wait(self._resource.cancel(group, reason))
 
     def pause(self, group: ID) -> GroupView:
-        return self._wait(self._awaited.pause(group))
+        return self._wait(self._resource.pause(group))
 
     def resume(self, group: ID) -> GroupView:
-        return self._wait(self._awaited.resume(group))
+        return self._wait(self._resource.resume(group))
 
 
 class BlockingInbox(BlockingResource[InboxItems]):
-    """What waits for people."""
+    """The inbox: items that wait for an answer by a person."""
 
     def list(
         self, status: str | None = "OPEN", *, limit: int | None = None, cursor: UUID | None = None
     ) -> Generator[InboxItem, None, None]:
-        return self._each(self._awaited.list(status, limit=limit, cursor=cursor))
+        return self._iterate(self._resource.list(status, limit=limit, cursor=cursor))
 
     def show(self, item: ID) -> InboxItem:
-        return self._wait(self._awaited.show(item))
+        return self._wait(self._resource.show(item))
 
     def approve(
         self, item: ID, comment: str | None = None, budget: Budget | None = None
     ) -> InboxItem:
-        return self._wait(self._awaited.approve(item, comment, budget))
+        return self._wait(self._resource.approve(item, comment, budget))
 
     def reject(self, item: ID, comment: str | None = None) -> InboxItem:
-        return self._wait(self._awaited.reject(item, comment))
+        return self._wait(self._resource.reject(item, comment))
 
     def answer(self, item: ID, comment: str) -> InboxItem:
-        return self._wait(self._awaited.answer(item, comment))
+        return self._wait(self._resource.answer(item, comment))
 
 
 class BlockingTokens(BlockingResource[Tokens]):
-    """The keys of programs to the workspace."""
+    """API tokens of the workspace."""
 
     def list(self) -> Sequence[TokenView]:
-        return self._wait(self._awaited.list())
+        return self._wait(self._resource.list())
 
     def create(self, name: str, **fields: Any) -> NewTokenView:
-        return self._wait(self._awaited.create(name, **fields))
+        return self._wait(self._resource.create(name, **fields))
 
     def revoke(self, token: UUID | str) -> None:
-        return self._wait(self._awaited.revoke(token))
+        return self._wait(self._resource.revoke(token))
 
 
 class BlockingUsers(BlockingResource[Users]):
-    """Who belongs to the workspace."""
+    """The users of the workspace."""
 
     def list(self) -> Sequence[MemberView]:
-        return self._wait(self._awaited.list())
+        return self._wait(self._resource.list())
 
     def create(self, name: str, password: str, role: str = "MEMBER") -> MemberView:
-        return self._wait(self._awaited.create(name, password, role))
+        return self._wait(self._resource.create(name, password, role))
 
     def update(self, user: UUID | str, role: str) -> MemberView:
-        return self._wait(self._awaited.update(user, role))
+        return self._wait(self._resource.update(user, role))
 
     def delete(self, user: UUID | str) -> None:
-        return self._wait(self._awaited.delete(user))
+        return self._wait(self._resource.delete(user))
 
 
 class BlockingWorkspaces(BlockingResource[Workspaces]):
-    """The tenants that the caller belongs to."""
+    """The workspaces (tenants) that the caller is a member of."""
 
     def list(self) -> Sequence[WorkspaceView]:
-        return self._wait(self._awaited.list())
+        return self._wait(self._resource.list())
 
     def get(self, workspace: UUID | str) -> WorkspaceView:
-        return self._wait(self._awaited.get(workspace))
+        return self._wait(self._resource.get(workspace))
 
     def create(self, name: str) -> NewWorkspace:
-        return self._wait(self._awaited.create(name))
+        return self._wait(self._resource.create(name))
 
     def quota(self, workspace: UUID | str, **limits: int | None) -> WorkspaceView:
-        return self._wait(self._awaited.quota(workspace, **limits))
+        return self._wait(self._resource.quota(workspace, **limits))
 
 
 class BlockingCoordinators(BlockingResource[Coordinators]):
-    """Who repairs and promotes."""
+    """The coordinator: the process that repairs and promotes tasks."""
 
     def status(self) -> CoordinatorStatus:
-        return self._wait(self._awaited.status())
+        return self._wait(self._resource.status())
 
     def recover(self, workspace: UUID | None = None) -> RecoverResult:
-        return self._wait(self._awaited.recover(workspace))
+        return self._wait(self._resource.recover(workspace))
 
     def logs(
         self, level: str = "WARN", limit: int = 100, workspace: UUID | None = None
     ) -> Sequence[LogLine]:
-        return self._wait(self._awaited.logs(level, limit, workspace))
+        return self._wait(self._resource.logs(level, limit, workspace))
 
 
 class BlockingAccess(BlockingResource[Access]):
-    """Logins."""
+    """Logins of users, and the caller's own identity."""
 
     def login(self, name: str, password: str, workspace: str | None = None) -> LoginToken:
-        return self._wait(self._awaited.login(name, password, workspace))
+        return self._wait(self._resource.login(name, password, workspace))
 
     def logout(self) -> None:
-        return self._wait(self._awaited.logout())
+        return self._wait(self._resource.logout())
 
     def change_password(self, password: str, new_password: str) -> None:
-        return self._wait(self._awaited.change_password(password, new_password))
+        return self._wait(self._resource.change_password(password, new_password))
 
     def me(self) -> CallerView:
-        return self._wait(self._awaited.me())
+        return self._wait(self._resource.me())

@@ -1,4 +1,4 @@
-"""For programs that do not await: the agents, blocking."""
+"""The blocking form of `client.agents`."""
 
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -13,22 +13,22 @@ from tenuto.engine.views import TaskSummary
 
 
 class BlockingAgents(BlockingResource[Agents]):
-    """The agents of a workspace. An agent is named by its name or its id."""
+    """The agents of a workspace. Methods accept an agent's name or its id."""
 
     def list(self) -> Generator[AgentView, None, None]:
-        return self._each(self._awaited.list())
+        return self._iterate(self._resource.list())
 
     def get(self, agent: UUID | str) -> AgentView:
-        return self._wait(self._awaited.get(agent))
+        return self._wait(self._resource.get(agent))
 
     def put(self, name: str, **fields: Any) -> AgentView:
-        return self._wait(self._awaited.put(name, **fields))
+        return self._wait(self._resource.put(name, **fields))
 
     def health(self, agent: UUID | str, limit: int = 60) -> AgentHealth:
-        return self._wait(self._awaited.health(agent, limit))
+        return self._wait(self._resource.health(agent, limit))
 
     def explain(self, agent: UUID | str) -> AgentExplanation:
-        return self._wait(self._awaited.explain(agent))
+        return self._wait(self._resource.explain(agent))
 
     def message(
         self,
@@ -41,7 +41,7 @@ class BlockingAgents(BlockingResource[Agents]):
         client_message_id: str | None = None,
     ) -> Message:
         return self._wait(
-            self._awaited.message(
+            self._resource.message(
                 agent,
                 body,
                 kind=kind,
@@ -59,25 +59,25 @@ class BlockingAgents(BlockingResource[Agents]):
         *,
         waiting: bool = True,
     ) -> MessagePage:
-        return self._wait(self._awaited.messages(agent, limit, cursor, waiting=waiting))
+        return self._wait(self._resource.messages(agent, limit, cursor, waiting=waiting))
 
     def dequeue(
         self, agent: UUID | str, limit: int = 100, batch: UUID | None = None
     ) -> MessageBatch:
-        return self._wait(self._awaited.dequeue(agent, limit, batch))
+        return self._wait(self._resource.dequeue(agent, limit, batch))
 
     def tasks(
         self, agent: UUID | str, status: Sequence[str] = (), limit: int = 100
     ) -> Sequence[TaskSummary]:
-        return self._wait(self._awaited.tasks(agent, status, limit))
+        return self._wait(self._resource.tasks(agent, status, limit))
 
     def terminate(
         self, agent: UUID | str, reason: str | None = None, *, graceful: bool = True
     ) -> AgentView:
-        return self._wait(self._awaited.terminate(agent, reason, graceful=graceful))
+        return self._wait(self._resource.terminate(agent, reason, graceful=graceful))
 
     def delete(self, agent: UUID | str) -> None:
-        return self._wait(self._awaited.delete(agent))
+        return self._wait(self._resource.delete(agent))
 
     def token(self, agent: UUID | str) -> AgentToken:
-        return self._wait(self._awaited.token(agent))
+        return self._wait(self._resource.token(agent))

@@ -1,4 +1,4 @@
-"""The library's face: tasks, agents and administration, over HTTP or on a database itself."""
+"""`AsyncClient` and `Client`: the library's entry points, over HTTP or on a database."""
 
 from contextlib import AsyncExitStack
 from typing import Any, Self
@@ -6,7 +6,7 @@ from typing import Any, Self
 import msgspec
 
 from tenuto.client.accounts import Access, Coordinators, Tokens, Users, Webhooks, Workspaces
-from tenuto.client.agents import Agents, needs_a_server
+from tenuto.client.agents import Agents, server_required_error
 from tenuto.client.background_loop import BackgroundLoop
 from tenuto.client.blocking import (
     BlockingAccess,
@@ -34,7 +34,7 @@ from tenuto.client.remote.engine import AnyEngine, RemoteEngine, RemoteSecrets
 from tenuto.client.remote.http import ApiRequest
 from tenuto.client.remote.limits import RemotePauses, RemoteRateLimits
 from tenuto.client.remote.schedules import Events, RemoteSchedules, RemoteTriggers
-from tenuto.client.target import Target, opened, resolve_target
+from tenuto.client.target import Target, open_engine, resolve_target
 from tenuto.client.tasks import TaskFailed, Tasks
 from tenuto.engine.flows.definitions import Definitions
 from tenuto.engine.limits.budgets import UsageStats
@@ -51,7 +51,7 @@ ACTOR = "python"
 
 
 class Stats(msgspec.Struct, frozen=True, rename="camel"):
-    """How many tasks there are, by status, how many workers and agents, and what models used."""
+    """Counts of tasks by status, workers and agents, and the models' token usage and cost."""
 
     tasks: dict[str, int]
     workers: int
@@ -60,10 +60,10 @@ class Stats(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class AsyncClient:
-    """A workspace, for programs that await. Open while `async with` or between open and close.
+    """A workspace, for asyncio programs. Use it in `async with`, or call `open` and `close`.
 
-    `target` is a server (`http://...`) or a database (`sqlite:///...`, `postgresql://...`); without
-    one TENUTO_URL, the login, or the embedded file.
+    `target` is a server (`http://...`) or a database (`sqlite:///...`, `postgresql://...`). The
+    default is TENUTO_URL, else the login, else the embedded database file.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class AsyncClient:
         *,
         engine: AnyEngine | None = None,
     ) -> None:
-        self.target = _target(target, token, workspace)
+        self.target = _parse_target(target, token, workspace)
         self._engine = engine
         self._stack = AsyncExitStack()
 
@@ -85,22 +85,22 @@ class AsyncClient:
         await self.close()
 
     async def open(self) -> Self:
-        """Be ready; a database is opened now, a server is asked with the first call."""
+        """Opens the client. A database is opened now; a server is contacted by the first call."""
         if self._engine is None:
-            opening = opened(self.target, actor=ACTOR)
+            opening = open_engine(self.target, actor=ACTOR)
             self._engine = await self._stack.enter_async_context(opening)
         return self
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Closes the connections."""
         self._engine = None
         await self._stack.aclose()
 
     @property
     def engine(self) -> AnyEngine:
-        """The engine behind it all."""
+        """The engine that all resources use; raises `Invalid` if the client is not open."""
         if self._engine is None:
-            raise Invalid("the client is not open: use `async with`, or await its open()")
+            raise Invalid("the client is not open; use `async with`, or await client.open()")
         return self._engine
 
     @property
@@ -176,41 +176,43 @@ class AsyncClient:
         return Access(self.engine)
 
     async def stats(self) -> Stats:
-        """How many tasks, workers and agents the workspace has."""
+        """Returns the workspace's counts of tasks, live workers and agents, and its usage."""
         engine = self.engine
-        alive = [each for each in await engine.workers() if each.status in ("RUNNING", "DRAINING")]
-        agents = [each async for each in self.agents.list() if each.status != "TERMINATED"]
+        alive = [
+            worker for worker in await engine.workers() if worker.status in ("RUNNING", "DRAINING")
+        ]
+        agents = [agent async for agent in self.agents.list() if agent.status != "TERMINATED"]
         return Stats(await engine.counts(), len(alive), len(agents), await engine.spending())
 
     async def health(self) -> dict[str, Any]:
-        """How the server's parts are."""
+        """Returns the health of the server and its coordinator; needs a server."""
         if not isinstance(self.engine, RemoteEngine):
-            raise needs_a_server("health")
+            raise server_required_error("health")
         ask = ApiRequest(method="GET", path="/health/coordinator", repeatable=True)
-        return await self.engine.link.ask(dict[str, Any], ask)
+        return await self.engine.connection.request(dict[str, Any], ask)
 
 
-def _target(target: str | None, token: str | None, workspace: str | None) -> Target:
+def _parse_target(target: str | None, token: str | None, workspace: str | None) -> Target:
     if target is None or target.startswith(("http://", "https://")):
         return resolve_target(target, token, workspace)
     return resolve_target(None, token, workspace, database=target)
 
 
 class Client:
-    """The same for programs that do not await: every method of `AsyncClient`, blocking.
+    """The blocking client: every method of `AsyncClient` for programs without asyncio.
 
-    It works on an event loop in a thread of its own, until `close` or the end of the `with`.
+    It runs an event loop in its own thread until `close` or the end of the `with` block.
     """
 
     def __init__(
         self, target: str | None = None, token: str | None = None, workspace: str | None = None
     ) -> None:
-        self._waiter = BackgroundLoop()
+        self._loop = BackgroundLoop()
         try:
             self._client = AsyncClient(target, token, workspace)
-            self._waiter.wait(self._client.open())
+            self._loop.wait(self._client.open())
         except BaseException:
-            self._waiter.end()
+            self._loop.close()
             raise
 
     def __enter__(self) -> Self:
@@ -220,10 +222,10 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Let go of connections and of the thread."""
-        if not self._waiter.ended:
-            self._waiter.wait(self._client.close())
-            self._waiter.end()
+        """Closes the connections and ends the thread."""
+        if not self._loop.is_closed:
+            self._loop.wait(self._client.close())
+            self._loop.close()
 
     @property
     def target(self) -> Target:
@@ -231,80 +233,80 @@ class Client:
 
     @property
     def tasks(self) -> BlockingTasks:
-        return BlockingTasks(self._waiter, self._client.tasks)
+        return BlockingTasks(self._loop, self._client.tasks)
 
     @property
     def agents(self) -> BlockingAgents:
-        return BlockingAgents(self._waiter, self._client.agents)
+        return BlockingAgents(self._loop, self._client.agents)
 
     @property
     def secrets(self) -> BlockingSecrets:
-        return BlockingSecrets(self._waiter, self._client.secrets)
+        return BlockingSecrets(self._loop, self._client.secrets)
 
     @property
     def definitions(self) -> BlockingDefinitions:
-        return BlockingDefinitions(self._waiter, self._client.definitions)
+        return BlockingDefinitions(self._loop, self._client.definitions)
 
     @property
     def gates(self) -> BlockingGates:
-        return BlockingGates(self._waiter, self._client.gates)
+        return BlockingGates(self._loop, self._client.gates)
 
     @property
     def rate_limits(self) -> BlockingRateLimits:
-        return BlockingRateLimits(self._waiter, self._client.rate_limits)
+        return BlockingRateLimits(self._loop, self._client.rate_limits)
 
     @property
     def flows(self) -> BlockingFlows:
-        return BlockingFlows(self._waiter, self._client.flows)
+        return BlockingFlows(self._loop, self._client.flows)
 
     @property
     def groups(self) -> BlockingGroups:
-        return BlockingGroups(self._waiter, self._client.groups)
+        return BlockingGroups(self._loop, self._client.groups)
 
     @property
     def inbox(self) -> BlockingInbox:
-        return BlockingInbox(self._waiter, self._client.inbox)
+        return BlockingInbox(self._loop, self._client.inbox)
 
     @property
     def schedules(self) -> BlockingSchedules:
-        return BlockingSchedules(self._waiter, self._client.schedules)
+        return BlockingSchedules(self._loop, self._client.schedules)
 
     @property
     def triggers(self) -> BlockingTriggers:
-        return BlockingTriggers(self._waiter, self._client.triggers)
+        return BlockingTriggers(self._loop, self._client.triggers)
 
     @property
     def events(self) -> BlockingEvents:
-        return BlockingEvents(self._waiter, self._client.events)
+        return BlockingEvents(self._loop, self._client.events)
 
     @property
     def webhooks(self) -> BlockingWebhooks:
-        return BlockingWebhooks(self._waiter, self._client.webhooks)
+        return BlockingWebhooks(self._loop, self._client.webhooks)
 
     @property
     def tokens(self) -> BlockingTokens:
-        return BlockingTokens(self._waiter, self._client.tokens)
+        return BlockingTokens(self._loop, self._client.tokens)
 
     @property
     def users(self) -> BlockingUsers:
-        return BlockingUsers(self._waiter, self._client.users)
+        return BlockingUsers(self._loop, self._client.users)
 
     @property
     def workspaces(self) -> BlockingWorkspaces:
-        return BlockingWorkspaces(self._waiter, self._client.workspaces)
+        return BlockingWorkspaces(self._loop, self._client.workspaces)
 
     @property
     def coordinator(self) -> BlockingCoordinators:
-        return BlockingCoordinators(self._waiter, self._client.coordinator)
+        return BlockingCoordinators(self._loop, self._client.coordinator)
 
     @property
     def access(self) -> BlockingAccess:
-        return BlockingAccess(self._waiter, self._client.access)
+        return BlockingAccess(self._loop, self._client.access)
 
     def stats(self) -> Stats:
-        """How many tasks, workers and agents the workspace has."""
-        return self._waiter.wait(self._client.stats())
+        """Returns the workspace's counts of tasks, live workers and agents, and its usage."""
+        return self._loop.wait(self._client.stats())
 
     def health(self) -> dict[str, Any]:
-        """How the server's parts are."""
-        return self._waiter.wait(self._client.health())
+        """Returns the health of the server and its coordinator; needs a server."""
+        return self._loop.wait(self._client.health())

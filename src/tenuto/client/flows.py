@@ -1,4 +1,4 @@
-"""Flows, groups and the inbox as a program asks for them, over HTTP or on a database itself."""
+"""Flows, group runs and the inbox for programs, over HTTP or on a database."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 from uuid import UUID
 
-from tenuto.client.follow import EVERY, OUTAGE_S
+from tenuto.client.follow import OUTAGE_S, POLL_S
 from tenuto.client.remote.engine import AnyEngine, RemoteEngine
 from tenuto.engine.agents.inbox import InboxItem
 from tenuto.engine.flows.definitions import DefinitionView
@@ -18,15 +18,15 @@ from tenuto.model.flows.definition import GroupSpec, Join, Order
 from tenuto.model.flows.progress import GROUP_OPEN
 from tenuto.model.limits.budgets import Budget
 
-PAGE = 500
-LOOK_S = 1.0
-"""Seconds between looks at what a server has."""
+PAGE_SIZE = 500
+SERVER_POLL_S = 1.0
+"""Seconds between two reads of a flow's or group's status from a server."""
 ID = UUID | str
 V = TypeVar("V", FlowView, GroupView)
 
 
 class FlowFailed(Exception):
-    """A flow or group that was waited for ended, and not well."""
+    """The flow or group run that `wait` waited for did not end as COMPLETED."""
 
     def __init__(self, view: FlowView | GroupView) -> None:
         self.view = view
@@ -35,7 +35,7 @@ class FlowFailed(Exception):
 
 
 class Flows:
-    """The flows of a workspace. A flow is named by its id, or by its key: the newest of it."""
+    """The flows of a workspace. Methods accept a flow id, or a key for its newest flow."""
 
     def __init__(self, engine: AnyEngine) -> None:
         self._engine = engine
@@ -43,18 +43,18 @@ class Flows:
     async def start(
         self,
         key: str,
-        input: Any = None,  # noqa: A002  the name that users know
+        input: Any = None,  # noqa: A002  public name
         *,
         steps: int | None = None,
         priority: int | None = None,
     ) -> FlowView:
-        """Run a stored definition; `steps` are the jumps that it may make."""
+        """Starts a flow of a stored definition; `steps` is the maximum number of jumps (goto)."""
         flow = await self._engine.flows.start(key, input, steps=steps, priority=priority)
         return await self._engine.flow_views.show(flow)
 
     async def show(self, flow: ID) -> FlowView:
-        """One flow: how far it is, its tasks by status, its open groups."""
-        return await self._engine.flow_views.show(await self._found(flow))
+        """Returns one flow: status, progress, tasks by status, open groups."""
+        return await self._engine.flow_views.show(await self._resolve_id(flow))
 
     async def list(
         self,
@@ -64,75 +64,81 @@ class Flows:
         limit: int | None = None,
         cursor: UUID | None = None,
     ) -> AsyncGenerator[FlowSummary, None]:
-        """Flows newest first, page after page."""
-        left = limit
-        while left is None or left > 0:
-            size = PAGE if left is None else min(left, PAGE)
+        """Yields flows, newest first; reads them page by page."""
+        remaining = limit
+        while remaining is None or remaining > 0:
+            size = PAGE_SIZE if remaining is None else min(remaining, PAGE_SIZE)
             page = await self._engine.flow_views.page(status, key, size, cursor)
             for flow in page.flows:
                 yield flow
-            left = None if left is None else left - len(page.flows)
+            remaining = None if remaining is None else remaining - len(page.flows)
             if (cursor := page.next_cursor) is None:
                 return
 
     async def tasks(self, flow: ID) -> AsyncGenerator[TaskSummary, None]:
-        """The tasks of a flow, newest first, page after page."""
-        found = await self._found(flow)
+        """Yields the tasks of a flow, newest first; reads them page by page."""
+        flow_id = await self._resolve_id(flow)
         cursor = None
         while True:
-            page = await self._engine.flow_views.tasks(found, PAGE, cursor)
+            page = await self._engine.flow_views.tasks(flow_id, PAGE_SIZE, cursor)
             for task in page.tasks:
                 yield task
             if (cursor := page.next_cursor) is None:
                 return
 
     async def graph(self, flow: ID) -> GraphView:
-        """What was made in a flow and what is to come, as nodes and edges."""
-        return await self._engine.flow_views.graph(await self._found(flow))
+        """Returns the flow's graph: nodes and edges that are activated or planned."""
+        return await self._engine.flow_views.graph(await self._resolve_id(flow))
 
     async def wait(self, flow: ID, timeout: float | None = None) -> FlowView:  # noqa: ASYNC109
-        """The flow when it is COMPLETED; raises `FlowFailed` for any other end.
+        """Waits until the flow finishes and returns it.
 
-        `TimeoutError` when it has not ended after so many seconds.
+        Raises `FlowFailed` if its status is not COMPLETED, `TimeoutError` after `timeout` seconds.
         """
-        found = await self._found(flow)
-        return await _ended(self._engine, lambda: self._engine.flow_views.show(found), timeout)
+        flow_id = await self._resolve_id(flow)
+        return await _wait_until_finished(
+            self._engine, lambda: self._engine.flow_views.show(flow_id), timeout
+        )
 
     async def cancel(self, flow: ID, reason: str | None = None) -> FlowView:
-        """End a flow with all that is open in it; running sessions are killed first."""
-        found = await self._found(flow)
-        await self._engine.flows.cancel(found, reason)
-        return await self._engine.flow_views.show(found)
+        """Cancels a flow and everything open in it; running sessions are killed first."""
+        flow_id = await self._resolve_id(flow)
+        await self._engine.flows.cancel(flow_id, reason)
+        return await self._engine.flow_views.show(flow_id)
 
     async def pause(self, flow: ID) -> FlowView:
-        """Hold everything of a flow; running sessions are stopped after a last checkpoint."""
-        found = await self._found(flow)
-        await self._engine.flows.pause(found)
-        return await self._engine.flow_views.show(found)
+        """Pauses a flow; running sessions are stopped after a last checkpoint."""
+        flow_id = await self._resolve_id(flow)
+        await self._engine.flows.pause(flow_id)
+        return await self._engine.flow_views.show(flow_id)
 
     async def resume(self, flow: ID) -> FlowView:
-        """Let a paused flow go on."""
-        found = await self._found(flow)
-        await self._engine.flows.resume(found)
-        return await self._engine.flow_views.show(found)
+        """Resumes a paused flow."""
+        flow_id = await self._resolve_id(flow)
+        await self._engine.flows.resume(flow_id)
+        return await self._engine.flow_views.show(flow_id)
 
     async def rerun(
         self, flow: ID, *, from_failed: bool = False, steps: int | None = None
     ) -> FlowView:
-        """A new flow of the same plan and input, or the same flow on from what failed in it."""
-        found = await self._found(flow)
-        if from_failed:
-            await self._engine.flows.revive(found)
-        else:
-            found = await self._engine.rerun_flow(found, steps=steps)
-        return await self._engine.flow_views.show(found)
+        """Starts a new flow with the same plan and input.
 
-    async def _found(self, flow: ID) -> UUID:
+        With `from_failed` it continues the same flow from its failed tasks instead.
+        """
+        flow_id = await self._resolve_id(flow)
+        if from_failed:
+            await self._engine.flows.revive(flow_id)
+        else:
+            flow_id = await self._engine.rerun_flow(flow_id, steps=steps)
+        return await self._engine.flow_views.show(flow_id)
+
+    async def _resolve_id(self, flow: ID) -> UUID:
+        """Returns the id of a flow from an id, its text, or a key (its newest flow)."""
         return flow if isinstance(flow, UUID) else await self._engine.flow_views.find(flow)
 
 
 class Groups:
-    """The groups of a workspace. A run is named by its id, or by a key: the newest run of it."""
+    """Group runs of a workspace. Methods accept a group run id, or a key for its newest run."""
 
     def __init__(self, engine: AnyEngine) -> None:
         self._engine = engine
@@ -144,12 +150,12 @@ class Groups:
         *,
         title: str | None = None,
         order: Order = "sequential",
-        next: str | None = None,  # noqa: A002  the name that users know
+        next: str | None = None,  # noqa: A002  public name
         join: Join = "all_succeeded",
         prompt: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> DefinitionView:
-        """Define a group of what is defined by these keys; a key that is taken is refused."""
+        """Stores a group definition with these child keys; `Conflict` if the key exists already."""
         spec = GroupSpec(
             key=key,
             title=title or key,
@@ -165,7 +171,9 @@ class Groups:
         except Conflict as error:
             if error.code != "version_conflict":
                 raise
-            raise Conflict(f"there is a definition {key!r} already", "name_taken") from error
+            raise Conflict(
+                f"definition {key!r} exists already; choose another key", "name_taken"
+            ) from error
 
     async def start(
         self,
@@ -175,14 +183,14 @@ class Groups:
         steps: int | None = None,
         priority: int | None = None,
     ) -> FlowView:
-        """Run a group; answers its flow."""
+        """Starts a flow of a stored group and returns the flow."""
         if (await self._engine.definitions.get(key)).kind != "group":
             raise NotFound(f"no group {key}")
         return await Flows(self._engine).start(key, input, steps=steps, priority=priority)
 
     async def show(self, group: ID) -> GroupView:
-        """One run of a group: how far it is, and what it cost."""
-        return await self._engine.flow_views.group(await self._found(group))
+        """Returns one group run: status, progress and cost."""
+        return await self._engine.flow_views.group(await self._resolve_id(group))
 
     async def list(
         self,
@@ -193,50 +201,56 @@ class Groups:
         limit: int | None = None,
         cursor: UUID | None = None,
     ) -> AsyncGenerator[GroupSummary, None]:
-        """Runs of groups newest first, page after page."""
-        left = limit
-        while left is None or left > 0:
-            size = PAGE if left is None else min(left, PAGE)
+        """Yields group runs, newest first; reads them page by page."""
+        remaining = limit
+        while remaining is None or remaining > 0:
+            size = PAGE_SIZE if remaining is None else min(remaining, PAGE_SIZE)
             page = await self._engine.flow_views.groups(status, key, flow, size, cursor)
             for group in page.groups:
                 yield group
-            left = None if left is None else left - len(page.groups)
+            remaining = None if remaining is None else remaining - len(page.groups)
             if (cursor := page.next_cursor) is None:
                 return
 
     async def graph(self, group: ID) -> GraphView:
-        """What was made in a run of a group and what is to come in it."""
-        return await self._engine.flow_views.group_graph(await self._found(group))
+        """Returns the graph of a group run: nodes and edges that are activated or planned."""
+        return await self._engine.flow_views.group_graph(await self._resolve_id(group))
 
     async def wait(self, group: ID, timeout: float | None = None) -> GroupView:  # noqa: ASYNC109
-        """The run when it is COMPLETED; raises `FlowFailed` for any other end."""
-        found = await self._found(group)
-        return await _ended(self._engine, lambda: self._engine.flow_views.group(found), timeout)
+        """Waits until the group run finishes and returns it.
+
+        Raises `FlowFailed` if its status is not COMPLETED, `TimeoutError` after `timeout` seconds.
+        """
+        group_id = await self._resolve_id(group)
+        return await _wait_until_finished(
+            self._engine, lambda: self._engine.flow_views.group(group_id), timeout
+        )
 
     async def cancel(self, group: ID, reason: str | None = None) -> GroupView:
-        """End a run of a group with all that is open in it."""
-        found = await self._found(group)
-        await self._engine.flows.cancel_group(found, reason)
-        return await self._engine.flow_views.group(found)
+        """Cancels a group run and everything open in it."""
+        group_id = await self._resolve_id(group)
+        await self._engine.flows.cancel_group(group_id, reason)
+        return await self._engine.flow_views.group(group_id)
 
     async def pause(self, group: ID) -> GroupView:
-        """Hold everything of a run of a group."""
-        found = await self._found(group)
-        await self._engine.flows.pause_group(found)
-        return await self._engine.flow_views.group(found)
+        """Pauses a group run."""
+        group_id = await self._resolve_id(group)
+        await self._engine.flows.pause_group(group_id)
+        return await self._engine.flow_views.group(group_id)
 
     async def resume(self, group: ID) -> GroupView:
-        """Let a paused run of a group go on."""
-        found = await self._found(group)
-        await self._engine.flows.resume_group(found)
-        return await self._engine.flow_views.group(found)
+        """Resumes a paused group run."""
+        group_id = await self._resolve_id(group)
+        await self._engine.flows.resume_group(group_id)
+        return await self._engine.flow_views.group(group_id)
 
-    async def _found(self, group: ID) -> UUID:
+    async def _resolve_id(self, group: ID) -> UUID:
+        """Returns the id of a group run from an id, its text, or a key (its newest run)."""
         return group if isinstance(group, UUID) else await self._engine.flow_views.find_group(group)
 
 
 class InboxItems:
-    """What waits for people."""
+    """The inbox: items that wait for an answer by a person."""
 
     def __init__(self, engine: AnyEngine) -> None:
         self._engine = engine
@@ -248,78 +262,83 @@ class InboxItems:
         limit: int | None = None,
         cursor: UUID | None = None,
     ) -> AsyncGenerator[InboxItem, None]:
-        """Items newest first, page after page; without a status, the answered ones as well."""
-        left = limit
-        while left is None or left > 0:
-            size = PAGE if left is None else min(left, PAGE)
+        """Yields inbox items, newest first; with `status=None` also the answered ones."""
+        remaining = limit
+        while remaining is None or remaining > 0:
+            size = PAGE_SIZE if remaining is None else min(remaining, PAGE_SIZE)
             items = await self._engine.inbox.list(status, size, cursor)
             for item in items:
                 yield item
-            left = None if left is None else left - len(items)
+            remaining = None if remaining is None else remaining - len(items)
             if len(items) < size:
                 return
             cursor = items[-1].id
 
     async def show(self, item: ID) -> InboxItem:
-        """One item."""
-        return await self._engine.inbox.show(_uuid(item))
+        """Returns one inbox item."""
+        return await self._engine.inbox.show(_parse_uuid(item))
 
     async def approve(
         self, item: ID, comment: str | None = None, budget: Budget | None = None
     ) -> InboxItem:
-        """Say yes; the first answer counts, and the task goes on by it.
+        """Approves an item and returns it; the first answer counts, and the task continues.
 
-        `budget` is for a task whose budget is used up; without one it may use twice as much.
+        `budget` is the new budget of a task whose budget is exhausted; the default is twice the
+        old one.
         """
-        await self._engine.inbox.answer(_uuid(item), approve=True, comment=comment, budget=budget)
+        await self._engine.inbox.answer(
+            _parse_uuid(item), approve=True, comment=comment, budget=budget
+        )
         return await self.show(item)
 
     async def reject(self, item: ID, comment: str | None = None) -> InboxItem:
-        """Say no; the first answer counts, and the task fails or is skipped by it."""
-        await self._engine.inbox.answer(_uuid(item), approve=False, comment=comment)
+        """Rejects an item; the first answer counts, and the task fails or is skipped."""
+        await self._engine.inbox.answer(_parse_uuid(item), approve=False, comment=comment)
         return await self.show(item)
 
     async def answer(self, item: ID, comment: str) -> InboxItem:
-        """Answer an item that asks for no yes or no."""
-        await self._engine.inbox.dismiss(_uuid(item), comment)
+        """Answers an item that is not an approval."""
+        await self._engine.inbox.dismiss(_parse_uuid(item), comment)
         return await self.show(item)
 
 
-def _uuid(item: ID) -> UUID:
+def _parse_uuid(item: ID) -> UUID:
+    """Returns the id of an inbox item."""
     return item if isinstance(item, UUID) else UUID(item)
 
 
 async def poll_until_finished(
-    engine: AnyEngine, look: Callable[[], Awaitable[V]]
+    engine: AnyEngine, fetch: Callable[[], Awaitable[V]]
 ) -> AsyncGenerator[V, None]:
-    """A flow or group as it is now, then again and again, the last time when it has ended.
+    """Yields a flow or group run at intervals until it has finished; the last one is finished.
 
-    A database or server that restarts meanwhile is waited for.
+    While the database or server is unavailable it retries, for at most OUTAGE_S seconds.
     """
-    pause = LOOK_S if isinstance(engine, RemoteEngine) else EVERY
-    heard = engine.clock.elapsed()
+    interval_s = SERVER_POLL_S if isinstance(engine, RemoteEngine) else POLL_S
+    last_answer_at = engine.clock.elapsed()
     while True:
         try:
-            view = await look()
+            view = await fetch()
         except Unavailable:
-            if engine.clock.elapsed() - heard > OUTAGE_S:
+            if engine.clock.elapsed() - last_answer_at > OUTAGE_S:
                 raise
         else:
-            heard = engine.clock.elapsed()
+            last_answer_at = engine.clock.elapsed()
             yield view
             if view.status not in GROUP_OPEN:
                 return
-        await engine.clock.sleep(pause)
+        await engine.clock.sleep(interval_s)
 
 
-async def _ended(
+async def _wait_until_finished(
     engine: AnyEngine,
-    look: Callable[[], Awaitable[V]],
+    fetch: Callable[[], Awaitable[V]],
     timeout: float | None,  # noqa: ASYNC109
 ) -> V:
-    async with asyncio.timeout(timeout), aclosing(poll_until_finished(engine, look)) as views:
+    """Returns the finished flow or group run; raises `FlowFailed` unless it is COMPLETED."""
+    async with asyncio.timeout(timeout), aclosing(poll_until_finished(engine, fetch)) as views:
         async for view in views:
-            last = view
-    if last.status != "COMPLETED":
-        raise FlowFailed(last)
-    return last
+            final_view = view
+    if final_view.status != "COMPLETED":
+        raise FlowFailed(final_view)
+    return final_view

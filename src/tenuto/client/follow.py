@@ -1,4 +1,4 @@
-"""Watching a task: what is new about it, again and again, until it has ended."""
+"""Follows a task: yields its changes until it has finished."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -17,23 +17,23 @@ from tenuto.model.errors import TenutoError, TooMany, Unavailable
 from tenuto.model.tasks.task import TERMINAL
 from tenuto.periodic import wait_first_event
 
-EVERY = 0.2
-LOOK_S = 2.0
-"""Seconds between looks at a server that says nothing by itself."""
-PAGE = 1000
+POLL_S = 0.2
+IDLE_POLL_S = 2.0
+"""Seconds between two reads from a server whose stream sends no event."""
+PAGE_SIZE = 1000
 OUTAGE_S = 60
-"""How long a database or server that does not answer is waited for."""
+"""Seconds to retry while the database or server is unavailable."""
 
 
 class TaskSnapshot(msgspec.Struct, frozen=True):
-    """A task at one moment, with the log lines since the look before."""
+    """A task at one moment, with the log lines since the previous snapshot."""
 
     view: TaskView
     lines: list[LogLine]
 
 
 class TaskEvent(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Something new about a task: a status or a line of its log (`line`), or its progress."""
+    """An event of a task: a status change or log line (in `line`), or its progress."""
 
     kind: Literal["status", "log", "progress"]
     line: LogLine | None = None
@@ -42,6 +42,8 @@ class TaskEvent(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class _Status(msgspec.Struct, rename="camel"):
+    """The data of a stream message of kind status."""
+
     event: str
     previous_status: str | None
     new_status: str
@@ -54,96 +56,109 @@ class _Status(msgspec.Struct, rename="camel"):
 
 
 class _Progress(msgspec.Struct, rename="camel"):
+    """The data of a stream message of kind progress."""
+
     progress_percent: int | None
     current_step: str | None
 
 
-async def history(
-    engine: AnyEngine, task: UUID, seq: int = 0, place: tuple[int, int] = (0, -1)
+async def load_new_lines(
+    engine: AnyEngine, task: UUID, seq: int = 0, position: tuple[int, int] = (0, -1)
 ) -> tuple[list[LogLine], int, tuple[int, int]]:
-    """Log lines after a place, by time, and where the next ones will be."""
+    """Reads the log lines after a position; returns them by time, and the new position.
+
+    `seq` is the position in the audit trail, `position` that in the transcript (attempt, line).
+    """
     lines: list[LogLine] = []
-    while events := await engine.events(task, seq, PAGE):
+    while events := await engine.events(task, seq, PAGE_SIZE):
         lines += events
         seq = events[-1].seq
-    while said := await engine.transcript(task, place, PAGE):
-        lines += said
-        place = (said[-1].attempt, said[-1].seq)
-    return sorted(lines, key=lambda line: line.at), seq, place
+    while page := await engine.transcript(task, position, PAGE_SIZE):
+        lines += page
+        position = (page[-1].attempt, page[-1].seq)
+    return sorted(lines, key=lambda line: line.at), seq, position
 
 
 async def poll_task(engine: AnyEngine, task: UUID) -> AsyncGenerator[TaskSnapshot, None]:
-    """The task as it is now, then whenever it may have changed, the last time when it has ended.
+    """Yields a snapshot of the task now and after each possible change, until it has finished.
 
-    The row is read before its history, so the last look holds everything said before the end.
-    A database or server that restarts meanwhile is waited for.
+    The task is read before its log, so the last snapshot has all log lines written before the end.
+    While the database or server is unavailable it retries, for at most OUTAGE_S seconds.
     """
-    seq, place = 0, (0, -1)
-    heard = engine.clock.elapsed()
-    async with _change_signal(engine, task) as news:
+    seq, position = 0, (0, -1)
+    last_answer_at = engine.clock.elapsed()
+    async with _change_signal(engine, task) as wait_for_change:
         while True:
             try:
                 view = await engine.show(task)
-                lines, seq, place = await history(engine, task, seq, place)
+                lines, seq, position = await load_new_lines(engine, task, seq, position)
             except Unavailable:
-                if engine.clock.elapsed() - heard > OUTAGE_S:
+                if engine.clock.elapsed() - last_answer_at > OUTAGE_S:
                     raise
             else:
-                heard = engine.clock.elapsed()
+                last_answer_at = engine.clock.elapsed()
                 yield TaskSnapshot(view, lines)
                 if view.status in TERMINAL:
                     return
-            await news()
+            await wait_for_change()
 
 
 @asynccontextmanager
 async def _change_signal(
     engine: AnyEngine, task: UUID
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """What returns when there may be something new."""
+    """Yields a function that waits until the task may have changed."""
     if not isinstance(engine, RemoteEngine):
-        yield lambda: engine.clock.sleep(EVERY)
+        yield lambda: engine.clock.sleep(POLL_S)
         return
-    heard = asyncio.Event()
+    changed = asyncio.Event()
 
     async def listen() -> None:
         with suppress(TenutoError):
-            async for _ in _streamed(engine, task):
-                heard.set()
-        heard.set()
+            async for _ in _stream_events(engine, task):
+                changed.set()
+        changed.set()
 
     async def wait() -> None:
-        await engine.clock.sleep(EVERY)
-        await wait_first_event([heard], LOOK_S, engine.clock)
-        heard.clear()
+        await engine.clock.sleep(POLL_S)
+        await wait_first_event([changed], IDLE_POLL_S, engine.clock)
+        changed.clear()
 
-    listening = asyncio.create_task(listen())
+    listener = asyncio.create_task(listen())
     try:
         yield wait
     finally:
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
+        listener.cancel()
+        await asyncio.gather(listener, return_exceptions=True)
 
 
 async def follow(engine: AnyEngine, task: UUID) -> AsyncGenerator[TaskEvent, None]:
-    """Everything that was said of a task and is said until its end, in order."""
-    last: TaskEvent | None = None
-    found = _streamed(engine, task) if isinstance(engine, RemoteEngine) else _seen(engine, task)
-    async with aclosing(found) as events:
+    """Yields all past and future events of a task in order, until it has finished.
+
+    Progress is yielded only if it has changed.
+    """
+    last_progress: TaskEvent | None = None
+    source = (
+        _stream_events(engine, task)
+        if isinstance(engine, RemoteEngine)
+        else _poll_events(engine, task)
+    )
+    async with aclosing(source) as events:
         async for event in events:
             if event.kind == "progress":
-                if event == last:
+                if event == last_progress:
                     continue
-                last = event
+                last_progress = event
             yield event
 
 
-async def _seen(engine: AnyEngine, task: UUID) -> AsyncGenerator[TaskEvent, None]:
-    async with aclosing(poll_task(engine, task)) as found:
-        async for look in found:
-            for line in look.lines:
+async def _poll_events(engine: AnyEngine, task: UUID) -> AsyncGenerator[TaskEvent, None]:
+    """Yields the events of a task by polling; progress also when it has not changed."""
+    async with aclosing(poll_task(engine, task)) as snapshots:
+        async for snapshot in snapshots:
+            for line in snapshot.lines:
                 yield TaskEvent(kind="status" if line.source == "event" else "log", line=line)
-            view = look.view
+            view = snapshot.view
             if (view.progress_percent, view.current_step) != (None, None):
                 yield TaskEvent(
                     kind="progress",
@@ -152,52 +167,52 @@ async def _seen(engine: AnyEngine, task: UUID) -> AsyncGenerator[TaskEvent, None
                 )
 
 
-async def _streamed(engine: RemoteEngine, task: UUID) -> AsyncGenerator[TaskEvent, None]:
-    """The same as the server tells it; after a break on from the last event that arrived."""
-    last: str | None = None
-    heard = engine.clock.elapsed()
+async def _stream_events(engine: RemoteEngine, task: UUID) -> AsyncGenerator[TaskEvent, None]:
+    """Yields the events of the server's stream; reconnects after the last received event."""
+    last_event_id: str | None = None
+    last_answer_at = engine.clock.elapsed()
     path = f"{V1}/agent-tasks/{task}/events"
     while True:
-        answered = False
+        connected = False
         try:
-            async with engine.link.events(path, last) as source:
-                answered = True
+            async with engine.connection.events(path, last_event_id) as source:
+                connected = True
                 async for message in source:
                     if message.event == "end":
                         return
-                    last = message.id or last
-                    if event := _event(message):
+                    last_event_id = message.id or last_event_id
+                    if event := _parse_event(message):
                         yield event
         except (Unavailable, TooMany):
-            if not answered and engine.clock.elapsed() - heard > OUTAGE_S:
+            if not connected and engine.clock.elapsed() - last_answer_at > OUTAGE_S:
                 raise
-        if answered:  # until now, however long there was nothing to tell
-            heard = engine.clock.elapsed()
-        await engine.clock.sleep(EVERY * (1 + engine.clock.random()))
+        if connected:  # the connection was alive until now, even if no event came
+            last_answer_at = engine.clock.elapsed()
+        await engine.clock.sleep(POLL_S * (1 + engine.clock.random()))
 
 
-def _event(message: httpx2.ServerSentEvent) -> TaskEvent | None:
-    """A message as an event; one of a kind that nobody knows yet is none."""
-    read: Any = msgspec.json.decode
+def _parse_event(message: httpx2.ServerSentEvent) -> TaskEvent | None:
+    """Returns a stream message as an event, or `None` if its kind is unknown."""
+    decode: Any = msgspec.json.decode
     if message.event == "status":
-        told: _Status = read(message.data, type=_Status)
+        status: _Status = decode(message.data, type=_Status)
         line = LogLine(
-            at=told.timestamp,
-            level=told.level,
+            at=status.timestamp,
+            level=status.level,
             source="event",
-            attempt=told.attempt,
-            text=told.message,
-            seq=told.version,
-            event=told.event,
-            previous_status=told.previous_status,
-            new_status=told.new_status,
-            actor=told.actor,
+            attempt=status.attempt,
+            text=status.message,
+            seq=status.version,
+            event=status.event,
+            previous_status=status.previous_status,
+            new_status=status.new_status,
+            actor=status.actor,
         )
         return TaskEvent(kind="status", line=line)
     if message.event == "log":
-        return TaskEvent(kind="log", line=read(message.data, type=LogLine))
+        return TaskEvent(kind="log", line=decode(message.data, type=LogLine))
     if message.event == "progress":
-        progress: _Progress = read(message.data, type=_Progress)
+        progress: _Progress = decode(message.data, type=_Progress)
         return TaskEvent(
             kind="progress",
             progress_percent=progress.progress_percent,

@@ -1,4 +1,4 @@
-"""Where to: a server's address or a database's, from what was said, the environment, or a login."""
+"""Finds the server or database to use, from options, the environment or the stored login."""
 
 import os
 import tomllib
@@ -13,28 +13,28 @@ import msgspec
 from tenuto import private
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid, Unavailable
-from tenuto.settings import Settings, expanded, load
+from tenuto.settings import Settings, expand_home, load
 
 if TYPE_CHECKING:
     from tenuto.client.remote.engine import AnyEngine
 
 URL, TOKEN, WORKSPACE = "TENUTO_URL", "TENUTO_TOKEN", "TENUTO_WORKSPACE"
-CONFIG = "config.toml"
+CONFIG_FILE = "config.toml"
 
 
 class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `orchestrate login` remembers, and the environment outweighs."""
+    """The login that `orchestrate login` stores. Environment variables take precedence."""
 
     url: str | None = None
-    """The server of commands, clients and workers, as `http://host:8484`; else the database."""
+    """The server of commands, clients and workers, as `http://host:8484`; `None`: the database."""
     token: str | None = None
-    """The key to that server."""
+    """The token for that server."""
     workspace: str | None = None
-    """The id of the workspace there, for a login that has several; else its first."""
+    """The id of the workspace there, for a user with several; `None`: the first one."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A server with a token, or without a URL the database of the settings."""
+    """The server at `url` with a token; without a URL, the database of `settings`."""
 
     url: str | None = None
     token: str | None = None
@@ -43,13 +43,13 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config_path() -> Path:
-    """The file that `login` writes."""
+    """Returns the path of the file that stores the login."""
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return expanded("XDG_CONFIG_HOME", base) / "tenuto" / CONFIG
+    return expand_home("XDG_CONFIG_HOME", base) / "tenuto" / CONFIG_FILE
 
 
 def read_login() -> Login:
-    """What was remembered; nothing when nobody has logged in."""
+    """Returns the stored login; an empty one if there is none."""
     path = config_path()
     try:
         return msgspec.convert(tomllib.loads(path.read_text()), Login)
@@ -58,32 +58,32 @@ def read_login() -> Login:
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise Invalid(f"cannot read {path}: {error}") from error
     except RecursionError as error:
-        raise Invalid(f"cannot read {path}: it is nested too deep") from error
+        raise Invalid(f"cannot read {path}: it is nested too deeply") from error
 
 
 def write_login(login: Login) -> Path:
-    """Remember a login where nobody else may read it."""
+    """Stores a login in a file that only its owner can read; returns the path."""
     path = config_path()
-    given = msgspec.structs.asdict(login)
+    fields = msgspec.structs.asdict(login)
     lines = [
         f"{name} = {msgspec.json.encode(value).decode()}\n"
-        for name, value in given.items()
+        for name, value in fields.items()
         if value is not None
     ]
     try:
         private.make_folder(path.parent)
-        fresh = path.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        with open(fresh, "x", opener=private.opener) as file:
+        new_path = path.with_suffix(".new")
+        new_path.unlink(missing_ok=True)
+        with open(new_path, "x", opener=private.opener) as file:
             file.writelines(lines)
-        fresh.replace(path)
+        new_path.replace(path)
     except OSError as error:
         raise Unavailable(f"cannot write {path}: {error}") from error
     return path
 
 
-def forget_login() -> None:
-    """Remember nothing."""
+def delete_login() -> None:
+    """Deletes the stored login."""
     config_path().unlink(missing_ok=True)
 
 
@@ -96,87 +96,100 @@ def resolve_target(
     data: str | None = None,
     **flags: str | None,
 ) -> Target:
-    """What is meant: said outweighs the environment and settings, and those the login.
+    """Returns the server or database to use.
 
-    Whoever names a database or a folder means that, and no server. The login's token goes to the
-    login's server only.
+    Options take precedence over the environment and settings, and these over the login. A given
+    database or data folder means that one and no server. The login's token is sent to the login's
+    server only.
     """
-    settings = settings_of(database, data, **flags)
+    settings = load_settings(database, data, **flags)
     if url is None and (database is not None or data is not None):
-        return _near(settings, token, workspace)
+        return _database_target(settings, token, workspace)
     login = read_login()
-    named = url or os.environ.get(URL)
-    if not named:
+    server_url = url or os.environ.get(URL)
+    if not server_url:
         if login.url is None or settings.database or settings.data:
-            return _near(settings, token, workspace)
-        named = login.url
-    own = login if (login.url or "").rstrip("/") == named.rstrip("/") else Login()
+            return _database_target(settings, token, workspace)
+        server_url = login.url
+    matching_login = login if (login.url or "").rstrip("/") == server_url.rstrip("/") else Login()
     return Target(
-        url=address(named),
-        token=token or os.environ.get(TOKEN) or own.token,
-        workspace=as_id(workspace or os.environ.get(WORKSPACE) or own.workspace),
+        url=check_url(server_url),
+        token=token or os.environ.get(TOKEN) or matching_login.token,
+        workspace=parse_workspace_id(
+            workspace or os.environ.get(WORKSPACE) or matching_login.workspace
+        ),
         settings=settings,
     )
 
 
-def address(url: str) -> str:
-    """A server's address; `Invalid` when no host can be called so."""
+def check_url(url: str) -> str:
+    """Returns the URL; raises `Invalid` if it is not the URL of a server."""
     import httpx2  # noqa: PLC0415  not needed without a server
 
-    bounds.text("url", url, bounds.MAX_TEXT)
+    bounds.check_text("url", url, bounds.MAX_TEXT)
     try:
         httpx2.URL(url)
     except httpx2.InvalidURL as error:
-        raise Invalid(f"{url[:100]!r} is not a server's address: {error}") from error
+        raise Invalid(f"{url[:100]!r} is not a valid server URL: {error}") from error
     return url
 
 
-def _near(settings: Settings, token: str | None, workspace: str | None) -> Target:
-    """The database itself; `Invalid` when something was said that only a server knows.
+def _database_target(settings: Settings, token: str | None, workspace: str | None) -> Target:
+    """Returns the database target; raises `Invalid` if an option is given that needs a server.
 
-    Otherwise a command for one workspace would change tasks of another. What the environment says
-    of a workspace goes with the server that it names; its token does no harm here.
+    Otherwise a command for one workspace would change tasks of another. A workspace in the
+    environment belongs to the server URL there, so it is allowed if that URL is set. A token in
+    the environment is ignored.
     """
     if workspace is not None or (os.environ.get(WORKSPACE) and not os.environ.get(URL)):
-        said = f"unset {WORKSPACE}" if workspace is None else "leave the workspace out"
-        raise Invalid(f"a workspace is chosen on a server: name its address, or {said}")
+        hint = f"unset {WORKSPACE}" if workspace is None else "omit the workspace"
+        raise Invalid(f"a workspace needs a server; give its URL, or {hint}")
     if token is not None:
-        raise Invalid("a token is for a server: name its address, or leave the token out")
+        raise Invalid("a token needs a server; give its URL, or omit the token")
     return Target(settings=settings)
 
 
-def settings_of(database: str | None, data: str | None, **flags: object) -> Settings:
-    """The settings in force; what is said outweighs whatever the environment says of it."""
+def load_settings(database: str | None, data: str | None, **flags: object) -> Settings:
+    """Returns the settings; options take precedence over the environment.
+
+    A given data folder also overrides a database in the environment.
+    """
     if database is None and data is not None:
-        database = ""  # the folder that was asked for, not a database named elsewhere
+        database = ""  # use the given data folder, not a database of the environment
     return load({"database": database, "data": data, **flags})
 
 
-def as_id(text: str | None) -> UUID | None:
+def parse_workspace_id(text: str | None) -> UUID | None:
+    """Returns the id, or `None` for `None`; raises `Invalid` if the text is not an id."""
     try:
         return None if text is None else UUID(text)
     except ValueError:
-        raise Invalid(f"{text!r} is not a workspace's id", field="workspace") from None
+        raise Invalid(f"{text!r} is not a workspace id", field="workspace") from None
 
 
 @asynccontextmanager
-async def opened(
+async def open_engine(
     target: Target,
     *,
     actor: str | None = None,
     deadline_s: float | None = None,
     listen: bool = False,
 ) -> AsyncIterator["AnyEngine"]:
-    """An engine there. On a database, the trail names the actor, and hints are heard if wanted."""
+    """Opens the engine of a target, on its database or over HTTP.
+
+    On a database, `actor` is recorded in the audit trail, and `listen` subscribes to hints.
+    """
     if target.url is None:
         from tenuto import app  # noqa: PLC0415  not needed for a server
 
-        async with app.connect(target.settings, actor=actor, listen=listen) as near:
-            yield near
+        async with app.connect(target.settings, actor=actor, listen=listen) as engine:
+            yield engine
         return
-    from tenuto.client.remote.engine import reach  # noqa: PLC0415
+    from tenuto.client.remote.engine import connect_to_server  # noqa: PLC0415
     from tenuto.client.remote.http import DEADLINE_S  # noqa: PLC0415  not needed without a server
 
-    limit = DEADLINE_S if deadline_s is None else deadline_s
-    async with reach(target.url, target.token, target.workspace, deadline_s=limit) as far:
-        yield far
+    timeout_s = DEADLINE_S if deadline_s is None else deadline_s
+    async with connect_to_server(
+        target.url, target.token, target.workspace, deadline_s=timeout_s
+    ) as remote_engine:
+        yield remote_engine

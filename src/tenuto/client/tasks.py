@@ -1,4 +1,4 @@
-"""Tasks as a program asks for them: make, look, change, control, wait."""
+"""`client.tasks`: creates, reads, changes, controls and waits for tasks."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -15,185 +15,198 @@ from tenuto.engine.views import AttemptView, Explanation, LogLine, TaskSummary, 
 from tenuto.model.errors import Invalid
 from tenuto.model.tasks.submission import NewTask
 
-PAGE = 500
+PAGE_SIZE = 500
 ID = UUID | str
 
 
 class TaskFailed(Exception):
-    """A task that was waited for ended, and not with a result."""
+    """The task that `wait` waited for did not end as COMPLETED."""
 
     def __init__(self, task: TaskView) -> None:
         self.task = task
         self.status = task.status
         self.error = task.last_error
-        said = f": {task.last_error}" if task.last_error else ""
-        super().__init__(f"task {task.id} is {task.status}{said}")
+        suffix = f": {task.last_error}" if task.last_error else ""
+        super().__init__(f"task {task.id} is {task.status}{suffix}")
 
 
 class Tasks:
-    """The tasks of a workspace. A task is named by its id, or the beginning of it."""
+    """The tasks of a workspace. Methods accept a task id or the beginning of one."""
 
     def __init__(self, engine: AnyEngine) -> None:
         self._engine = engine
 
     async def create(self, title: str, **fields: Any) -> TaskView:
-        """Submit a task; it is never lost once this returns. Fields are those of `NewTask`."""
-        made = await self._engine.submit(_known(NewTask, {"title": title, **fields}))
-        return await self._engine.show(made.id)
+        """Submits a task and returns it; it is stored once this returns.
+
+        `fields` are those of `NewTask`.
+        """
+        submitted = await self._engine.submit(_build_struct(NewTask, {"title": title, **fields}))
+        return await self._engine.show(submitted.id)
 
     async def create_many(self, tasks: Sequence[NewTask | dict[str, Any]]) -> Sequence[Submitted]:
-        """Submit all of the tasks or none."""
-        news = [each if isinstance(each, NewTask) else _known(NewTask, each) for each in tasks]
-        return await self._engine.submit_many(news)
+        """Submits all of the tasks or none, in one transaction."""
+        new_tasks = [
+            task if isinstance(task, NewTask) else _build_struct(NewTask, task) for task in tasks
+        ]
+        return await self._engine.submit_many(new_tasks)
 
     async def get(self, task: ID) -> TaskView:
-        """Everything about a task but its history."""
-        found = await self._found(task)
-        return await self._engine.show(found)
+        """Returns a task without its history."""
+        task_id = await self._resolve_id(task)
+        return await self._engine.show(task_id)
 
     async def list(
         self, *, limit: int | None = None, cursor: UUID | None = None, **where: Any
     ) -> AsyncGenerator[TaskSummary, None]:
-        """Tasks newest first, page after page; what picks them are the fields of `Filter`."""
-        chosen, left = _filter(where), limit
-        while left is None or left > 0:
-            size = PAGE if left is None else min(left, PAGE)
-            page = await self._engine.list(chosen, size, cursor)
+        """Yields tasks, newest first, page by page; `where` takes the fields of `Filter`."""
+        selection, remaining = _build_filter(where), limit
+        while remaining is None or remaining > 0:
+            size = PAGE_SIZE if remaining is None else min(remaining, PAGE_SIZE)
+            page = await self._engine.list(selection, size, cursor)
             for task in page.tasks:
                 yield task
-            left = None if left is None else left - len(page.tasks)
+            remaining = None if remaining is None else remaining - len(page.tasks)
             if (cursor := page.next_cursor) is None:
                 return
 
     async def cancel(self, task: ID, reason: str | None = None) -> TaskView:
-        """End a task; a running session is killed first."""
-        found = await self._found(task)
-        await self._engine.cancel(found, reason)
-        return await self._engine.show(found)
+        """Cancels a task and returns it; a running session is killed first."""
+        task_id = await self._resolve_id(task)
+        await self._engine.cancel(task_id, reason)
+        return await self._engine.show(task_id)
 
     async def pause(self, task: ID, reason: str | None = None) -> TaskView:
-        """Hold a task; a running session is stopped after a last checkpoint."""
-        found = await self._found(task)
-        await self._engine.pause(found, reason)
-        return await self._engine.show(found)
+        """Pauses a task and returns it; a running session is stopped after a last checkpoint."""
+        task_id = await self._resolve_id(task)
+        await self._engine.pause(task_id, reason)
+        return await self._engine.show(task_id)
 
     async def resume(self, task: ID) -> TaskView:
-        """Let a paused task go on."""
-        found = await self._found(task)
-        await self._engine.resume(found)
-        return await self._engine.show(found)
+        """Resumes a paused task and returns it."""
+        task_id = await self._resolve_id(task)
+        await self._engine.resume(task_id)
+        return await self._engine.show(task_id)
 
     async def start(self, task: ID) -> TaskView:
-        """Let a task run before the time that it was meant for."""
-        found = await self._found(task)
-        await self._engine.start(found)
-        return await self._engine.show(found)
+        """Makes a task run now, before its start time."""
+        task_id = await self._resolve_id(task)
+        await self._engine.start(task_id)
+        return await self._engine.show(task_id)
 
     async def retry(self, task: ID, *, cascade: bool = False) -> TaskView:
-        """Give an ended task all its tries again; `cascade` revives what ended because of it."""
-        found = await self._found(task)
-        await self._engine.retry(found, cascade=cascade)
-        return await self._engine.show(found)
+        """Retries a finished task with all its tries.
+
+        `cascade` also retries the tasks that ended because of it.
+        """
+        task_id = await self._resolve_id(task)
+        await self._engine.retry(task_id, cascade=cascade)
+        return await self._engine.show(task_id)
 
     async def assign(self, task: ID, agent: UUID | None, *, take: bool = False) -> TaskView:
-        """Let only that agent take a task; `take` takes it from whoever runs it."""
-        found = await self._found(task)
-        await self._engine.assign(found, agent, take=take)
-        return await self._engine.show(found)
+        """Assigns a task to one agent; `take` takes it away from the agent that runs it."""
+        task_id = await self._resolve_id(task)
+        await self._engine.assign(task_id, agent, take=take)
+        return await self._engine.show(task_id)
 
     async def archive(self, task: ID) -> TaskView:
-        """Put an ended task away."""
-        found = await self._found(task)
-        await self._engine.archive(found)
-        return await self._engine.show(found)
+        """Archives a finished task."""
+        task_id = await self._resolve_id(task)
+        await self._engine.archive(task_id)
+        return await self._engine.show(task_id)
 
     async def rerun(self, task: ID) -> TaskView:
-        """A new task that asks for the same."""
-        found = await self._found(task)
-        return await self._engine.show((await self._engine.rerun(found)).id)
+        """Submits a new task with the same fields and returns it."""
+        task_id = await self._resolve_id(task)
+        return await self._engine.show((await self._engine.rerun(task_id)).id)
 
     async def update(self, task: ID, *, version: int | None = None, **changes: Any) -> TaskView:
-        """Change `title`, `description`, `metadata`, `tags`, `priority` or `status`."""
-        found = await self._found(task)
+        """Changes `title`, `description`, `metadata`, `tags`, `priority` or `status`.
+
+        Raises `Conflict` if `version` is given and is not the task's current version.
+        """
+        task_id = await self._resolve_id(task)
         if "tags" in changes:
             changes["tags"] = tuple(changes["tags"])
-        await self._engine.edit(found, _known(TaskChanges, changes), version)
-        return await self._engine.show(found)
+        await self._engine.edit(task_id, _build_struct(TaskChanges, changes), version)
+        return await self._engine.show(task_id)
 
     async def delete(self, task: ID) -> None:
-        """Remove what an ended task carried; its audit trail stays."""
-        found = await self._found(task)
-        await self._engine.erase(found)
+        """Deletes the data of a finished task; its audit trail stays."""
+        task_id = await self._resolve_id(task)
+        await self._engine.erase(task_id)
 
     async def act(
         self, action: Action, *, limit: int = 1000, dry_run: bool = False, **where: Any
     ) -> ActionResult:
-        """One action for every task that the fields of `Filter` pick."""
+        """Applies one action to every task that matches `where`, the fields of `Filter`."""
         reason = where.pop("reason", None)
         return await self._engine.act(
-            action, _filter(where), reason=reason, limit=limit, dry_run=dry_run
+            action, _build_filter(where), reason=reason, limit=limit, dry_run=dry_run
         )
 
     async def wait(self, task: ID, timeout: float | None = None) -> TaskView:  # noqa: ASYNC109
-        """The task when it is COMPLETED; raises `TaskFailed` for any other end.
+        """Waits until the task finishes and returns it.
 
-        `TimeoutError` when it has not ended after so many seconds.
+        Raises `TaskFailed` if its status is not COMPLETED, `TimeoutError` after `timeout` seconds.
         """
-        found = await self._found(task)
+        task_id = await self._resolve_id(task)
         async with asyncio.timeout(timeout):
-            view = await _ending(self._engine, found)
+            view = await _wait_until_finished(self._engine, task_id)
         if view.status != "COMPLETED":
             raise TaskFailed(view)
         return view
 
     async def follow(self, task: ID) -> AsyncGenerator[TaskEvent, None]:
-        """What was said of a task and is said until its end: statuses, progress, log lines."""
-        found = await self._found(task)
-        async for event in follow(self._engine, found):
+        """Yields past and future events of a task until its end: statuses, progress, log lines."""
+        task_id = await self._resolve_id(task)
+        async for event in follow(self._engine, task_id):
             yield event
 
     async def logs(self, task: ID, level: str = "DEBUG", limit: int = 1000) -> Sequence[LogLine]:
-        """The newest lines of audit trail and transcript, merged by time."""
-        found = await self._found(task)
-        return await self._engine.logs(found, level, limit)
+        """Returns the newest lines of audit trail and transcript, merged by time."""
+        task_id = await self._resolve_id(task)
+        return await self._engine.logs(task_id, level, limit)
 
     async def attempts(self, task: ID) -> Sequence[AttemptView]:
-        """The attempts in order; one without an outcome is under way."""
-        found = await self._found(task)
-        return await self._engine.attempts(found)
+        """Returns the attempts in order; one without an outcome is still running."""
+        task_id = await self._resolve_id(task)
+        return await self._engine.attempts(task_id)
 
     async def explain(self, task: ID) -> Explanation:
-        """Why the task is not running: every gate, its number, when it clears."""
-        found = await self._found(task)
-        return await self._engine.explain(found)
+        """Explains why the task is not running: every gate, its numbers, and when it clears."""
+        task_id = await self._resolve_id(task)
+        return await self._engine.explain(task_id)
 
-    async def _found(self, task: ID) -> UUID:
+    async def _resolve_id(self, task: ID) -> UUID:
+        """Returns the id of a task from an id, its text, or the beginning of it."""
         return task if isinstance(task, UUID) else await self._engine.find(task)
 
 
-async def _ending(engine: AnyEngine, task: UUID) -> TaskView:
-    async for look in poll_task(engine, task):
-        view = look.view
+async def _wait_until_finished(engine: AnyEngine, task: UUID) -> TaskView:
+    """Returns the finished task."""
+    async for snapshot in poll_task(engine, task):
+        view = snapshot.view
     return view
 
 
 K = TypeVar("K")
 
 
-def _known(kind: type[K], fields: dict[str, Any]) -> K:
-    """A struct of the fields; `Invalid` names one that it does not have."""
-    names: tuple[str, ...] = kind.__struct_fields__  # type: ignore[attr-defined]
+def _build_struct(struct_type: type[K], fields: dict[str, Any]) -> K:
+    """Returns a struct with the fields; raises `Invalid` for an unknown field name."""
+    names: tuple[str, ...] = struct_type.__struct_fields__  # type: ignore[attr-defined]
     unknown = sorted(set(fields) - set(names))
     if unknown:
-        raise Invalid(f"there is no {unknown[0]!r}; known are {', '.join(names)}")
-    return kind(**fields)
+        raise Invalid(f"unknown field {unknown[0]!r}; fields are {', '.join(names)}")
+    return struct_type(**fields)
 
 
-def _filter(where: dict[str, Any]) -> Filter:
-    """A filter; one word stands for a list of it."""
+def _build_filter(where: dict[str, Any]) -> Filter:
+    """Returns a `Filter`; `status` and `tags` accept one text instead of a list."""
     for name in ("status", "tags"):
-        if isinstance(given := where.get(name, ()), str):
-            where[name] = (given,)
+        if isinstance(value := where.get(name, ()), str):
+            where[name] = (value,)
         else:
-            where[name] = tuple(given)
-    return _known(Filter, where)
+            where[name] = tuple(value)
+    return _build_struct(Filter, where)

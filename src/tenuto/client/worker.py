@@ -1,4 +1,4 @@
-"""A worker as a program writes it: handlers by decorator, over HTTP or on a database itself."""
+"""`Worker`: runs handler functions of a program, over HTTP or on a database."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,27 +9,27 @@ import msgspec
 
 from tenuto import app
 from tenuto.client.client import AsyncClient, Client
-from tenuto.client.target import Target, opened
+from tenuto.client.target import Target, open_engine
 from tenuto.model.errors import Invalid
 from tenuto.worker.engine_protocol import WorkerEngine
 from tenuto.worker.worker import Worker as Process
 
 H = TypeVar("H", bound=Callable[..., Any])
-_MARK = "__tenuto_task__"
+_TASK_TYPE_ATTRIBUTE = "__tenuto_task__"
 
 
 def task(task_type: str | None = None) -> Callable[[H], H]:
-    """Marks a function as the handler of a type of task, its own name if none is given."""
+    """Marks a function as the handler for a task type; defaults to the function's name."""
 
     def mark(handler: H) -> H:
-        setattr(handler, _MARK, task_type or handler.__name__)
+        setattr(handler, _TASK_TYPE_ATTRIBUTE, task_type or handler.__name__)
         return handler
 
     return mark
 
 
 class Worker:
-    """Works as one agent, with the handlers that it is given."""
+    """A worker process for one agent that runs tasks by handler functions."""
 
     def __init__(
         self,
@@ -56,26 +56,26 @@ class Worker:
         self._handlers: dict[str | None, Callable[..., Any]] = {}
 
     def handles(self, task_type: str | None = None) -> Callable[[H], H]:
-        """Gives a function the tasks of a type; without one, those that no other function takes."""
+        """Registers a function as the handler for a task type; `None` means all other types."""
 
-        def keep(handler: H) -> H:
+        def register(handler: H) -> H:
             if task_type in self._handlers:
-                raise Invalid(f"two handlers for tasks of type {task_type!r}")
+                raise Invalid(f"task type {task_type!r} has a handler already; register one only")
             self._handlers[task_type] = handler
             return handler
 
-        return keep
+        return register
 
     def add(self, *handlers: Callable[..., Any]) -> None:
-        """Take in functions that `task` has marked."""
+        """Registers functions that are marked with `@task`."""
         for handler in handlers:
-            marked = getattr(handler, _MARK, None)
-            if marked is None:
-                raise Invalid(f"{handler!r} is not marked: write @task above it")
-            self.handles(marked)(handler)
+            task_type = getattr(handler, _TASK_TYPE_ATTRIBUTE, None)
+            if task_type is None:
+                raise Invalid(f"{handler!r} is not a handler; write @task above it")
+            self.handles(task_type)(handler)
 
     def run(self) -> None:
-        """Work until Ctrl-C or SIGTERM, which drain."""
+        """Runs tasks until Ctrl-C or SIGTERM, then drains."""
 
         async def main() -> None:
             await self.serve(app.stop_on_signals())
@@ -83,17 +83,17 @@ class Worker:
         app.run(main())
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Work until `stop`; then finish or give back what is running."""
+        """Runs tasks until `stop` is set; then finishes or releases the running tasks."""
         if not self._handlers:
-            raise Invalid("the worker has no handlers: write @worker.handles above a function")
+            raise Invalid("the worker has no handlers; write @worker.handles above a function")
         settings = self._target.settings
         if self._slots is not None:
             settings = msgspec.structs.replace(settings, slots=self._slots)
-        async with opened(self._target, listen=True) as engine:
+        async with open_engine(self._target, listen=True) as engine:
             process = Process(engine, settings, connect=self._connect)
             engine.actor = process.id
             await process.host_functions(self._agent, self._handlers, **self._profile)
             await process.run(stop)
 
     def _connect(self) -> AbstractAsyncContextManager[WorkerEngine]:
-        return opened(self._target)
+        return open_engine(self._target)

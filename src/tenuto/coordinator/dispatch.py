@@ -1,7 +1,7 @@
-"""The dispatcher: claims for agents with a gateway, has their sessions spawned, and killed.
+"""The push dispatcher: claims tasks for agents with a gateway; spawns and kills their sessions.
 
-Whatever it forgets by dying, the store has: an ASSIGNED task whose session never was told runs out
-of its lease, and a session that outlives its attempt is found among the unconfirmed ends.
+After a crash nothing is lost, because the store has it: an ASSIGNED task without a recorded session
+loses its lease, and a session that outlives its attempt is found among the unconfirmed attempts.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.broker.protocol import EVERYTHING
-from tenuto.coordinator.gateway import KILL_S, Gateway, GatewayError, SpawnRejected
+from tenuto.broker.protocol import ALL_TOPICS
+from tenuto.coordinator.gateway import KILL_TIMEOUT_S, Gateway, GatewayError, SpawnRejected
 from tenuto.coordinator.rate import RateLimiter
 from tenuto.crash_points import crash_point
-from tenuto.engine.agents.push import PushSessions, PushTarget, SessionToKill, lease_of
+from tenuto.engine.agents.push import PushSessions, PushTarget, SessionToKill, lease_seconds
 from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.metrics import PROCESS_METRICS
 from tenuto.model import bounds
@@ -27,409 +27,447 @@ from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import TenutoError
 from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.retry import ErrorClass
-from tenuto.model.tasks.task import GATEWAY, Fence
+from tenuto.model.tasks.task import GATEWAY_PREFIX, Fence
 from tenuto.periodic import run_periodically
 from tenuto.settings import Settings
 
 log = logging.getLogger("tenuto.dispatch")
 
-SLOTS = 32
-"""Spawns that a gateway is asked for at once, and kills."""
-OTHERS_TURN = 50
-"""Agents looked at before other duties of the process have a turn."""
-REST_S = 0.1
-"""Seconds after a look in vain."""
-SERVE_EVERY_S = 30.0
-"""Seconds between words that the gateways are served."""
-DEADLINE = 0.9
-"""How much of an assigned task's lease its gateway has: the rest is for noting the answer."""
+MAX_CALLS = 32
+"""Most spawn calls per gateway at the same time, and most kill calls."""
+YIELD_EVERY = 50
+"""Agents checked before other duties of the process can run."""
+EMPTY_POLL_DELAY_S = 0.1
+"""Seconds to wait after a poll that started nothing."""
+REPORT_GATEWAYS_EVERY_S = 30.0
+"""Seconds between two reports of the gateways that this process serves."""
+SPAWN_SHARE = 0.9
+"""Share of an assigned task's lease for the spawn call: the rest is for recording the answer."""
 
-Issue = Callable[[UUID, UUID, Fence], str]
-"""Makes the token of an attempt, from agent, workspace and fence."""
+IssueToken = Callable[[UUID, UUID, Fence], str]
+"""Issues the token of an attempt, from agent, workspace and fence."""
 
 
 class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a dispatcher is given besides the store."""
+    """Configuration of a dispatcher."""
 
     gateways: Mapping[str, Gateway]
-    issue: Issue
+    issue: IssueToken
     leads: Callable[[], Awaitable[bool]]
-    """Whether this process is the one to dispatch."""
+    """Returns true if this process is the one that dispatches."""
     actor: str = "dispatcher"
 
 
 class Dispatcher:
-    """Pushes the tasks of all workspaces, in turn, at a bounded pace."""
+    """Pushes tasks of all workspaces in turns, at a limited rate."""
 
     def __init__(
-        self, dispatching: PushSessions, means: DispatcherConfig, settings: Settings
+        self, sessions: PushSessions, config: DispatcherConfig, settings: Settings
     ) -> None:
-        self._engine = dispatching
-        self._means = means
-        self._gateways = means.gateways
+        self._sessions = sessions
+        self._config = config
+        self._gateways = config.gateways
         self._settings = settings
-        self._clock = dispatching.core.clock
+        self._clock = sessions.core.clock
         self._lease_s = math.ceil(settings.spawn_timeout_s)
-        self._pace = RateLimiter(settings.dispatch_per_s)
-        self._poke = asyncio.Event()
+        self._limiter = RateLimiter(settings.dispatch_per_s)
+        self._wake = asyncio.Event()
         self._calls: set[asyncio.Task[None]] = set()
         self._spawning: Counter[str] = Counter()
         self._killing: dict[tuple[UUID, int], str] = {}
-        self._others: set[int] = set()
-        """Lanes that no agent of a gateway takes from: their hints are not for us."""
-        self._lanes: set[int] = set()
-        """Lanes of hints since the last look."""
-        self._turn = 0
-        self._paced = False
-        """Whether tasks wait for nothing but the pace."""
-        self._unasked: set[str | None] = set()
-        """Gateways last tried out by a kill that a spawn waits for, and nothing but the pace."""
-        self._full = False
-        """Whether something waits for a call to end."""
-        self._served = -math.inf
-        self._well: set[str] = set()
-        self._kill_tried: set[str] = set()
-        """Gateways that were left alone and last tried out by a kill."""
+        self._other_lanes: set[int] = set()
+        """Lanes that no agent of a gateway claims from: their hints are ignored."""
+        self._hinted_lanes: set[int] = set()
+        """Lanes of hints since the last poll."""
+        self._round = 0
+        self._is_limited = False
+        """True if tasks wait for the rate limit only."""
+        self._limited_probes: set[str | None] = set()
+        """Gateways last probed by a kill, for which a spawn waits for the rate limit only."""
+        self._waits_for_call = False
+        """True if a spawn or kill waits for a running call to end."""
+        self._reported_at = -math.inf
+        self._healthy: set[str] = set()
+        self._probed_by_kill: set[str] = set()
+        """Gateways with an open circuit that were last probed by a kill."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Dispatch until `stop`, then give calls that are under way a moment to end."""
-        silence = self._engine.core.wakeups.subscribe(self._heard)
+        """Dispatches until `stop`, then waits `drain_s` for running calls."""
+        unsubscribe = self._sessions.core.wakeups.subscribe(self._on_hint)
         try:
-            await run_periodically(self._guarded, self._pause, stop, self._clock, self._poke)
+            await run_periodically(
+                self._run_once_logged, self._next_delay, stop, self._clock, self._wake
+            )
         finally:
-            silence()
-        await self.settle(self._settings.drain_s)
+            unsubscribe()
+        await self.finish_calls(self._settings.drain_s)
         for gateway in self._gateways.values():
             await gateway.close()
 
-    async def settle(self, seconds: float) -> None:
-        """Wait so long for calls under way; what is left then runs out of its lease."""
+    async def finish_calls(self, timeout_s: float) -> None:
+        """Waits up to `timeout_s` for running calls, then cancels them; their leases expire."""
         if self._calls:
-            await asyncio.wait(self._calls, timeout=seconds)
+            await asyncio.wait(self._calls, timeout=timeout_s)
         for call in list(self._calls):
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
-    def _heard(self, topic: str) -> None:
+    def _on_hint(self, topic: str) -> None:
+        """Wakes the dispatcher for hints about its lanes and gateways."""
         kind, _, rest = topic.partition(":")
         if kind == "lane":
-            if rest.isdigit() and int(rest) not in self._others:
-                self._lanes.add(int(rest))
-                self._poke.set()
-        elif topic == EVERYTHING or topic.startswith(f"worker:{GATEWAY}"):
-            self._poke.set()
+            if rest.isdigit() and int(rest) not in self._other_lanes:
+                self._hinted_lanes.add(int(rest))
+                self._wake.set()
+        elif topic == ALL_TOPICS or topic.startswith(f"worker:{GATEWAY_PREFIX}"):
+            self._wake.set()
 
-    def _pause(self) -> float:
-        """Seconds until the next look: soon while tasks wait for the pace alone."""
-        if not self._paced:
+    def _next_delay(self) -> float:
+        """Returns the seconds until the next poll: few if tasks wait for the rate limit only."""
+        if not self._is_limited:
             return self._settings.poll_s
-        return max(self._pace.wait_s(self._clock.now()), 0.01)
+        return max(self._limiter.wait_s(self._clock.now()), 0.01)
 
-    async def _guarded(self) -> None:
+    async def _run_once_logged(self) -> None:
+        """Polls once, and pauses if nothing was started; logs errors instead of raising them."""
         try:
             if not await self.once():
-                # However many hints there are for others, looks in vain are not many.
-                await self._clock.sleep(REST_S)
+                # Limits the polls that start nothing, however many hints for other lanes arrive.
+                await self._clock.sleep(EMPTY_POLL_DELAY_S)
         except TenutoError as error:
-            log.warning("dispatch has to wait: %s", error)
+            log.warning("push dispatch is delayed: %s", error)
         except Exception:
-            log.exception("a fault in the dispatch; the next look goes on")
+            log.exception("internal error in push dispatch; the next poll retries")
 
     async def once(self) -> int:
-        """Start kills and spawns, as many as may be; answers how many, without waiting for them."""
-        self._paced = self._full = False
-        self._unasked = set()
-        if not await self._means.leads():
+        """Starts as many kills and spawns as allowed; returns their number without waiting."""
+        self._is_limited = self._waits_for_call = False
+        self._limited_probes = set()
+        if not await self._config.leads():
             return 0
-        await self._serve()
+        await self._report_gateways()
         now = self._clock.now()
         states = [
-            each for each in await self._engine.gateways.states() if each.name in self._gateways
+            state
+            for state in await self._sessions.gateways.states()
+            if state.name in self._gateways
         ]
-        ready = {each.name for each in states if each.closed_until is None}
-        probes = {each.name for each in states if each.probing(now)}
-        self._well -= {each.name for each in states if each.failures}
-        # Where a kill had the last try a spawn has the next, if any waits: one session that cannot
-        # be killed must not keep its gateway from all others, however long those wait for the pace.
-        after = probes & self._kill_tried
-        first = probes - after
-        started = await self._kill(ready, first)
-        probes = first | after
+        ready = {state.name for state in states if state.closed_until is None}
+        probes = {state.name for state in states if state.is_probe_due(now)}
+        self._healthy -= {state.name for state in states if state.failures}
+        # After a probe by a kill, the next probe is a spawn, if one waits: one session that cannot
+        # be killed must not block its gateway for all spawns, however long those are rate limited.
+        after_spawns = probes & self._probed_by_kill
+        before_spawns = probes - after_spawns
+        started = await self._start_kills(ready, before_spawns)
+        probes = before_spawns | after_spawns
         started += await self._push(ready, probes)
-        return started + await self._kill(set(), (probes & after) - self._unasked)
+        return started + await self._start_kills(
+            set(), (probes & after_spawns) - self._limited_probes
+        )
 
-    async def _serve(self) -> None:
-        if self._clock.elapsed() - self._served > SERVE_EVERY_S:
-            await self._engine.gateways.serve(self._gateways)
-            self._served = self._clock.elapsed()
+    async def _report_gateways(self) -> None:
+        """Records from time to time which gateways this process serves."""
+        if self._clock.elapsed() - self._reported_at > REPORT_GATEWAYS_EVERY_S:
+            await self._sessions.gateways.record_served(self._gateways)
+            self._reported_at = self._clock.elapsed()
 
     async def _push(self, ready: set[str], probes: set[str]) -> int:
-        """Claim and spawn for the agents of these gateways, everybody in turn.
+        """Claims and spawns for the agents of these gateways, in turns; returns the number.
 
-        One that was left alone gets one try, and the rest when that went well.
+        A gateway on probe gets one spawn; more follow when that succeeded.
         """
-        waiting = await self._engine.targets(ready | probes)
-        busy = await self._engine.busy_lanes(target.agent.workspace for target in waiting)
-        self._turn += 1
-        pushed, mine = 0, set[int]()
+        waiting = await self._sessions.targets(ready | probes)
+        busy = await self._sessions.busy_lanes(target.agent.workspace for target in waiting)
+        self._round += 1
+        pushed, own_lanes = 0, set[int]()
         while waiting and busy:
-            again = []
-            order = in_turn(waiting, self._turn)
+            remaining = []
+            order = round_robin(waiting, self._round)
             for number, target in enumerate(order):
-                if number % OTHERS_TURN == OTHERS_TURN - 1:
+                if number % YIELD_EVERY == YIELD_EVERY - 1:
                     await self._clock.sleep(0)
-                lanes = await self._engine.lanes_of(target.agent)
-                mine |= lanes
-                name = target.agent.gateway
-                if target.is_full or not lanes & busy or name not in ready | probes:
+                lanes = await self._sessions.open_lanes(target.agent)
+                own_lanes |= lanes
+                gateway = target.agent.gateway
+                if target.is_full or not lanes & busy or gateway not in ready | probes:
                     continue
-                if not self._room(name):
+                if not self._free_spawns(gateway):
                     continue
-                if not (left := self._pace.left(self._clock.now())):
-                    self._paced = True
-                    self._unasked = await self._gateways_on_probe(order[number:], busy)
+                if not (available := self._limiter.available(self._clock.now())):
+                    self._is_limited = True
+                    self._limited_probes = await self._gateways_on_probe(order[number:], busy)
                     return pushed
-                taken = await self._offer(target, left // len(waiting), probes)
-                pushed += taken
-                if taken:
-                    again.append(_after(target, taken))
-            self._others = (self._others | self._lanes | busy) - mine
-            waiting = again
-        self._lanes.clear()
+                claimed = await self._claim_and_spawn(target, available // len(waiting), probes)
+                pushed += claimed
+                if claimed:
+                    remaining.append(_with_less_capacity(target, claimed))
+            self._other_lanes = (self._other_lanes | self._hinted_lanes | busy) - own_lanes
+            waiting = remaining
+        self._hinted_lanes.clear()
         return pushed
 
     async def _gateways_on_probe(
         self, targets: Iterable[PushTarget], busy: set[int]
     ) -> set[str | None]:
-        """Gateways last tried out by a kill whose agents could be given something."""
+        """Returns the gateways last probed by a kill whose agents could claim tasks now."""
         return {
-            each.agent.gateway
-            for each in targets
-            if each.agent.gateway in self._kill_tried
-            and not each.is_full
-            and await self._engine.lanes_of(each.agent) & busy
+            target.agent.gateway
+            for target in targets
+            if target.agent.gateway in self._probed_by_kill
+            and not target.is_full
+            and await self._sessions.open_lanes(target.agent) & busy
         }
 
-    async def _offer(self, target: PushTarget, n: int, probes: set[str]) -> int:
-        """Claim about so many tasks for an agent and have their sessions spawned."""
+    async def _claim_and_spawn(self, target: PushTarget, n: int, probes: set[str]) -> int:
+        """Claims up to about `n` tasks for an agent and starts their spawns; returns the number."""
         name = target.agent.gateway
         assert name is not None
         probe = name in probes
-        most = 1 if probe else max(1, min(self._room(name), n))
-        works = await self._claim(target, most)
-        if works:
+        limit = 1 if probe else max(1, min(self._free_spawns(name), n))
+        claimed = await self._claim(target, limit)
+        if claimed:
             probes.discard(name)
-            await self._spawn_all(target.agent, works, probe=probe)
-        return len(works)
+            await self._spawn_all(target.agent, claimed, probe=probe)
+        return len(claimed)
 
-    def _room(self, gateway: str) -> int:
-        """How many more spawns the gateway may be asked for."""
-        room = max(0, SLOTS - self._spawning[gateway])
-        self._full = self._full or not room
-        return room
+    def _free_spawns(self, gateway: str) -> int:
+        """Returns how many more spawn calls the gateway can get now."""
+        free = max(0, MAX_CALLS - self._spawning[gateway])
+        self._waits_for_call = self._waits_for_call or not free
+        return free
 
     async def _claim(self, target: PushTarget, n: int) -> list[ClaimedTask]:
-        most = n if target.free is None else min(n, target.free)
-        works = await self._engine.claim(target.agent, most, self._lease_s)
-        # Counted when the claim is over: what the trail says of it is not later.
-        self._pace.grant(len(works), self._clock.now())
-        if works:
+        """Claims up to `n` tasks within the agent's free capacity."""
+        limit = n if target.free is None else min(n, target.free)
+        claimed = await self._sessions.claim(target.agent, limit, self._lease_s)
+        # Counted after the claim: its events in the audit trail are not later.
+        self._limiter.grant(len(claimed), self._clock.now())
+        if claimed:
             crash_point("dispatch.claimed")
-        return works
+        return claimed
 
     async def _spawn_all(
-        self, agent: AgentProfile, works: Sequence[ClaimedTask], *, probe: bool
+        self, agent: AgentProfile, claimed: Sequence[ClaimedTask], *, probe: bool
     ) -> None:
-        """Start the spawns, unless the gateway's one try is somebody else's."""
+        """Starts the spawns; releases the tasks if another process has the gateway's probe."""
         assert agent.gateway is not None
         gateway = self._gateways[agent.gateway]
-        if probe and not await self._engine.gateways.probe(gateway.name, gateway.deadline_s):
-            for work in works:
-                await self._engine.release(work.fence, self._means.actor)
+        if probe and not await self._sessions.gateways.reserve_probe(
+            gateway.name, gateway.deadline_s
+        ):
+            for task in claimed:
+                await self._sessions.release(task.fence, self._config.actor)
             return
         if probe:
-            self._kill_tried.discard(gateway.name)
-        described = await self._engine.descriptions(works)
-        for work in works:
-            body = self._body(agent, work, described.get(work.fence.task))
+            self._probed_by_kill.discard(gateway.name)
+        descriptions = await self._sessions.descriptions(claimed)
+        for task in claimed:
+            body = self._spawn_body(agent, task, descriptions.get(task.fence.task))
             self._spawning[gateway.name] += 1
-            self._start(self._spawn(gateway, agent, work, body, probe=probe))
+            self._start_call(self._spawn(gateway, agent, task, body, probe=probe))
 
-    def _body(
-        self, agent: AgentProfile, work: ClaimedTask, description: str | None
+    def _spawn_body(
+        self, agent: AgentProfile, task: ClaimedTask, description: str | None
     ) -> dict[str, Any]:
-        """What the gateway is asked."""
-        fence = work.fence
+        """Returns the request body of a spawn call."""
+        fence = task.fence
         return {
-            "workspaceId": work.workspace,
+            "workspaceId": task.workspace,
             "agentId": agent.id,
             "taskId": fence.task,
-            "label": f"task:{fence.task}:{work.title[:30]}",
+            "label": f"task:{fence.task}:{task.title[:30]}",
             "context": {
-                "taskTitle": work.title,
+                "taskTitle": task.title,
                 "taskDescription": description,
-                "prompt": work.prompt,
-                "inputContext": work.input,
-                "checkpointData": work.checkpoint,
+                "prompt": task.prompt,
+                "inputContext": task.input,
+                "checkpointData": task.checkpoint,
             },
             "callback": {
                 "url": f"{self._settings.callback_url()}/api/v1",
-                "token": self._means.issue(agent.id, work.workspace, fence),
+                "token": self._config.issue(agent.id, task.workspace, fence),
             },
             "idempotencyKey": f"{fence.task}:{fence.attempt}",
         }
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        call = asyncio.get_running_loop().create_task(self._recorded(work))
+    def _start_call(self, work: Coroutine[Any, Any, None]) -> None:
+        call = asyncio.get_running_loop().create_task(self._run_logged(work))
         self._calls.add(call)
-        call.add_done_callback(self._ended)
+        call.add_done_callback(self._on_call_done)
 
-    def _ended(self, call: asyncio.Task[None]) -> None:
+    def _on_call_done(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
-        if self._full:
-            self._poke.set()
+        if self._waits_for_call:
+            self._wake.set()
 
-    async def _recorded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_logged(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a gateway call; logs errors instead of raising them."""
         try:
             await work
         except TenutoError as error:
-            log.warning("what came of a call to a gateway is not recorded: %s", error)
+            log.warning("the result of a gateway call is not recorded: %s", error)
         except Exception:
-            log.exception("a fault in a call to a gateway")
+            log.exception("internal error in a gateway call")
 
     async def _spawn(
         self,
         gateway: Gateway,
         agent: AgentProfile,
-        work: ClaimedTask,
+        task: ClaimedTask,
         body: Mapping[str, Any],
         *,
         probe: bool,
     ) -> None:
+        """Calls the gateway for one task and records the session or the failure."""
         PROCESS_METRICS.count("tenuto_agents_spawned_total")
-        fence = work.fence
+        fence = task.fence
         try:
-            session = await gateway.spawn(body, [*work.secrets, body["callback"]["token"]])
+            session = await gateway.spawn(body, [*task.secrets, body["callback"]["token"]])
         except SpawnRejected as error:
-            await self._not_started(fence, gateway, str(error), ErrorClass.ERROR)
-            await self._fine(gateway)
+            await self._fail_attempt(fence, gateway, str(error), ErrorClass.ERROR)
+            await self._record_success(gateway)
         except GatewayError as error:
-            await self._broke(gateway, str(error), probe=probe)
-            await self._not_started(fence, gateway, str(error), ErrorClass.CONNECTION)
+            await self._record_failure(gateway, str(error), probe=probe)
+            await self._fail_attempt(fence, gateway, str(error), ErrorClass.CONNECTION)
         else:
             crash_point("dispatch.spawned")
-            await self._begin(gateway, agent, fence, session)
-            await self._fine(gateway)
+            await self._record_session(gateway, agent, fence, session)
+            await self._record_success(gateway)
         finally:
             self._spawning[gateway.name] -= 1
 
-    async def _begin(
+    async def _record_session(
         self, gateway: Gateway, agent: AgentProfile, fence: Fence, session: str
     ) -> None:
-        """The task runs; or, if it is no longer that attempt's, the session must not."""
-        actor = self._means.actor
-        if await self._engine.record_session(fence, session, lease_of(agent), actor):
+        """Records the session of a spawned attempt.
+
+        If the attempt is over, kills the session, unless the session reported its own end.
+        """
+        actor = self._config.actor
+        if await self._sessions.record_session(fence, session, lease_seconds(agent), actor):
             crash_point("dispatch.begun")
             return
-        if await self._engine.reported(fence):
+        if await self._sessions.has_reported_end(fence):
             return
         log.warning(
-            "conflict: attempt %d of task %s is over; its session %s at %s is killed",
+            "attempt %d of task %s is already over; killing its session %s at gateway %s",
             fence.attempt,
             fence.task,
             session,
             gateway.name,
         )
-        left = SessionToKill(fence.task, fence.attempt, f"{GATEWAY}{gateway.name}", session)
-        await self._end(gateway, left, probe=False)
+        orphan = SessionToKill(
+            fence.task, fence.attempt, f"{GATEWAY_PREFIX}{gateway.name}", session
+        )
+        await self._kill_and_confirm(gateway, orphan, probe=False)
 
-    async def _not_started(
-        self, fence: Fence, gateway: Gateway, why: str, error_class: ErrorClass
+    async def _fail_attempt(
+        self, fence: Fence, gateway: Gateway, reason: str, error_class: ErrorClass
     ) -> None:
-        message = bounds.clean(f"gateway {gateway.name}: {why}", bounds.MAX_ERROR)
+        """Records that the attempt could not start."""
+        message = bounds.make_storable(f"gateway {gateway.name}: {reason}", bounds.MAX_ERROR)
         failure = Failure(message=message, error_class=error_class)
-        await self._engine.not_started(fence, failure, self._means.actor)
+        await self._sessions.record_not_started(fence, failure, self._config.actor)
 
-    async def _fine(self, gateway: Gateway) -> None:
-        """Note that the gateway works, the first time since it was last seen not to."""
-        if gateway.name not in self._well:
-            await self._engine.gateways.record_success(gateway.name)
-            self._well.add(gateway.name)
+    async def _record_success(self, gateway: Gateway) -> None:
+        """Records that the gateway works, once after its last failure."""
+        if gateway.name not in self._healthy:
+            await self._sessions.gateways.record_success(gateway.name)
+            self._healthy.add(gateway.name)
 
-    async def _broke(self, gateway: Gateway, why: str, *, probe: bool) -> None:
-        self._well.discard(gateway.name)
-        until = await self._engine.gateways.record_failure(gateway.name, why, probe=probe)
+    async def _record_failure(self, gateway: Gateway, reason: str, *, probe: bool) -> None:
+        """Records a failure of the gateway; logs it if the circuit opens."""
+        self._healthy.discard(gateway.name)
+        until = await self._sessions.gateways.record_failure(gateway.name, reason, probe=probe)
         if until is not None:
-            log.warning("gateway %s is left alone until %s: %s", gateway.name, until, why)
+            log.warning("gateway %s: circuit open until %s: %s", gateway.name, until, reason)
 
-    async def _kill(self, ready: set[str], probes: set[str]) -> int:
-        """Start to kill sessions that were asked to stop, or that outlived their attempt."""
+    async def _start_kills(self, ready: set[str], probes: set[str]) -> int:
+        """Starts kills of sessions that must stop; returns how many.
+
+        `ready` has the names of gateways that answer. Removes from `probes` the gateways that it
+        probes.
+        """
         names = ready | probes
         if not names:
             return 0
-        doomed = await self._engine.stopping(names, self._settings.grace_s)
-        doomed += await self._engine.sessions_to_kill(names)
+        sessions = await self._sessions.sessions_to_stop(names, self._settings.grace_s)
+        sessions += await self._sessions.sessions_to_kill(names)
         started = 0
-        for left in doomed:
-            name, key = left.gateway, (left.task, left.attempt)
+        for session in sessions:
+            name, key = session.gateway, (session.task, session.attempt)
             if key in self._killing or name not in ready | probes:
                 continue
-            if sum(1 for each in self._killing.values() if each == name) >= SLOTS:
-                self._full = True
+            if sum(1 for busy in self._killing.values() if busy == name) >= MAX_CALLS:
+                self._waits_for_call = True
                 continue
             probe = name in probes
             if probe:
                 probes.discard(name)
-                if not await self._engine.gateways.probe(name, KILL_S):
+                if not await self._sessions.gateways.reserve_probe(name, KILL_TIMEOUT_S):
                     continue
-                self._kill_tried.add(name)
+                self._probed_by_kill.add(name)
             self._killing[key] = name
-            self._start(self._killed(self._gateways[name], left, probe=probe))
+            self._start_call(self._kill_session(self._gateways[name], session, probe=probe))
             started += 1
         return started
 
-    async def _killed(self, gateway: Gateway, left: SessionToKill, *, probe: bool) -> None:
+    async def _kill_session(self, gateway: Gateway, session: SessionToKill, *, probe: bool) -> None:
+        """Kills a session and removes it from the running kills."""
         try:
-            await self._end(gateway, left, probe=probe)
+            await self._kill_and_confirm(gateway, session, probe=probe)
         finally:
-            del self._killing[left.task, left.attempt]
+            del self._killing[session.task, session.attempt]
 
-    async def _end(self, gateway: Gateway, left: SessionToKill, *, probe: bool) -> None:
-        """Kill a session and record the receipt; when the gateway fails, the next look tries."""
-        if left.session_key is None:
-            receipt = {"state": "unknown", "how": "no session was ever told; its lease is over"}
+    async def _kill_and_confirm(
+        self, gateway: Gateway, session: SessionToKill, *, probe: bool
+    ) -> None:
+        """Kills a session and records the receipt; after an error the next poll tries again."""
+        if session.session_key is None:
+            receipt = {"state": "unknown", "how": "no session was recorded; its lease expired"}
         else:
             try:
-                state = await gateway.kill(left.session_key)
+                state = await gateway.kill(session.session_key)
             except GatewayError as error:
-                log.warning("session %s was not killed: %s", left.session_key, error)
-                await self._broke(gateway, str(error), probe=probe)
+                log.warning("session %s was not killed: %s", session.session_key, error)
+                await self._record_failure(gateway, str(error), probe=probe)
                 return
             receipt = {
                 "state": state,
                 "how": f"gateway {gateway.name}",
-                "session": left.session_key,
+                "session": session.session_key,
                 "at": self._clock.now().isoformat(),
             }
-        await self._engine.confirm_killed(left, receipt, self._means.actor)
-        if left.session_key is not None:
-            await self._fine(gateway)
+        await self._sessions.confirm_killed(session, receipt, self._config.actor)
+        if session.session_key is not None:
+            await self._record_success(gateway)
 
 
-def in_turn(targets: Iterable[PushTarget], turn: int) -> list[PushTarget]:
-    """One agent of each workspace after the other, beginning elsewhere at each turn."""
-    spaces: dict[UUID, list[PushTarget]] = defaultdict(list)
+def round_robin(targets: Iterable[PushTarget], number: int) -> list[PushTarget]:
+    """Returns the targets with workspaces in turns, starting at another one for each `number`."""
+    by_workspace: dict[UUID, list[PushTarget]] = defaultdict(list)
     for target in targets:
-        spaces[target.agent.workspace].append(target)
-    columns = [_turned(spaces[space], turn) for space in _turned(sorted(spaces), turn)]
-    return [each for row in zip_longest(*columns) for each in row if each is not None]
+        by_workspace[target.agent.workspace].append(target)
+    columns = [
+        _rotate(by_workspace[workspace], number)
+        for workspace in _rotate(sorted(by_workspace), number)
+    ]
+    return [
+        target_or_none
+        for row in zip_longest(*columns)
+        for target_or_none in row
+        if target_or_none is not None
+    ]
 
 
-def _turned(items: list[Any], turn: int) -> list[Any]:
-    start = turn % len(items) if items else 0
+def _rotate(items: list[Any], number: int) -> list[Any]:
+    """Returns the items, starting at position `number` modulo their number."""
+    start = number % len(items) if items else 0
     return items[start:] + items[:start]
 
 
-def _after(target: PushTarget, taken: int) -> PushTarget:
-    free = None if target.free is None else target.free - taken
+def _with_less_capacity(target: PushTarget, claimed: int) -> PushTarget:
+    """Returns the target with the claimed tasks subtracted from its capacity."""
+    free = None if target.free is None else target.free - claimed
     return PushTarget(target.agent, free)

@@ -1,4 +1,7 @@
-"""A gateway: the HTTP service that spawns and kills sessions for us. Named by the operator only."""
+"""The HTTP client of a gateway, a service that spawns and kills sessions.
+
+Only operators configure gateways.
+"""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -11,23 +14,23 @@ import msgspec
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 from tenuto.model.tenancy.redact import Redactor
-from tenuto.tls import trusted_for
+from tenuto.tls import verify_option
 
 MAX_READ = 64 * 1024
-MAX_SAID = 200
-KILL_S = 10.0
-"""Seconds that a gateway has to answer a kill."""
-_OURS = frozenset({401, 403, 408, 425, 429})
-"""Refusals that are about the gateway or our key to it, not about the task."""
+MAX_ERROR_TEXT = 200
+KILL_TIMEOUT_S = 10.0
+"""Timeout of a kill call in seconds."""
+_NOT_ABOUT_TASK = frozenset({401, 403, 408, 425, 429})
+"""Client error statuses about the gateway or its token, not about the task."""
 _GONE = frozenset({404, 410})
 
 
 class SpawnRejected(Exception):
-    """The gateway works, and will not spawn this session."""
+    """The gateway works, but rejected this session."""
 
 
 class GatewayError(Exception):
-    """The gateway did not answer as one that works."""
+    """The gateway failed or gave an invalid response."""
 
 
 class _Session(msgspec.Struct, frozen=True, rename="camel"):
@@ -39,7 +42,7 @@ class _Spawned(msgspec.Struct, frozen=True):
 
 
 class Gateway:
-    """One gateway. No redirect, no proxy, and an end to every call."""
+    """Client of one gateway: no redirects, no proxies, and a timeout for every call."""
 
     def __init__(self, name: str, url: str, token: str = "", *, deadline_s: float = 60.0) -> None:
         self.name = name
@@ -54,59 +57,61 @@ class Gateway:
             trust_env=False,
             follow_redirects=False,
             headers=self._headers,
-            verify=trusted_for(url),
+            verify=verify_option(url),
         )
 
     async def close(self) -> None:
         await self._client.aclose()
 
     async def spawn(self, body: Mapping[str, Any], secrets: Iterable[str] = ()) -> str:
-        """The key of the session that was spawned; raises `Refused` or `Broken`.
+        """Spawns a session and returns its key; raises `SpawnRejected` or `GatewayError`.
 
-        `secrets` are what the body holds: a gateway may repeat them when it says what is wrong.
+        `secrets` are the secrets in the body: a gateway may repeat them in its error text.
         """
         content = msgspec.json.encode(body)
-        status, said = await self._post("/api/agents/spawn", content, self.deadline_s)
-        if 400 <= status < 500 and status not in _OURS:
-            raise SpawnRejected(self._told(status, said, secrets))
+        status, reply = await self._post("/api/agents/spawn", content, self.deadline_s)
+        if 400 <= status < 500 and status not in _NOT_ABOUT_TASK:
+            raise SpawnRejected(self._error_text(status, reply, secrets))
         if not 200 <= status < 300:
-            raise GatewayError(self._told(status, said, secrets))
+            raise GatewayError(self._error_text(status, reply, secrets))
         try:
-            key = msgspec.json.decode(said, type=_Spawned).session.session_key
-            return bounds.text("sessionKey", key, bounds.MAX_TITLE, empty=False)
+            key = msgspec.json.decode(reply, type=_Spawned).session.session_key
+            return bounds.check_text("sessionKey", key, bounds.MAX_TITLE, empty=False)
         except (msgspec.MsgspecError, ValueError, Invalid) as error:
-            raise GatewayError(f"its answer to a spawn cannot be understood: {error}") from error
+            raise GatewayError(f"its response to a spawn is invalid: {error}") from error
 
     async def kill(self, session_key: str) -> str:
-        """How the session ended: `killed`, or `gone` when the gateway knows none; or `Broken`."""
+        """Kills a session; returns `killed`, or `gone` if it is unknown; raises `GatewayError`."""
         path = f"/api/agents/sessions/{quote(session_key, safe='')}/kill"
-        status, said = await self._post(path, b"{}", KILL_S)
+        status, reply = await self._post(path, b"{}", KILL_TIMEOUT_S)
         if status in _GONE:
             return "gone"
         if 200 <= status < 300:
             return "killed"
-        raise GatewayError(self._told(status, said))
+        raise GatewayError(self._error_text(status, reply))
 
     async def _post(self, path: str, content: bytes, deadline_s: float) -> tuple[int, bytes]:
+        """Posts to the gateway; returns status and body, or raises `GatewayError`."""
         try:
             async with (
                 asyncio.timeout(deadline_s),
-                self._client.stream("POST", self._base + path, content=content) as answer,
+                self._client.stream("POST", self._base + path, content=content) as response,
             ):
-                said = b""
-                async for part in answer.aiter_bytes():
-                    said += part
-                    if len(said) > MAX_READ:
-                        raise GatewayError(f"it answered with more than {MAX_READ:,} bytes")
-                return answer.status_code, said
+                reply = b""
+                async for part in response.aiter_bytes():
+                    reply += part
+                    if len(reply) > MAX_READ:
+                        raise GatewayError(f"its response is longer than {MAX_READ:,} bytes")
+                return response.status_code, reply
         except TimeoutError:
             raise GatewayError(f"no answer within {deadline_s:g} s") from None
         except (httpx2.HTTPError, OSError) as error:
-            said_ = bounds.clean(str(error) or type(error).__name__, MAX_SAID)
-            raise GatewayError(f"cannot be reached: {said_}") from error
+            reason = bounds.make_storable(str(error) or type(error).__name__, MAX_ERROR_TEXT)
+            raise GatewayError(f"cannot be reached: {reason}") from error
 
-    def _told(self, status: int, body: bytes, secrets: Iterable[str] = ()) -> str:
-        # Struck before it is cut: half of a secret is not known again. Our key to it is one, too.
-        whole = Redactor([*secrets, self._token]).text(body.decode("utf-8", "replace"))
-        said = bounds.clean(whole, MAX_SAID)
-        return f"HTTP {status}: {said}" if said else f"HTTP {status}"
+    def _error_text(self, status: int, body: bytes, secrets: Iterable[str] = ()) -> str:
+        """Returns status and shortened response, without secrets."""
+        # Redact before shortening: a part of a secret is not recognised. The token is secret, too.
+        redacted = Redactor([*secrets, self._token]).redact_text(body.decode("utf-8", "replace"))
+        text = bounds.make_storable(redacted, MAX_ERROR_TEXT)
+        return f"HTTP {status}: {text}" if text else f"HTTP {status}"

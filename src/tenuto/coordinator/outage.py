@@ -1,4 +1,4 @@
-"""While the store is away: when to ask again, and whom to tell by means that need no store."""
+"""Retry delays while the store is unavailable, and alerts that work without the store."""
 
 import asyncio
 import logging
@@ -12,26 +12,26 @@ import msgspec
 from tenuto.clock import Clock
 from tenuto.metrics import PROCESS_METRICS
 from tenuto.model.printable import printable
-from tenuto.tls import trusted_for
+from tenuto.tls import verify_option
 
 log = logging.getLogger("tenuto.coordinator")
 
-PAUSES = (5.0, 10.0, 20.0, 40.0)
-"""Seconds between looks for a store that does not answer; the last one repeats."""
-TOO_LONG_S = 300.0
-"""How long the store may be away before somebody is told."""
-POST_S = 5.0
-TRIES = (1.0, 5.0, 0.0)
-"""Seconds after each try to post an alert; after the last one it is given up."""
+RETRY_DELAYS_S = (5.0, 10.0, 20.0, 40.0)
+"""Seconds between cycles while the store does not answer; the last value repeats."""
+ALERT_AFTER_S = 300.0
+"""Seconds of an outage after which an alert is sent."""
+POST_TIMEOUT_S = 5.0
+POST_DELAYS_S = (1.0, 5.0, 0.0)
+"""Seconds after each failed attempt to post an alert; after the last one it gives up."""
 
 
-def pause_after(failures: int) -> float:
-    """Seconds to wait after so many failed looks in a row."""
-    return PAUSES[min(failures, len(PAUSES)) - 1]
+def retry_delay(failures: int) -> float:
+    """Returns the seconds to wait after `failures` failed cycles in a row."""
+    return RETRY_DELAYS_S[min(failures, len(RETRY_DELAYS_S)) - 1]
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """What is posted: which alert, in words, since when the store has been away, who noticed."""
+    """The posted body: kind, text, start of the outage, and the reporting coordinator."""
 
     alert: Literal["database_down", "database_up"]
     message: str
@@ -40,16 +40,16 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertSender:
-    """Tells the log and a URL. It never raises and keeps nobody waiting."""
+    """Sends alerts to the log and to a URL. It never raises and never blocks."""
 
     def __init__(self, url: str, clock: Clock) -> None:
         self._url = url
         self._clock = clock
-        self._order = asyncio.Lock()
+        self._post_lock = asyncio.Lock()
         self._posts: set[asyncio.Task[None]] = set()
 
-    def tell(self, alert: Alert) -> None:
-        """Say it now; the URL hears it as soon as it listens, each alert after the one before."""
+    def send(self, alert: Alert) -> None:
+        """Logs an alert now and posts it in the background, in the order of the alerts."""
         level = logging.CRITICAL if alert.alert == "database_down" else logging.WARNING
         log.log(level, "%s: %s", alert.alert, alert.message)
         if self._url:
@@ -58,32 +58,33 @@ class AlertSender:
             post.add_done_callback(self._posts.discard)
 
     async def _post(self, body: bytes) -> None:
-        async with self._order:
-            for pause in TRIES:
-                if (why := await self._refusal(body)) is None:
+        """Posts an alert, with retries, after the alerts before it."""
+        async with self._post_lock:
+            for delay in POST_DELAYS_S:
+                if (reason := await self._try_post(body)) is None:
                     return
-                # The address may hold a key: it stays out of the log.
-                log.warning("the alert could not be posted: %s", why)
-                await self._clock.sleep(pause)
+                # The URL may contain a secret: it is not logged.
+                log.warning("the alert could not be posted: %s", reason)
+                await self._clock.sleep(delay)
 
-    async def _refusal(self, body: bytes) -> str | None:
-        """Post once; answers why it was in vain, if it was."""
+    async def _try_post(self, body: bytes) -> str | None:
+        """Posts once; returns the reason if it failed, else `None`."""
         headers = {"content-type": "application/json"}
         try:
-            client = httpx2.AsyncClient(verify=trusted_for(self._url))
-            async with asyncio.timeout(POST_S), client:
-                answer = await client.post(self._url, content=body, headers=headers)
+            client = httpx2.AsyncClient(verify=verify_option(self._url))
+            async with asyncio.timeout(POST_TIMEOUT_S), client:
+                response = await client.post(self._url, content=body, headers=headers)
         except TimeoutError:
-            return f"no answer within {POST_S:g} s"
-        except Exception as error:  # noqa: BLE001  whatever a URL does, the cycle goes on
+            return f"no answer within {POST_TIMEOUT_S:g} s"
+        except Exception as error:  # noqa: BLE001  whatever the URL does, the cycle continues
             return type(error).__name__
-        return None if answer.is_success else f"HTTP {answer.status_code}"
+        return None if response.is_success else f"HTTP {response.status_code}"
 
     async def close(self) -> None:
-        """Give posts under way a moment, then leave them."""
+        """Waits a few seconds for running posts, then cancels them."""
         posts = list(self._posts)
         if posts:
-            await asyncio.wait(posts, timeout=POST_S)
+            await asyncio.wait(posts, timeout=POST_TIMEOUT_S)
         for post in posts:
             post.cancel()
             with suppress(asyncio.CancelledError):
@@ -91,47 +92,49 @@ class AlertSender:
 
 
 class OutageMonitor:
-    """How long the store has not answered, what to do meanwhile, and what to say once."""
+    """Measures an outage of the store, sets the retry delay, and sends one alert."""
 
-    def __init__(self, alarm: AlertSender, clock: Clock, instance: str) -> None:
-        self._alarm = alarm
+    def __init__(self, alerts: AlertSender, clock: Clock, instance: str) -> None:
+        self._alerts = alerts
         self._clock = clock
         self._instance = instance
         self.failures = 0
-        self._begun = 0.0
+        self._started_at = 0.0
         self._since = clock.now()
-        self._told = False
+        self._alerted = False
         PROCESS_METRICS.put("tenuto_database_down_seconds", 0)
 
-    def pause(self, usual: float) -> float:
-        """Seconds until the next look."""
-        return pause_after(self.failures) if self.failures else usual
+    def next_delay(self, usual_s: float) -> float:
+        """Returns the seconds until the next cycle."""
+        return retry_delay(self.failures) if self.failures else usual_s
 
-    def failed(self, why: str) -> None:
-        """The store did not answer; tell of it once it has been so for too long."""
+    def record_failure(self, reason: str) -> None:
+        """Records that the store did not answer; sends one alert if the outage is long."""
         now = self._clock.elapsed()
         if not self.failures:
-            self._begun, self._since = now, self._clock.now()
+            self._started_at, self._since = now, self._clock.now()
         self.failures += 1
-        away = now - self._begun
-        PROCESS_METRICS.put("tenuto_database_down_seconds", away)
-        if away > TOO_LONG_S and not self._told:
-            self._told = True
-            self._tell("database_down", f"the database has been away for {away:.0f} s: {why}")
+        away_s = now - self._started_at
+        PROCESS_METRICS.put("tenuto_database_down_seconds", away_s)
+        if away_s > ALERT_AFTER_S and not self._alerted:
+            self._alerted = True
+            self._send_alert(
+                "database_down", f"the database has not answered for {away_s:.0f} s: {reason}"
+            )
 
-    def answered(self) -> float | None:
-        """The store answered; how long it had been away, if it was missed more than once."""
+    def record_answer(self) -> float | None:
+        """Records an answer; returns the outage in seconds if more than one cycle failed."""
         if not self.failures:
             return None
-        away = self._clock.elapsed() - self._begun
-        missed, self.failures = self.failures > 1, 0
+        away_s = self._clock.elapsed() - self._started_at
+        failed_twice, self.failures = self.failures > 1, 0
         PROCESS_METRICS.put("tenuto_database_down_seconds", 0)
-        if self._told:
-            self._told = False
-            self._tell("database_up", f"the database is back after {away:.0f} s")
-        return away if missed else None
+        if self._alerted:
+            self._alerted = False
+            self._send_alert("database_up", f"the database answers again after {away_s:.0f} s")
+        return away_s if failed_twice else None
 
-    def _tell(self, alert: Literal["database_down", "database_up"], message: str) -> None:
-        # The reasons are a server's words, and whoever is told shows them as they come.
-        told, instance = printable(message), printable(self._instance)
-        self._alarm.tell(Alert(alert=alert, message=told, since=self._since, instance=instance))
+    def _send_alert(self, alert: Literal["database_down", "database_up"], message: str) -> None:
+        # The reason is a text of the server, and receivers of alerts may show it unchanged.
+        text, instance = printable(message), printable(self._instance)
+        self._alerts.send(Alert(alert=alert, message=text, since=self._since, instance=instance))

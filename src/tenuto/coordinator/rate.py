@@ -1,14 +1,14 @@
-"""How fast sessions may be asked for: at most so many in any second, in small bursts."""
+"""Limits how many sessions are requested per second, in small bursts."""
 
 from collections import deque
 from datetime import datetime, timedelta
 
 
 class RateLimiter:
-    """Counts what was granted lately. Time is the caller's.
+    """Counts recently granted sessions. The caller passes the time.
 
-    A quarter of the cap at once, and then a part of a second of rest: however many tasks come due
-    in one moment, no second sees more claims than the cap.
+    A burst is a quarter of the cap; after it comes a part of a second without grants. So no second
+    has more claims than the cap, however many tasks become due at one moment.
     """
 
     def __init__(self, per_s: float) -> None:
@@ -18,19 +18,19 @@ class RateLimiter:
         self._window = timedelta(seconds=1 / bursts)
         self._granted: deque[datetime] = deque()
 
-    def left(self, now: datetime) -> int:
-        """How many may be granted now."""
-        # What lies ahead by more was granted before the clock was set back.
+    def available(self, now: datetime) -> int:
+        """Returns how many sessions may be granted now."""
+        # A grant further in the future was made before the clock was set back.
         while self._granted and abs(now - self._granted[0]) >= self._window:
             self._granted.popleft()
         return max(0, self.burst - len(self._granted))
 
     def grant(self, n: int, now: datetime) -> None:
-        """Count what was taken, at a moment when it was over."""
+        """Counts `n` sessions, at a time after their claim ended."""
         self._granted.extend([now] * n)
 
     def wait_s(self, now: datetime) -> float:
-        """Seconds until something may be granted again."""
-        if self.left(now):
+        """Returns the seconds until a session may be granted again."""
+        if self.available(now):
             return 0.0
         return (self._granted[0] + self._window - now).total_seconds()

@@ -1,4 +1,4 @@
-"""Pauses of the whole system, after which the living get time to speak."""
+"""Detects that the machine or store was suspended, and gives live workers time to renew leases."""
 
 from datetime import datetime, timedelta
 
@@ -6,64 +6,69 @@ from tenuto.clock import Clock
 from tenuto.engine.tasks.maintenance import EVERY_LEASE, LeaseExemption
 from tenuto.settings import Settings
 
-SLOWEST_BEAT_S = 60.0
-"""Seconds after a pause at most that an owner which beats seldom is waited for."""
+MAX_GRACE_S = 60.0
+"""Longest time after a suspension for which expired leases are exempt, in seconds."""
 
 
 class SuspensionDetector:
-    """Notices when nobody could beat, and says which leases are spared because of that.
+    """Detects when no worker could send heartbeats, and returns the leases exempt because of that.
 
-    The machine slept, the store stood still or was away, or its clock was set: leases ran out whose
-    owners live. After it all leases are spared for a heartbeat of this coordinator, and each that
-    runs out for half of what was left of it when the pause began. A row does not tell how often its
-    owner beats, but a lease is three beats long at least: two were left, and half of that is one.
+    If the machine slept, the store hung or was unavailable, or its clock was set, then leases
+    expire although their workers are alive. Afterwards all leases are exempt for one heartbeat
+    interval of this coordinator. Then each expired lease is exempt for half of the time that it
+    still had when the suspension began. A row does not tell how often its worker sends heartbeats,
+    but a lease is at least three intervals long: two were left, and half of that is one.
     """
 
     def __init__(self, clock: Clock, settings: Settings) -> None:
         self._clock = clock
         self._settings = settings
-        self._answered: tuple[float, datetime] | None = None
-        """When the store answered last, by elapsed time and by the clock."""
-        self._lost = clock.now()
-        """Before when a lease must have ended, as the store answered last, to be lost."""
-        self._lost_before = self._lost
-        """The same as the last pause began."""
-        self._over = 0.0
-        self._none_before = 0.0
+        self._last_answer: tuple[float, datetime] | None = None
+        """The last answer of the store, in elapsed seconds and by the clock."""
+        self._cutoff = clock.now()
+        """The expiry cutoff at the last answer: leases that ended earlier are lost."""
+        self._cutoff_at_suspension = self._cutoff
+        """The expiry cutoff when the last suspension began."""
+        self._resumed_at = 0.0
+        self._exempt_all_until = 0.0
 
-    def answered(self) -> None:
-        """The store answered; if it took long, or nobody asked for long, that was a pause."""
-        elapsed, now = self._look()
-        self._answered = elapsed, now
-        self._lost = self._ran_out(elapsed, now)
+    def record_answer(self) -> None:
+        """Records an answer of the store; a long time since the last one was a suspension."""
+        elapsed, now = self._detect()
+        self._last_answer = elapsed, now
+        self._cutoff = self._expiry_cutoff(elapsed, now)
 
     def exempt_leases(self) -> LeaseExemption:
-        """The leases that say nothing about their owners as of now."""
-        elapsed, now = self._look()
-        if elapsed < self._none_before:
+        """Returns the time range in which expired leases are kept."""
+        elapsed, now = self._detect()
+        if elapsed < self._exempt_all_until:
             return EVERY_LEASE
-        return LeaseExemption(self._ran_out(elapsed, now), now)
+        return LeaseExemption(self._expiry_cutoff(elapsed, now), now)
 
-    def _look(self) -> tuple[float, datetime]:
+    def _detect(self) -> tuple[float, datetime]:
+        """Starts an exemption if a suspension ended now; returns elapsed time and clock time."""
         elapsed, now = self._clock.elapsed(), self._clock.now()
         if self._was_suspended(elapsed, now):
-            self._lost_before, self._over = self._lost, elapsed
+            self._cutoff_at_suspension, self._resumed_at = self._cutoff, elapsed
             jitter = 1 + 0.2 * self._clock.random()
-            self._none_before = elapsed + self._settings.heartbeat_s * jitter
+            self._exempt_all_until = elapsed + self._settings.heartbeat_s * jitter
         return elapsed, now
 
     def _was_suspended(self, elapsed: float, now: datetime) -> bool:
-        """Whether more than a beat passed since the last answer, or the clock was set by more."""
-        if self._answered is None:
+        """True if the last answer is more than an interval ago, or the clock was set by more."""
+        if self._last_answer is None:
             return True
-        beat = max(self._settings.heartbeat_s, 2 * self._settings.tick_s)
-        passed = elapsed - self._answered[0]
-        moved = (now - self._answered[1]).total_seconds()
-        return passed > beat or abs(moved - passed) > beat
+        heartbeat_s = max(self._settings.heartbeat_s, 2 * self._settings.tick_s)
+        passed = elapsed - self._last_answer[0]
+        clock_passed = (now - self._last_answer[1]).total_seconds()
+        return passed > heartbeat_s or abs(clock_passed - passed) > heartbeat_s
 
-    def _ran_out(self, elapsed: float, now: datetime) -> datetime:
-        """Before when a lease must have ended to be lost: goes twice as fast as time, up to now."""
-        since = elapsed - self._over
-        if since > SLOWEST_BEAT_S:
+    def _expiry_cutoff(self, elapsed: float, now: datetime) -> datetime:
+        """Returns the cutoff: leases that ended before it are lost.
+
+        It moves twice as fast as time until it reaches the present.
+        """
+        since = elapsed - self._resumed_at
+        if since > MAX_GRACE_S:
             return now
-        return min(now, self._lost_before + timedelta(seconds=2 * since))
+        return min(now, self._cutoff_at_suspension + timedelta(seconds=2 * since))

@@ -1,4 +1,4 @@
-"""What all use cases share: the store, group commit, hints, the lanes, and load-decide-write."""
+"""Shared by all use cases: store, group commit, hints, lanes; applies one command to a task."""
 
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
@@ -10,22 +10,27 @@ import msgspec
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
 from tenuto.crash_points import crash_point
-from tenuto.engine.agents.escalation import escalate, lost
+from tenuto.engine.agents.escalation import escalate, failed_for_good
 from tenuto.engine.agents.lanes import LaneCache
-from tenuto.engine.agents.subtask_tree import SpawnLimits, close_forsaken, closed, is_cancel
+from tenuto.engine.agents.subtask_tree import (
+    SpawnLimits,
+    close_inbox_statement,
+    close_open_questions,
+    is_cancel,
+)
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.chains import ChainedCompletion, ClaimSnapshot, plan_chained_completion
 from tenuto.engine.flows.outcomes import FinishedTask
 from tenuto.engine.flows.plans import PlanCache
-from tenuto.engine.flows.rows import RANKS_FAR
-from tenuto.engine.rows import CorruptRow, task_of, write_changes
+from tenuto.engine.flows.rows import MAX_RANK_STEPS
+from tenuto.engine.rows import CorruptRow, changes_statement, parse_task
 from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.limits.budgets import HOLD as BUDGET
-from tenuto.model.limits.concurrency import needs_permit, steps_aside
+from tenuto.model.limits.concurrency import leaves_queue, needs_permit
 from tenuto.model.tasks.commands import Command, DecisionContext, Retry, SetPriority
 from tenuto.model.tasks.decide import decide
 from tenuto.model.tasks.task import TERMINAL, Status, Task, TaskChange
-from tenuto.model.tasks.transcript import MOST_KB
+from tenuto.model.tasks.transcript import MAX_KB
 from tenuto.store.batching import Answers, Batcher, WriteKind
 from tenuto.store.protocol import Row, Script, Statement, Store
 
@@ -33,13 +38,13 @@ if TYPE_CHECKING:
     from tenuto.encryption_keys import KeyRing
 
     Keys = KeyRing | Callable[[], KeyRing] | None
-    """A vault, or how to open it."""
+    """A key ring, or a function that opens it."""
 
 T = TypeVar("T")
-_LONGEST_CLOSED = timedelta(days=7)
-"""The longest that providers take to reset a limit."""
-FLOW_WORK = "flow"
-"""The topic of hints that something of a flow was left to do."""
+_MAX_LANE_CLOSED = timedelta(days=7)
+"""The longest time that providers take to reset a limit."""
+FLOW_WORK_TOPIC = "flow"
+"""The topic of hints about new deferred work of a flow."""
 Decided = TaskChange | TenutoError | None
 """A change, a refusal, or `None` for a repeated message."""
 
@@ -52,66 +57,71 @@ class QueuedCommand(msgspec.Struct, frozen=True):
     command: Command
     actor: str | None
     first: Callable[[], Script[object]] | None = None
-    """What is written before, in the same transaction, whatever becomes of the command."""
+    """Runs before the command in the same transaction, even if the command is refused."""
 
 
 class CommandResult(msgspec.Struct, frozen=True):
-    """What an order came to; one of those that share a transaction tells what followed."""
+    """The result of a command; one of the commands in a transaction has the cascade of all."""
 
     change: TaskChange | None
     cascade: Cascade | None = None
 
 
 class ClaimSnapshotCache:
-    """How the last so many tasks stand; a forgotten one costs a look at the row."""
+    """Caches the snapshots of the last `max_size` claimed tasks.
 
-    def __init__(self, most: int = 20_000) -> None:
-        self._most = most
-        self._known: dict[int, ClaimSnapshot] = {}
+    A task whose snapshot was evicted costs one more read of its row.
+    """
 
-    def add(self, task: UUID, standing: ClaimSnapshot) -> None:
-        self._known[task.int] = standing
-        if len(self._known) > self._most:
-            del self._known[next(iter(self._known))]
+    def __init__(self, max_size: int = 20_000) -> None:
+        self._max_size = max_size
+        self._snapshots: dict[int, ClaimSnapshot] = {}
 
-    def take(self, task: UUID) -> ClaimSnapshot | None:
-        """How the task stands, if it is among them; it is forgotten."""
-        return self._known.pop(task.int, None) if self._known else None
+    def add(self, task: UUID, snapshot: ClaimSnapshot) -> None:
+        """Adds a snapshot; evicts the oldest one beyond the maximum size."""
+        self._snapshots[task.int] = snapshot
+        if len(self._snapshots) > self._max_size:
+            del self._snapshots[next(iter(self._snapshots))]
+
+    def pop(self, task: UUID) -> ClaimSnapshot | None:
+        """Removes and returns the task's snapshot; `None` if it is not cached."""
+        return self._snapshots.pop(task.int, None) if self._snapshots else None
 
 
 class Core:
-    """One engine's means. Everything in a process may share it."""
+    """The shared dependencies of an engine's use cases. A whole process can share one."""
 
-    def __init__(self, store: Store, wakeups: Wakeups, vault: "Keys" = None) -> None:
+    def __init__(self, store: Store, wakeups: Wakeups, key_ring: "Keys" = None) -> None:
         self.store = store
         self.wakeups = wakeups
-        self._vault = vault
+        self._key_ring = key_ring
         self.batcher = Batcher(store)
         self.lanes = LaneCache(store)
         self.plans = PlanCache()
-        self.watched = ClaimSnapshotCache()
-        """Tasks that were claimed here and whose ends are watched: worth knowing beforehand."""
-        self.tree = SpawnLimits()
-        """How many tasks attempts may make, and how deep."""
-        self.transcript_kb = MOST_KB
-        """How much of what an attempt says is kept."""
-        self._orders = WriteKind("orders", self._order_script)
+        self.claim_snapshots = ClaimSnapshotCache()
+        """Snapshots of watched tasks claimed by this process, so that completing is cheaper."""
+        self.spawn_limits = SpawnLimits()
+        """Limits of number and depth of subtasks."""
+        self.transcript_kb = MAX_KB
+        """Size limit of an attempt's transcript in KB."""
+        self._command_kind = WriteKind("orders", self._command_script)
 
     @property
     def clock(self) -> Clock:
         return self.store.clock
 
     @property
-    def vault(self) -> "KeyRing | None":
-        """The keys of secrets, opened when they are first needed."""
-        if callable(self._vault):
-            self._vault = self._vault()
-        return self._vault
+    def key_ring(self) -> "KeyRing | None":
+        """The encryption keys, opened at first use; `None` if none are configured."""
+        if callable(self._key_ring):
+            self._key_ring = self._key_ring()
+        return self._key_ring
 
     def now(self) -> datetime:
         return self.clock.now()
 
-    def moment(self, actor: str | None = None) -> DecisionContext:
+    def decision_context(self, actor: str | None = None) -> DecisionContext:
+        """Returns time, random number and actor for one decision of the model."""
         return DecisionContext(self.clock.now(), self.clock.random(), actor)
 
     async def apply_command(
@@ -123,41 +133,52 @@ class Core:
         actor: str | None = None,
         first: Callable[[], Script[object]] | None = None,
     ) -> TaskChange | None:
-        """Apply a command to a task: load, decide, write, in a shared transaction."""
-        item = QueuedCommand(task, workspace, command, actor, first)
-        done: CommandResult = await self.batcher.submit(self._orders, item, key=task.int)
-        self.send_hints([done.change])
-        if done.cascade is not None:
-            self.announce_cascade(done.cascade)
-        return done.change
+        """Loads a task, decides a command and writes the change, in a shared transaction.
+
+        Returns the change; `None` for a repeated command. `first` runs before the command in the
+        same transaction.
+        """
+        queued = QueuedCommand(task, workspace, command, actor, first)
+        result: CommandResult = await self.batcher.submit(self._command_kind, queued, key=task.int)
+        self.send_hints([result.change])
+        if result.cascade is not None:
+            self.send_cascade_hints(result.cascade)
+        return result.change
 
     def cascade(self, actor: str | None, *, strict: bool = False) -> Cascade:
-        """What follows from ends, for one transaction."""
-        return Cascade(self.clock, self.plans, actor, self.lanes.is_fresh, strict=strict)
+        """Returns a new cascade: the follow-ups of finished tasks in one transaction."""
+        return Cascade(self.clock, self.plans, actor, self.lanes.is_confirmed, strict=strict)
 
-    def link(self, task: UUID, at: ClaimSnapshot, actor: str | None) -> ChainedCompletion | None:
-        """What plainly follows from a task's completion, if anything does."""
-        return plan_chained_completion(task, at, self.clock, self.plans, self.lanes.is_fresh, actor)
+    def chained_completion(
+        self, task: UUID, snapshot: ClaimSnapshot, actor: str | None
+    ) -> ChainedCompletion | None:
+        """Returns the completion in one statement; `None` if the task needs a cascade."""
+        return plan_chained_completion(
+            task, snapshot, self.clock, self.plans, self.lanes.is_confirmed, actor
+        )
 
     async def run_with_cascade(
         self, script: Callable[[Cascade], Script[T]], actor: str | None
     ) -> T:
-        """Run a script and all that follows from it, then hint at what came of it."""
+        """Runs a script and its follow-ups in one transaction, then sends hints.
 
-        def whole() -> Script[tuple[T, Cascade]]:
+        Returns the result of the script.
+        """
+
+        def script_with_cascade() -> Script[tuple[T, Cascade]]:
             cascade = self.cascade(actor)
-            answer = yield from script(cascade)
+            result = yield from script(cascade)
             yield from cascade.run()
-            return answer, cascade
+            return result, cascade
 
         crash_point("flow.before_commit")
-        answer, cascade = await self.store.transact(whole)
+        result, cascade = await self.store.transact(script_with_cascade)
         crash_point("flow.committed")
-        self.announce_cascade(cascade)
-        return answer
+        self.send_cascade_hints(cascade)
+        return result
 
     async def read(self, script: Script[T]) -> T:
-        """Run a script that only reads, each statement in a snapshot of its own."""
+        """Runs a read-only script, each statement in its own snapshot, and returns its result."""
         try:
             statement = next(script)
             while True:
@@ -166,100 +187,113 @@ class Core:
             result: T = stop.value
             return result
 
-    def announce_cascade(self, cascade: Cascade) -> None:
-        """Hint at what a cascade made claimable, asked of workers, or left to do."""
+    def send_cascade_hints(self, cascade: Cascade) -> None:
+        """Sends hints about claimable tasks, requests to workers and deferred work of a cascade."""
         self.send_hints(cascade.changes)
-        self.lanes.mark_used(cascade.touched, self.now())
+        self.lanes.mark_used(cascade.touched_lanes, self.now())
         topics = {f"lane:{lane}" for lane in cascade.lanes}
-        if cascade.unfinished:
-            topics.add(FLOW_WORK)
+        if cascade.has_deferred_work:
+            topics.add(FLOW_WORK_TOPIC)
         if topics:
-            self.wakeups.announce(topics)
+            self.wakeups.notify(topics)
 
-    def _order_script(self, orders: list[QueuedCommand]) -> Script[Answers]:
-        for order in orders:
-            if order.first is not None:
-                yield from order.first()
-        ids = sorted({order.task for order in orders})
+    def _command_script(self, queued: list[QueuedCommand]) -> Script[Answers]:
+        """Locks the tasks, decides all commands and writes the changes with one cascade."""
+        for item in queued:
+            if item.first is not None:
+                yield from item.first()
+        ids = sorted({item.task for item in queued})
         rows = yield Statement("tasks_locked", {"ids": ids})
-        found = {row["id"]: row for row in rows}
+        rows_by_id = {row["id"]: row for row in rows}
         answers: dict[int, Decided] = {}
         decided: list[tuple[TaskChange, Command]] = []
-        ended: list[FinishedTask] = []
-        for index, order in enumerate(orders):
-            row = found.get(order.task)
-            if row is None or order.workspace not in (None, row["workspace"]):
-                answers[index] = NotFound(f"no task {order.task}")
+        finished: list[FinishedTask] = []
+        for index, item in enumerate(queued):
+            row = rows_by_id.get(item.task)
+            if row is None or item.workspace not in (None, row["workspace"]):
+                answers[index] = NotFound(f"no task {item.task}")
                 continue
             try:
-                answers[index] = self.try_decide(row, order.command, order.actor)
+                answers[index] = self.try_decide(row, item.command, item.actor)
             except CorruptRow as error:
-                yield self.quarantine(error)
-                answers[index] = Conflict(f"the row of task {order.task} is unreadable", "corrupt")
+                yield self.quarantine_statement(error)
+                text = (
+                    f"task {item.task} has an invalid database row and was quarantined;"
+                    ' see "orchestrate db check"'
+                )
+                answers[index] = Conflict(text, "corrupt")
                 continue
             change = answers[index]
             if isinstance(change, TaskChange):
-                decided.append((change, order.command))
+                decided.append((change, item.command))
                 if row["watched"] and change.task.status in TERMINAL:
-                    ended.append(FinishedTask(order.task, row["workspace"], change.task.status))
-        cascade = yield from self.write_with_cascade(decided, ended, orders[0].actor)
-        return _told([answers[index] for index in range(len(orders))], cascade)
+                    finished.append(FinishedTask(item.task, row["workspace"], change.task.status))
+        cascade = yield from self.write_with_cascade(decided, finished, queued[0].actor)
+        return _command_results([answers[index] for index in range(len(queued))], cascade)
 
     def write_with_cascade(
         self,
         decided: list[tuple[TaskChange, Command]],
-        ended: list[FinishedTask],
+        finished: list[FinishedTask],
         actor: str | None,
     ) -> Script[Cascade | None]:
-        """Write changes and whatever goes with them; what follows from ends, if anything does."""
+        """Writes changes with their side effects; returns the cascade, `None` if there was none."""
         if decided:
-            yield write_changes(decided)
+            yield changes_statement(decided)
         for change, _ in decided:
             if change.task.hold == "quota" and change.task.resume_at is not None:
-                yield _close_lane(change)
-        pulled = [
+                yield _close_lane_statement(change)
+        raised = [
             (change.task.id, change.task.rank)
             for change, command in decided
             if isinstance(command, SetPriority) and change.task.unmet > 0
         ]
-        if pulled:
-            yield Statement("inherit_rank", {"most": RANKS_FAR}, {"eager": sorted(pulled)})
-        if bad := lost(decided):
-            yield from escalate(self.clock, bad)
-        yield from close_forsaken([change for change, _ in decided], self.now(), actor)
-        # Whoever retries a task has seen to what was put to people for it.
-        for task in [change.task.id for change, each in decided if isinstance(each, Retry)]:
-            yield closed(task, self.now(), actor, kept=BUDGET)
-        acts = [change.task for change, _ in decided if _acts(change.task)]
-        gone = [change.task for change, _ in decided if is_cancel(change) and change.end is None]
-        turning = [change for change, _ in decided if needs_permit(change) or steps_aside(change)]
-        if not (ended or acts or gone or turning):
+        if raised:
+            yield Statement("inherit_rank", {"most": MAX_RANK_STEPS}, {"eager": sorted(raised)})
+        if failed := failed_for_good(decided):
+            yield from escalate(self.clock, failed)
+        yield from close_open_questions([change for change, _ in decided], self.now(), actor)
+        # A retry closes the inbox entries of the task: the user has decided.
+        for task in [change.task.id for change, command in decided if isinstance(command, Retry)]:
+            yield close_inbox_statement(task, self.now(), actor, kept=BUDGET)
+        engine_acts = [change.task for change, _ in decided if _awaits_engine(change.task)]
+        cancelled = [
+            change.task for change, _ in decided if is_cancel(change) and change.end is None
+        ]
+        permit_changes = [
+            change for change, _ in decided if needs_permit(change) or leaves_queue(change)
+        ]
+        if not (finished or engine_acts or cancelled or permit_changes):
             return None
         cascade = self.cascade(actor)
-        cascade.turns.note(turning)
-        cascade.cancel_subtasks((task.id, task.workspace) for task in gone)
-        cascade.act((task.id, task.workspace) for task in acts)
-        yield from cascade.run(ended)
+        cascade.permits.record(permit_changes)
+        cascade.cancel_subtasks((task.id, task.workspace) for task in cancelled)
+        cascade.queue_control_tasks((task.id, task.workspace) for task in engine_acts)
+        yield from cascade.run(finished)
         return cascade
 
     def try_decide(self, row: Row, command: Command, actor: str | None) -> Decided:
-        """What the model makes of a command on a row; a refusal is an answer here."""
-        task = task_of(row)
+        """Decides a command on a row; returns a refusal instead of raising it.
+
+        Raises `CorruptRow` if the row is invalid.
+        """
+        task = parse_task(row)
         try:
-            return decide(task, command, self.moment(actor))
+            return decide(task, command, self.decision_context(actor))
         except TenutoError as error:
             return error
         except (TypeError, ValueError, OverflowError) as error:
-            raise CorruptRow(task.id, f"unreadable row: {error!r}") from error
+            raise CorruptRow(task.id, f"invalid row: {error!r}") from error
 
-    def quarantine(self, corrupt: CorruptRow) -> Statement:
+    def quarantine_statement(self, corrupt: CorruptRow) -> Statement:
+        """Returns the statement that quarantines a task with an invalid row."""
         return Statement(
             "quarantine",
             {"id": corrupt.task, "message": str(corrupt), "now": self.now(), "actor": "engine"},
         )
 
     def send_hints(self, changes: Iterable[TaskChange | None]) -> None:
-        """Hint at what the changes made claimable, or asked of a worker."""
+        """Sends hints about tasks that became claimable, and about requests to workers."""
         topics = set()
         for change in changes:
             if change is None:
@@ -269,32 +303,33 @@ class Core:
             elif change.event.kind in ("cancel_requested", "pause_requested", "hung_warned"):
                 topics.add(f"worker:{change.task.worker}")
         if topics:
-            self.wakeups.announce(topics)
+            self.wakeups.notify(topics)
 
 
-def _told(answers: list[Decided], cascade: Cascade | None) -> Answers:
-    """What each caller hears; one of those that were not refused tells what followed."""
-    told: list[Any] = []
+def _command_results(answers: list[Decided], cascade: Cascade | None) -> Answers:
+    """Returns a result or error per caller; the first result has the cascade of all."""
+    results: list[Any] = []
     for answer in answers:
         if isinstance(answer, TenutoError):
-            told.append(answer)
+            results.append(answer)
         else:
-            told.append(CommandResult(answer, cascade))
+            results.append(CommandResult(answer, cascade))
             cascade = None
-    return told
+    return results
 
 
-def _acts(task: Task) -> bool:
-    """Whether nothing but the engine's own deed is left to wait for."""
+def _awaits_engine(task: Task) -> bool:
+    """True if the task is a control task that the engine can run now."""
     return task.status is Status.WAITING and task.hold == "act" and task.unmet == 0
 
 
-def _close_lane(change: TaskChange) -> Statement:
-    """A provider's limit holds for every task of the lane, until its reset.
+def _close_lane_statement(change: TaskChange) -> Statement:
+    """Returns the statement that closes the task's lane until a provider's limit is reset.
 
-    What one attempt says of a time far ahead holds for its own task alone.
+    The lane is closed for at most `_MAX_LANE_CLOSED`; only the reporting task waits for a later
+    time.
     """
-    task, why = change.task, f"provider limit: {change.event.message}"
+    task, reason = change.task, f"provider limit: {change.event.message}"
     assert task.resume_at is not None
-    until = min(task.resume_at, task.updated_at + _LONGEST_CLOSED)
-    return Statement("lane_close", {"lane": task.lane, "until": until, "why": why})
+    until = min(task.resume_at, task.updated_at + _MAX_LANE_CLOSED)
+    return Statement("lane_close", {"lane": task.lane, "until": until, "why": reason})

@@ -1,4 +1,4 @@
-"""The engine: every use case by name. The only writer of the store; all of a process share one."""
+"""The engine: a method for each use case. The only writer of the store; a process shares one."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
@@ -33,7 +33,7 @@ from tenuto.engine.tasks.finish import AttemptFinisher
 from tenuto.engine.tasks.maintenance import TaskMaintenance
 from tenuto.engine.tasks.query import Filter, TaskQueries
 from tenuto.engine.tasks.report import AttemptReporter, HeartbeatResult, WorkerInfo
-from tenuto.engine.tasks.submit import REFUSED, Submitted, TaskSubmitter
+from tenuto.engine.tasks.submit import REFUSALS, Submitted, TaskSubmitter
 from tenuto.engine.tenancy.encryption import TaskSecrets
 from tenuto.engine.tenancy.secret_use import check_tasks
 from tenuto.engine.tenancy.secrets import KeyRotator, NamedSecrets
@@ -44,7 +44,7 @@ from tenuto.engine.views import (
     Page,
     TaskView,
     WorkerView,
-    worker_of,
+    worker_view,
 )
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid
@@ -66,7 +66,7 @@ DEFAULT_WORKSPACE = UUID("00000000-0000-7000-8000-000000000001")
 
 
 class Engine:
-    """What can be done with tasks in one workspace, on behalf of one actor."""
+    """All use cases of one workspace, on behalf of one actor."""
 
     def __init__(
         self,
@@ -75,37 +75,37 @@ class Engine:
         *,
         workspace: UUID = DEFAULT_WORKSPACE,
         actor: str | None = None,
-        vault: "Keys" = None,
+        key_ring: "Keys" = None,
     ) -> None:
         hints = wakeups or MemoryWakeups()
         self.store = store
-        self.core = Core(store.within(workspace), hints, vault)
+        self.core = Core(store.for_workspace(workspace), hints, key_ring)
         self.workspace = workspace
         self.actor = actor
         self.caller: Caller | None = None
-        """Whose request it is; none is a program on the database itself."""
-        self.sealing = sealing = TaskSecrets(self.core)
-        self._submitting = TaskSubmitter(self.core, sealing)
-        self._claiming = TaskClaimer(self.core, sealing, workspace)
-        self._reporting = AttemptReporter(self.core, self._submitting, sealing, workspace)
-        self._ending = AttemptFinisher(self.core, sealing, workspace)
-        self._waiting = AttemptWaits(self.core, self._reporting, sealing, workspace)
+        """The caller of the request; `None` is a program on the database itself."""
+        self.task_secrets = task_secrets = TaskSecrets(self.core)
+        self._submitter = TaskSubmitter(self.core, task_secrets)
+        self._claimer = TaskClaimer(self.core, task_secrets, workspace)
+        self._reporter = AttemptReporter(self.core, self._submitter, task_secrets, workspace)
+        self._finisher = AttemptFinisher(self.core, task_secrets, workspace)
+        self._waits = AttemptWaits(self.core, self._reporter, task_secrets, workspace)
         self.query = TaskQueries(self.core)
-        self._controlling = TaskController(self.core, self._submitting, self.query, sealing)
-        self.system = Core(store, hints, vault)
-        """The means of duties that belong to no tenant."""
-        self._editing = TaskEditor(self.core)
-        self._publishing = EventPublisher(self.core, sealing, workspace)
-        self.upkeep = TaskMaintenance(self.system)
-        self.rotating = KeyRotator(self.system)
+        self._controller = TaskController(self.core, self._submitter, self.query, task_secrets)
+        self.system = Core(store, hints, key_ring)
+        """The dependencies of duties for all workspaces."""
+        self._editor = TaskEditor(self.core)
+        self._publisher = EventPublisher(self.core, task_secrets, workspace)
+        self.maintenance = TaskMaintenance(self.system)
+        self.key_rotator = KeyRotator(self.system)
 
     @property
     def clock(self) -> Clock:
         return self.core.clock
 
     @property
-    def within(self) -> bool:
-        """Whether the store works within this process, and has to be heard often."""
+    def is_store_in_process(self) -> bool:
+        """True if the store runs in this process, so that its event loop must be yielded often."""
         return self.core.store.mixes
 
     @property
@@ -115,31 +115,31 @@ class Engine:
 
     @property
     def flow_views(self) -> FlowViews:
-        """The workspace's flows and groups, to look at."""
+        """Reads the workspace's flows and groups."""
         return FlowViews(self.core, self.workspace)
 
     async def rerun_flow(self, flow: UUID, *, steps: int | None = None) -> UUID:
-        """A new flow of the same plan and input; answers its id."""
-        return await self.flows.rerun(flow, await self.flow_views.origin(flow), steps)
+        """Starts a new flow with the same plan and input, and returns its id."""
+        return await self.flows.rerun(flow, await self.flow_views.start_args(flow), steps)
 
     @property
     def inbox(self) -> Inbox:
-        """What waits for people."""
+        """The approvals, questions and escalations that wait for a person."""
         return Inbox(self.core, self.workspace, self.actor)
 
     @property
     def complexity(self) -> ComplexityLevels:
-        """What the workspace says of hard tasks."""
+        """The workspace's rules for tasks by complexity."""
         return ComplexityLevels(self.core, self.workspace)
 
     @property
     def gates(self) -> Pauses:
-        """What people hold back."""
+        """The pauses of the workspace."""
         return Pauses(self.core, self.workspace, self.actor)
 
     @property
     def rate_limits(self) -> RateLimits:
-        """What all workers share of providers, models and accounts."""
+        """The rate limits of providers, models and accounts, shared by all workers."""
         return RateLimits(self.core, self.workspace, self.actor)
 
     @property
@@ -149,66 +149,67 @@ class Engine:
 
     @property
     def definitions(self) -> "Definitions":
-        """What may run more than once."""
+        """The workspace's definitions of tasks and groups."""
         from tenuto.engine.flows.definitions import Definitions  # noqa: PLC0415  YAML only when used
 
         return Definitions(self.core, self.workspace, self.flows)
 
     @property
     def schedules(self) -> "Schedules":
-        """What is started by time."""
+        """The workspace's schedules: flows started by time."""
         from tenuto.engine.schedules.schedules import Schedules  # noqa: PLC0415  calendars only when used
 
         return Schedules(self.core, self.workspace, self.actor, self.caller)
 
     @property
     def triggers(self) -> "Triggers":
-        """What is started after events."""
+        """The workspace's triggers: flows started by events."""
         from tenuto.engine.schedules.triggers import Triggers  # noqa: PLC0415  as with schedules
 
         return Triggers(self.core, self.workspace, self.actor)
 
     async def publish(self, name: str, data: Any = None, task: UUID | None = None) -> EventView:
-        """Tell the workspace, and its triggers, that something happened; perhaps by a task."""
-        return await self._publishing.publish(name, data, task, self.actor)
+        """Publishes an event to the workspace and its triggers; `task` is the task that sent it."""
+        return await self._publisher.publish(name, data, task, self.actor)
 
     async def submit(self, new: NewTask) -> Submitted:
-        """Accept a task; it is never lost once this returns."""
+        """Submits a task; it is stored durably when this returns."""
         try:
             if self.caller is not None:
                 await self.core.read(check_tasks(self.workspace, self.caller, [new]))
             if new.next or new.control or new.group:
-                return await self._placed([new])
+                return await self._submit_to_flow([new])
             with tracing.span("submit", new.trace_id):
-                return await self._submitting.one(new, self.workspace, self.actor)
-        except REFUSED as error:
-            return (await self._submitting.repeated([new], self.workspace, error))[0]
+                return await self._submitter.submit_one(new, self.workspace, self.actor)
+        except REFUSALS as error:
+            return (await self._submitter.find_repeated([new], self.workspace, error))[0]
 
-    async def submit_many(self, news: Sequence[NewTask]) -> list[Submitted]:
-        """Accept all of the tasks or none."""
+    async def submit_many(self, new_tasks: Sequence[NewTask]) -> list[Submitted]:
+        """Submits all tasks or none."""
         try:
             if self.caller is not None:
-                await self.core.read(check_tasks(self.workspace, self.caller, news))
-            if any(new.next or new.control or new.group for new in news):
-                return [await self._placed(news)]
-            with tracing.span("submit", news[0].trace_id if len(news) == 1 else None):
-                return await self._submitting.many(news, self.workspace, self.actor)
-        except REFUSED as error:
-            return await self._submitting.repeated(news, self.workspace, error)
+                await self.core.read(check_tasks(self.workspace, self.caller, new_tasks))
+            if any(new.next or new.control or new.group for new in new_tasks):
+                return [await self._submit_to_flow(new_tasks)]
+            trace_id = new_tasks[0].trace_id if len(new_tasks) == 1 else None
+            with tracing.span("submit", trace_id):
+                return await self._submitter.submit_many(new_tasks, self.workspace, self.actor)
+        except REFUSALS as error:
+            return await self._submitter.find_repeated(new_tasks, self.workspace, error)
 
-    async def _placed(self, news: Sequence[NewTask]) -> Submitted:
-        """Accept a task that is part of something larger."""
-        if len(news) > 1:
-            raise Invalid("a task with next, group or control is submitted alone", "invalid_value")
-        [new] = news
+    async def _submit_to_flow(self, new_tasks: Sequence[NewTask]) -> Submitted:
+        """Submits a task that starts a flow or joins a group."""
+        if len(new_tasks) > 1:
+            raise Invalid("submit a task with next, group or control alone", "invalid_value")
+        [new] = new_tasks
         with tracing.span("submit", new.trace_id):
             if new.group is None:
                 task, created = await self.flows.submit_as_flow(new)
                 return Submitted(task, created=created)
             if new.next or new.control or new.depends_on or new.blocks:
-                text = "a task that joins a group has no next, control or dependencies of its own"
-                raise Invalid(text, field="group")
-            task, created = await self.flows.join(new.group, new)
+                message = "a task with group must not have next, control or dependencies"
+                raise Invalid(message, field="group")
+            task, created = await self.flows.add_to_group(new.group, new)
             return Submitted(task, created=created)
 
     async def claim(
@@ -219,48 +220,50 @@ class Engine:
         lease_s: int = DEFAULT_LEASE_S,
         token: str | None = None,
     ) -> list[ClaimedTask]:
-        """Take up to n tasks for an agent; `token` is that of a caller who may ask again."""
-        begun = self.clock.now()
-        works = await self._claiming.claim(agent, worker, n, lease_s, token, caller=self.caller)
-        return [self._traced(work, begun) for work in works] if tracing.is_on() else works
+        """Claims up to `n` tasks for an agent; with `token`, the caller can repeat the claim."""
+        started_at = self.clock.now()
+        tasks = await self._claimer.claim(agent, worker, n, lease_s, token, caller=self.caller)
+        if not tracing.is_on():
+            return tasks
+        return [self._with_claim_trace(task, started_at) for task in tasks]
 
-    def _traced(self, work: ClaimedTask, begun: datetime) -> ClaimedTask:
-        """The work with its claim's place in the trace, where its run goes on."""
-        place = tracing.record_span(
-            "claim", work.trace_id, begun, self.clock.now(), task=work.fence.task
+    def _with_claim_trace(self, task: ClaimedTask, started_at: datetime) -> ClaimedTask:
+        """Returns the task with the trace context of its claim, which its run continues."""
+        trace_id = tracing.record_span(
+            "claim", task.trace_id, started_at, self.clock.now(), task=task.fence.task
         )
-        return msgspec.structs.replace(work, trace_id=place)
+        return msgspec.structs.replace(task, trace_id=trace_id)
 
     async def claimed(self, agent: UUID, token: str) -> list[ClaimedTask]:
-        """What an earlier claim took with that token and still holds."""
-        return await self._claiming.claimed_by_token(agent, token, self.caller)
+        """Returns the tasks that an earlier claim with this token still owns."""
+        return await self._claimer.claimed_by_token(agent, token, self.caller)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with each hint; answers what ends it."""
+        """Calls `listener` with each hint; returns the function that ends the subscription."""
         return self.core.wakeups.subscribe(listener)
 
     async def begin(self, fence: Fence, session_key: str | None = None) -> None:
-        """The session of an assigned task has begun."""
+        """Reports that the session of an ASSIGNED task has started; the task is RUNNING then."""
         await self._report(commands.Begin(fence=fence, session_key=session_key))
 
     async def heartbeat(
         self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S
     ) -> HeartbeatResult:
-        """Renew all of a worker's leases; says which are lost and what is asked of the rest."""
-        return await self._reporting.heartbeat(fences, lease_s)
+        """Renews a worker's leases; returns lost leases, and cancel and pause requests."""
+        return await self._reporter.heartbeat(fences, lease_s)
 
     async def worker_heartbeat(
-        self, who: WorkerInfo, fences: Sequence[Fence], lease_s: int
+        self, info: WorkerInfo, fences: Sequence[Fence], lease_s: int
     ) -> HeartbeatResult:
-        """Renew a worker's leases. From afar the same request says that the worker lives."""
-        del who  # `present` says it, after what is asked of the attempts was passed on
+        """Renews a worker's leases. A remote worker registers itself with the same request."""
+        del info  # `record_worker` registers it, after the requests were passed to the attempts
         return await self.heartbeat(fences, lease_s)
 
     async def confirm_gone_sessions(
-        self, worker: str, host: str, runs: Callable[[str, UUID], bool]
+        self, worker: str, host: str, may_run: Callable[[str, UUID], bool]
     ) -> int:
-        """Confirm the unconfirmed ends of a worker and its host of which nothing runs any more."""
-        return await TaskMaintenance(self.core).sweep_once(worker, host, runs)
+        """Confirms unconfirmed ends of the worker and its host if no process of them is left."""
+        return await TaskMaintenance(self.core).sweep_once(worker, host, may_run)
 
     async def progress(
         self,
@@ -269,29 +272,29 @@ class Engine:
         step: str | None = None,
         finish_at: datetime | None = None,
     ) -> None:
-        """Say how far the attempt is."""
-        await self._reporting.progress(fence, percent, step, finish_at)
+        """Reports the attempt's progress."""
+        await self._reporter.progress(fence, percent, step, finish_at)
 
     async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:
-        """Keep what the next attempt needs to go on; answers the checkpoint's number."""
-        return await self._reporting.checkpoint(fence, data, seq)
+        """Stores data for the next attempt to continue from; returns the checkpoint's number."""
+        return await self._reporter.checkpoint(fence, data, seq)
 
     async def append(self, fence: Fence, lines: Sequence[Line]) -> None:
-        """Add lines to the attempt's transcript."""
-        await self._reporting.append(fence, lines)
+        """Adds lines to the attempt's transcript."""
+        await self._reporter.append(fence, lines)
 
     async def steps(self, task: UUID) -> dict[str, tuple[Any, UUID | None]]:
-        """What the task's attempts recorded by key."""
-        return await self._reporting.steps(task)
+        """Returns the recorded steps of the task by key: the value and the subtask's id."""
+        return await self._reporter.steps(task)
 
     async def record_step(self, fence: Fence, key: str, value: Any) -> None:
-        """Record a step's value for every later attempt."""
-        await self._reporting.record_step(fence, key, value)
+        """Stores a step's value, which all later attempts read."""
+        await self._reporter.record_step(fence, key, value)
 
     async def spawn(self, fence: Fence, key: str, new: NewTask) -> UUID:
-        """Make a child task, once per key."""
+        """Creates a subtask, once per key, and returns its id."""
         await self.core.read(check_tasks(self.workspace, self.caller, [new]))
-        return await self._reporting.spawn(fence, self.workspace, key, new, self.actor)
+        return await self._reporter.spawn(fence, self.workspace, key, new, self.actor)
 
     async def wait(
         self,
@@ -300,16 +303,14 @@ class Engine:
         timeout_s: float | None = None,
         key: str | None = None,
     ) -> WaitResult:
-        """How the children ended; while one has not, the task waits and the attempt is over."""
+        """Returns the subtasks' outcomes; parks the task and ends the attempt until they finish."""
         with tracing.span("wait", task=fence.task):
-            return await self._waiting.wait_for_children(
-                fence, children, timeout_s, key, self.actor
-            )
+            return await self._waits.wait_for_children(fence, children, timeout_s, key, self.actor)
 
     async def ask(self, fence: Fence, key: str, question: Question) -> AskResult:
-        """What people answered; until they have, the task waits and the attempt is over."""
+        """Returns a person's answer; if there is none, parks the task and ends the attempt."""
         with tracing.span("ask", task=fence.task):
-            return await self._waiting.wait_for_people(fence, key, question, self.actor)
+            return await self._waits.wait_for_people(fence, key, question, self.actor)
 
     def complete(
         self,
@@ -318,9 +319,11 @@ class Engine:
         summary: str | None = None,
         usage: Usage | None = None,
     ) -> Coroutine[Any, Any, None]:
-        """Finish the task with its result."""
-        told = self._ending.complete(fence, self.workspace, output, summary, self.actor, usage)
-        return tracing.spanned("complete", told, fence.task)
+        """Completes the task with its result."""
+        completion = self._finisher.complete(
+            fence, self.workspace, output, summary, self.actor, usage
+        )
+        return tracing.with_span("complete", completion, fence.task)
 
     async def fail(
         self,
@@ -329,24 +332,24 @@ class Engine:
         resume_at: datetime | None = None,
         usage: Usage | None = None,
     ) -> None:
-        """End the attempt without a result; the error class decides what follows."""
+        """Ends the attempt with a failure; the error class decides about a retry."""
         command = commands.Fail(fence=fence, failure=failure, resume_at=resume_at)
         await self._report(command, usage)
 
     async def used(self, fence: Fence, usage: Usage) -> None:
-        """Count what an attempt used since its last report."""
+        """Records the usage of an attempt since its last report."""
         await UsageRecorder(self.core, self.workspace).used(fence, usage, self.actor)
 
     async def spending(self) -> UsageStats:
-        """What the workspace's attempts used."""
+        """Returns the usage of the workspace's attempts."""
         return await UsageRecorder(self.core, self.workspace).stats(self.clock.now())
 
     async def not_started(self, fence: Fence, failure: commands.Failure) -> None:
-        """The session could not be started; the try is given back."""
+        """Reports that the session could not be started; the try is not counted."""
         await self._report(commands.NotStarted(fence=fence, failure=failure))
 
     async def time_out(self, fence: Fence, receipt: dict[str, Any] | None = None) -> None:
-        """The session was ended because it ran too long."""
+        """Reports that the session was stopped because of its timeout."""
         await self._report(commands.TimedOut(fence=fence, receipt=receipt))
 
     async def park(
@@ -356,90 +359,92 @@ class Engine:
         resume_at: datetime | None = None,
         wait_until: datetime | None = None,
     ) -> None:
-        """Give the slot up until a time that is given; the try is given back."""
+        """Parks the task with a hold, until `resume_at` if given; the try is not counted."""
         await self._report(
             commands.Park(fence=fence, hold=hold, resume_at=resume_at, wait_until=wait_until)
         )
 
     async def release(self, fence: Fence) -> None:
-        """Give the task back unharmed; the try is given back."""
+        """Releases the task, so that it can be claimed again; the try is not counted."""
         await self._report(commands.Release(fence=fence))
 
     async def confirm_cancel(self, fence: Fence, receipt: dict[str, Any]) -> None:
-        """The session that was to be cancelled is gone; the receipt says how."""
+        """Confirms that the session of a cancelled task is gone; the receipt says how."""
         await self._confirm(commands.ConfirmCancel(fence=fence, receipt=receipt), receipt)
 
     async def confirm_pause(self, fence: Fence, receipt: dict[str, Any]) -> None:
-        """The session that was to be paused is gone."""
+        """Confirms that the session of a paused task is gone."""
         await self._confirm(commands.ConfirmPause(fence=fence, receipt=receipt), receipt)
 
     async def confirm_gone(self, fence: Fence, receipt: dict[str, Any]) -> None:
-        """The session of an attempt that was given up is gone after all."""
-        told = await self._ending.receipt(fence, receipt)
+        """Confirms that the session of an attempt with an unconfirmed end is gone."""
+        redacted = await self._finisher.redact_receipt(fence, receipt)
         await TaskMaintenance(self.core).confirm_gone(
-            [(fence.task, fence.attempt)], told, self.actor
+            [(fence.task, fence.attempt)], redacted, self.actor
         )
 
     async def _confirm(self, command: commands.AttemptCommand, receipt: dict[str, Any]) -> None:
-        if await self._ending.order(command, self.actor) is None:
-            # Somebody gave the session up before it could answer: the receipt comes late.
+        """Applies a confirmation; records the receipt if the attempt was ended before."""
+        if await self._finisher.apply(command, self.actor) is None:
+            # The attempt was already ended without a confirmation: the receipt comes late.
             await self.confirm_gone(command.fence, receipt)
 
     async def _report(self, command: commands.AttemptCommand, usage: Usage | None = None) -> None:
+        """Applies an attempt's command within a trace span."""
         with tracing.span(command.name, task=command.fence.task):
-            await self._ending.order(command, self.actor, usage)
+            await self._finisher.apply(command, self.actor, usage)
 
     async def cancel(self, task: UUID, reason: str | None = None) -> None:
-        """End a task; a running session is killed first."""
+        """Cancels a task; a running session is killed first."""
         await self._control(task, commands.Cancel(reason=reason))
 
     async def pause(self, task: UUID, reason: str | None = None) -> None:
-        """Hold a task; a running session is stopped after a last checkpoint."""
+        """Pauses a task; a running session is stopped after a last checkpoint."""
         await self._control(task, commands.Pause(reason=reason))
 
     async def resume(self, task: UUID) -> None:
-        """Let a paused task go on."""
+        """Resumes a paused task."""
         await self._control(task, commands.Resume())
 
     async def start(self, task: UUID) -> None:
-        """Let a task run before the time that it was meant for."""
+        """Starts a task before its start time."""
         await self._control(task, commands.StartNow())
 
     async def retry(self, task: UUID, *, cascade: bool = False) -> None:
-        """Give an ended task all its tries again; `cascade` revives what ended because of it."""
+        """Retries a finished task with all tries; `cascade` also reopens its failed dependents."""
         if cascade:
-            await self._controlling.retry(task, self.workspace, self.actor, deep=True)
+            await self._controller.retry(task, self.workspace, self.actor, with_dependents=True)
         else:
             await self._control(task, commands.Retry())
 
     async def assign(self, task: UUID, agent: UUID | None, *, take: bool = False) -> None:
-        """Let only that agent take a task; `take` takes it from whoever runs it."""
-        await self._controlling.assign(task, self.workspace, agent, self.actor, take=take)
+        """Restricts a task to one agent; `take` also ends a running attempt's lease."""
+        await self._controller.assign(task, self.workspace, agent, self.actor, take=take)
 
     async def archive(self, task: UUID) -> None:
-        """Put an ended task away."""
+        """Archives a finished task."""
         await self._control(task, commands.Archive())
 
     async def reprioritise(self, task: UUID, priority: int) -> None:
-        """Change a task's priority, and so its place in the queue."""
+        """Changes a task's priority and so its position in the queue."""
         if not 1 <= priority <= 10:
             raise Invalid(f"priority must be between 1 and 10, not {priority}")
         await self._control(task, commands.SetPriority(priority=priority))
 
     async def edit(self, task: UUID, changes: TaskChanges, version: int | None = None) -> None:
-        """Change what a task says about itself, if it still has the version."""
-        await self._editing.edit(task, self.workspace, changes, self.actor, version=version)
+        """Changes fields of a task, if it still has the given version."""
+        await self._editor.edit(task, self.workspace, changes, self.actor, version=version)
 
     async def erase(self, task: UUID) -> None:
-        """Remove what an ended task carried; row and trail stay."""
-        await self._editing.erase(task, self.workspace, self.actor)
+        """Deletes the payload of a finished task; its row and audit trail stay."""
+        await self._editor.erase(task, self.workspace, self.actor)
 
     async def _control(self, task: UUID, command: commands.Command) -> None:
-        await self._controlling.command(task, self.workspace, command, self.actor)
+        await self._controller.command(task, self.workspace, command, self.actor)
 
     async def rerun(self, task: UUID) -> Submitted:
-        """A new task that asks for the same."""
-        return await self._controlling.rerun(task, self.workspace, self.actor, self.caller)
+        """Submits a new task with the same request."""
+        return await self._controller.rerun(task, self.workspace, self.actor, self.caller)
 
     async def act(
         self,
@@ -450,94 +455,91 @@ class Engine:
         limit: int = 1000,
         dry_run: bool = False,
     ) -> ActionResult:
-        """One action for every task a filter picks."""
-        return await self._controlling.act(
+        """Applies one action to all tasks that match a filter."""
+        return await self._controller.act(
             action, where, self.workspace, self.actor, reason=reason, limit=limit, dry_run=dry_run
         )
 
     async def find(self, text: str) -> UUID:
-        """The task that an id or the beginning of one names."""
+        """Returns the task with this id, or with an id that begins with `text`."""
         return await self.query.find(text, self.workspace)
 
     async def list(
         self, where: Filter | None = None, limit: int = 100, cursor: UUID | None = None
     ) -> Page:
-        """Tasks newest first."""
+        """Returns a page of tasks, newest first."""
         return await self.query.page(where or Filter(), self.workspace, limit, cursor)
 
     async def show(self, task: UUID) -> TaskView:
-        """Everything about a task but its history."""
+        """Returns a task with all its fields, without its history."""
         return await self.query.show(task, self.workspace)
 
     async def attempts(self, task: UUID) -> Sequence[AttemptView]:
-        """The task's attempts in order."""
+        """Returns the task's attempts in order."""
         return await self.query.attempts(task, self.workspace)
 
     async def events(self, task: UUID, after: int = 0, limit: int = 1000) -> Sequence[LogLine]:
-        """The task's audit trail after a version."""
+        """Returns the task's audit events after a version of the task."""
         return await self.query.events(task, self.workspace, after, limit)
 
     async def transcript(
         self, task: UUID, after: tuple[int, int] = (0, -1), limit: int = 1000
     ) -> Sequence[LogLine]:
-        """What the task's attempts printed and logged, after (attempt, line number)."""
+        """Returns the transcript lines of all attempts, after (attempt, line number)."""
         return await self.query.transcript(task, self.workspace, after, limit)
 
     async def logs(self, task: UUID, level: str = "DEBUG", limit: int = 1000) -> Sequence[LogLine]:
-        """Audit trail and transcript merged by time."""
+        """Returns audit events and transcript lines, sorted by time."""
         return await self.query.logs(task, self.workspace, level, limit)
 
     async def explain(self, task: UUID) -> Explanation:
-        """Why the task is not running."""
+        """Explains why the task is not running."""
         gateways = await Gateways(self.system).states()
         return await self.query.explain(task, self.workspace, gateways)
 
     async def counts(self) -> dict[str, int]:
-        """How many tasks there are, by status."""
+        """Returns the number of tasks by status."""
         return await self.query.counts(self.workspace)
 
     async def workers(self) -> Sequence[WorkerView]:
-        """The workers that were heard of lately, newest first."""
-        return [worker_of(row) for row in await self.query.workers(self.workspace)]
+        """Returns the recently seen workers, newest first."""
+        return [worker_view(row) for row in await self.query.workers(self.workspace)]
 
     async def register_agent(self, profile: AgentProfile, *, managed: bool = False) -> AgentProfile:
-        """Make an agent known; answers it as it is kept.
-
-        What people have said of it (`managed`) holds, whatever its worker brings.
-        """
+        """Registers an agent and returns it; settings of a user (`managed`) win over a worker's."""
         return await AgentRegistry(self.core, self.workspace).put(profile, managed=managed)
 
     async def terminate_agent(
         self, agent: UUID, reason: str | None = None, *, graceful: bool = True
     ) -> None:
-        """Let an agent take no more tasks; unless gracefully, what it runs is cancelled.
+        """Stops an agent from claiming tasks; cancels its running tasks unless `graceful`.
 
-        It is TERMINATED when the last of its tasks has ended, DRAINING until then.
+        The agent is DRAINING until the last of its tasks has finished, then TERMINATED.
         """
         registry = AgentRegistry(self.core, self.workspace)
-        await registry.end(agent, reason, self.actor)
+        await registry.drain(agent, reason, self.actor)
         if not graceful:
             running = Filter(agent=agent, status=("ASSIGNED", "RUNNING"))
             await self.act("cancel", running, reason=reason or "agent terminated")
 
     async def explain_agent(self, agent: UUID) -> AgentExplanation:
-        """What an agent may take, what waits for it, and why it takes nothing else."""
+        """Explains which lanes an agent can claim from, and why it claims nothing else."""
         gateways = await Gateways(self.system).states()
         return await explain_agent(self.core, self.workspace, agent, gateways)
 
     @property
     def mailboxes(self) -> Mailboxes:
-        """What is said to the workspace's agents."""
+        """The messages to the workspace's agents."""
         return Mailboxes(self.core, self.workspace, self.actor)
 
     async def drain_worker(self, worker: str) -> None:
-        """Ask a worker to take no more tasks, finish or give back what it runs, and end."""
+        """Requests a worker to claim no more tasks, finish or release its tasks, and exit."""
         await workers.drain(self.core, self.workspace, worker)
 
-    async def record_worker(self, who: WorkerInfo) -> bool:
-        """Note in the registry that a worker lives, or that it is going; whether it is to end."""
+    async def record_worker(self, info: WorkerInfo) -> bool:
+        """Records that a worker is alive or exits; returns True if it is requested to exit."""
         return await self.worker_beat(
-            who.worker, who.host, who.pid, who.agents, who.slots, who.status
+            info.worker, info.host, info.pid, info.agents, info.slots, info.status
         )
 
     async def worker_beat(
@@ -550,9 +552,9 @@ class Engine:
         status: str,
         registered_by: UUID | None = None,
     ) -> bool:
-        """A worker says that it lives, or that it is going; answers whether it is asked to end.
+        """Records that a worker is alive or exits; returns True if it is requested to exit.
 
-        `registered_by` is the agent whose own token says so: `NotFound` for a worker of others.
+        `registered_by` is the agent whose token sent this: `NotFound` for another agent's worker.
         """
-        who = WorkerInfo(worker, host, pid, list(agents), slots, status)
-        return await workers.beat(self.core, self.workspace, who, registered_by)
+        info = WorkerInfo(worker, host, pid, list(agents), slots, status)
+        return await workers.record_heartbeat(self.core, self.workspace, info, registered_by)

@@ -1,4 +1,4 @@
-"""Between rows and the model: tasks read, changes and new tasks spelled out as rows."""
+"""Maps rows to model objects and back: parses tasks, builds rows of changes and new tasks."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,23 +10,23 @@ import msgspec
 from tenuto.model import bounds
 from tenuto.model.tasks.commands import Command, Complete, Resolve
 from tenuto.model.tasks.submission import NewTask
-from tenuto.model.tasks.task import Status, Task, TaskChange, due_at, rank, watch_seconds
+from tenuto.model.tasks.task import Status, Task, TaskChange, next_due_at, rank, watch_seconds
 from tenuto.store.protocol import Row, Statement
 
 Rows = dict[str, list[tuple[Any, ...]]]
-_COMMON_BODY = 9
-_COMMON_HOT = 8
-"""Columns that most tasks fill; they come first in the rows of the query `submit`."""
-_RARE_BODY = 27
-_TIMED_HOT = 16
-"""Columns before those that say where a task stands among others."""
-LANE = 2
-STATUS = 3
-RANK = 4
-UNMET = 17
-"""Places of columns in the rows of `hot_row`."""
+_COMMON_BODY_COLUMNS = 9
+_COMMON_HOT_COLUMNS = 8
+"""Number of columns that most tasks fill; they come first in the rows of the query `submit`."""
+_RARE_BODY_END = 27
+_TIMED_HOT_END = 16
+"""Index of the first column about a task's position in a flow, group or dependency graph."""
+LANE_COLUMN = 2
+STATUS_COLUMN = 3
+RANK_COLUMN = 4
+UNMET_COLUMN = 17
+"""Column indexes in the rows of `hot_row`."""
 _STATUSES = {status.value: status for status in Status}
-_CHANGED = (
+_CHANGED_COLUMNS = (
     "id version lane status hold unmet watched rank priority tries free_ends free_mark losses"
     " agent worker session_key lease_until timeout_s watch_s cancel_requested_at pause_requested_at"
     " hung_warned_at run_at resume_at wait_until next_attempt_at due_at last_error error_class"
@@ -34,21 +34,21 @@ _CHANGED = (
 ).split()
 
 
-_TIMES = tuple(
+_TIME_FIELDS = tuple(
     name for name in Task.__struct_fields__ if name.endswith(("_at", "lease_until", "wait_until"))
 )
 
 
 class CorruptRow(Exception):
-    """A stored row that cannot be understood."""
+    """A stored row with invalid values."""
 
-    def __init__(self, task: UUID, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, task: UUID, reason: str) -> None:
+        super().__init__(reason)
         self.task = task
 
 
-def task_of(row: Row) -> Task:
-    """The task in a row; raises `CorruptRow` when no task could have been written like that."""
+def parse_task(row: Row) -> Task:
+    """Returns the task in a row; raises `CorruptRow` if the row has impossible values."""
     try:
         fields = {name: row[name] for name in Task.__struct_fields__}
         fields["status"] = _STATUSES[row["status"]]
@@ -57,20 +57,20 @@ def task_of(row: Row) -> Task:
             _ = task.policy
         if not isinstance(task.workspace, UUID):
             raise TypeError("workspace is not an id")
-        for name in _TIMES:
+        for name in _TIME_FIELDS:
             if not isinstance(fields[name], datetime | None):
-                raise TypeError(f"{name} is beyond the calendar")
+                raise TypeError(f"{name} is not a valid date")
     except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
-        raise CorruptRow(row["id"], f"unreadable row: {error!r}") from error
+        raise CorruptRow(row["id"], f"invalid row: {error!r}") from error
     return task
 
 
-def write_changes(decided: Sequence[tuple[TaskChange, Command]]) -> Statement:
-    """The statement that writes decided changes with their events and ended attempts."""
+def changes_statement(decided: Sequence[tuple[TaskChange, Command]]) -> Statement:
+    """Returns the statement that writes changes with their events and ended attempts."""
     rows: dict[str, list[tuple[Any, ...]]] = {"changed": [], "ended": [], "noted": [], "result": []}
     for change, command in decided:
         task, event, end = change.task, change.event, change.end
-        cells = [getattr(task, name) for name in _CHANGED]
+        cells = [getattr(task, name) for name in _CHANGED_COLUMNS]
         cells[1] = task.version - 1
         rows["changed"].append(tuple(cells))
         rows["noted"].append(
@@ -89,7 +89,7 @@ def write_changes(decided: Sequence[tuple[TaskChange, Command]]) -> Statement:
                 event.actor,
                 event.session_key,
                 event.stack_trace,
-                _json(event.data),
+                _encode_json(event.data),
                 task.updated_at,
             )
         )
@@ -109,17 +109,17 @@ def write_changes(decided: Sequence[tuple[TaskChange, Command]]) -> Statement:
                     end.message,
                     end.stack,
                     end.exit_code,
-                    _json(end.receipt),
+                    _encode_json(end.receipt),
                     end.unconfirmed,
                 )
             )
         if isinstance(command, Complete | Resolve) and (command.output or command.summary):
             rows["result"].append((task.id, task.workspace, command.output, command.summary))
-    return Statement("change", rows=rows)
+    return Statement("tasks_update", rows=rows)
 
 
 class FlowPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """Where in a flow a task is made."""
+    """The position of a new task in its flow."""
 
     flow: UUID | None = None
     group: UUID | None = None
@@ -129,56 +129,58 @@ class FlowPosition(msgspec.Struct, frozen=True, kw_only=True):
     context: str | None = None
 
 
-NOWHERE = FlowPosition()
+NO_POSITION = FlowPosition()
 
 
-def insert(query: str, rows: Rows, now: datetime) -> Statement:
-    """The statement that writes the rows, without the columns that all of them leave empty."""
+def insert_statement(query: str, rows: Rows, now: datetime) -> Statement:
+    """Returns the insert statement for the rows, without columns that are empty in all rows."""
     params = {
         "now": now,
-        "rare": _any_between(rows["body"], _COMMON_BODY, _RARE_BODY),
-        "timed": _any_between(rows["hot"], _COMMON_HOT, _TIMED_HOT),
-        "placed": _any_between(rows["body"], _RARE_BODY) or _any_between(rows["hot"], _TIMED_HOT),
+        "rare": _any_filled(rows["body"], _COMMON_BODY_COLUMNS, _RARE_BODY_END),
+        "timed": _any_filled(rows["hot"], _COMMON_HOT_COLUMNS, _TIMED_HOT_END),
+        "placed": _any_filled(rows["body"], _RARE_BODY_END)
+        or _any_filled(rows["hot"], _TIMED_HOT_END),
     }
     return Statement(query, params, rows)
 
 
-def _any_between(rows: list[tuple[Any, ...]], start: int, end: int | None = None) -> bool | None:
+def _any_filled(rows: list[tuple[Any, ...]], start: int, end: int | None = None) -> bool | None:
+    """Returns True if a row has a value in the columns from `start` to `end`, else `None`."""
     if len(rows[0]) <= start:
         return None
-    nothing = (None,) * len(rows[0][start:end])
-    return True if any(row[start:end] != nothing for row in rows) else None
+    empty = (None,) * len(rows[0][start:end])
+    return True if any(row[start:end] != empty for row in rows) else None
 
 
-def joined(batch: Sequence[Rows]) -> Rows:
-    """The rows of several submits as those of one."""
+def merge_rows(batch: Sequence[Rows]) -> Rows:
+    """Merges the rows of several submits into those of one."""
     if len(batch) == 1:
         return batch[0]
     rows: Rows = {}
-    for each in batch:
-        for name, more in each.items():
-            rows.setdefault(name, []).extend(more)
+    for submit in batch:
+        for name, added in submit.items():
+            rows.setdefault(name, []).extend(added)
     for name in ("body", "hot"):
         width = max(len(row) for row in rows[name])
         rows[name] = [row + (None,) * (width - len(row)) for row in rows[name]]
     return rows
 
 
-def no_rows() -> Rows:
-    """The sets of the query `submit`, empty."""
+def empty_rows() -> Rows:
+    """Returns the row sets of the query `submit`, all empty."""
     names = ("body", "hot", "label", "tag", "capability", "sealed", "dependency")
     return {name: [] for name in names}
 
 
 def add_labels(rows: Rows, new: NewTask, task: UUID, workspace: UUID) -> None:
-    """A task's labels, task tags and capabilities."""
-    for name, words in (
+    """Adds the rows of a task's tags, task tags and capabilities."""
+    for name, values in (
         ("label", new.tags),
         ("tag", new.task_tags),
         ("capability", new.capabilities),
     ):
-        if words:
-            rows[name] += [(task, workspace, word) for word in dict.fromkeys(words)]
+        if values:
+            rows[name] += [(task, workspace, value) for value in dict.fromkeys(values)]
 
 
 def hot_row(
@@ -193,17 +195,17 @@ def hot_row(
     unmet: int | None = None,
     watched: bool | None = None,
     wait_until: datetime | None = None,
-    awaited: int | None = None,
+    waiter_count: int | None = None,
 ) -> tuple[Any, ...]:
-    """The hot half of a new task."""
-    later = new.run_at is not None and new.run_at > now
-    waits = later or hold is not None or bool(unmet)
-    status = Status.WAITING if waits else Status.PENDING
-    base = max(now, new.run_at) if new.run_at is not None else now
+    """Returns the row of a new task's frequently updated columns (table `task`)."""
+    is_scheduled = new.run_at is not None and new.run_at > now
+    is_waiting = is_scheduled or hold is not None or bool(unmet)
+    status = Status.WAITING if is_waiting else Status.PENDING
+    rank_time = max(now, new.run_at) if new.run_at is not None else now
     watch_s = watch_seconds(new.timeout_s, new.estimate_minutes)
     timer = None
-    if later or new.queue_ttl_s is not None or wait_until is not None:
-        timer = due_at(
+    if is_scheduled or new.queue_ttl_s is not None or wait_until is not None:
+        timer = next_due_at(
             Task(
                 id=task_id,
                 workspace=workspace,
@@ -223,11 +225,11 @@ def hot_row(
         workspace,
         lane,
         status,
-        rank(new.priority, base, new.estimate_minutes),
+        rank(new.priority, rank_time, new.estimate_minutes),
         new.priority,
         new.max_attempts,
         actor,
-        _json(new.retry),
+        _encode_json(new.retry),
         new.lease_s,
         new.timeout_s,
         watch_s,
@@ -239,30 +241,30 @@ def hot_row(
         unmet,
         watched,
         wait_until,
-        awaited,
+        waiter_count,
     )
 
 
 def plain_hot_row(
-    new: NewTask, task_id: UUID, workspace: UUID, lane: int, actor: str | None, place: int
+    new: NewTask, task_id: UUID, workspace: UUID, lane: int, actor: str | None, row_rank: int
 ) -> tuple[Any, ...]:
-    """The same for a plain task that may start at once, without what such a task leaves empty."""
+    """Returns the hot row of a plain task that can start at once, without its empty columns."""
     status = Status.PENDING
-    return task_id, workspace, lane, status, place, new.priority, new.max_attempts, actor
+    return task_id, workspace, lane, status, row_rank, new.priority, new.max_attempts, actor
 
 
 def plain_body_row(
     new: NewTask, task_id: UUID, workspace: UUID, actor: str | None
 ) -> tuple[Any, ...]:
-    """The cold half of a plain task, without what such a task leaves empty."""
+    """Returns the body row of a plain task, without its empty columns."""
     return (
         task_id,
         workspace,
         new.title,
         new.task_type,
         new.prompt,
-        bounds.json_text("input", new.input),
-        bounds.json_text("metadata", new.metadata),
+        bounds.to_json_text("input", new.input),
+        bounds.to_json_text("metadata", new.metadata),
         new.source,
         actor,
     )
@@ -272,13 +274,13 @@ def body_row(
     new: NewTask,
     task_id: UUID,
     workspace: UUID,
-    print_: str | None,
+    fingerprint: str | None,
     actor: str | None,
     rerun_of: UUID | None,
-    trace: str | None,
-    place: FlowPosition = NOWHERE,
+    trace_id: str | None,
+    position: FlowPosition = NO_POSITION,
 ) -> tuple[Any, ...]:
-    """The cold half of a new task."""
+    """Returns the row of a new task's rarely updated columns (table `task_body`)."""
     return (
         *plain_body_row(new, task_id, workspace, actor),
         new.description,
@@ -289,38 +291,39 @@ def body_row(
         new.agent_type,
         new.target_agent,
         new.runtime,
-        None if new.command is None else bounds.json_text("command", new.command),
+        None if new.command is None else bounds.to_json_text("command", new.command),
         new.cwd,
-        None if new.env is None else bounds.json_text("env", new.env),
+        None if new.env is None else bounds.to_json_text("env", new.env),
         new.container,
         new.region,
         new.parent,
         rerun_of,
         new.idempotency_key,
-        print_,
-        new.trace_id or trace,
+        fingerprint,
+        new.trace_id or trace_id,
         new.key,
         None if new.control is None else new.kind,
-        place.flow,
-        place.activation,
-        place.group,
-        place.slot,
-        place.follows,
+        position.flow,
+        position.activation,
+        position.group,
+        position.slot,
+        position.follows,
         new.next,
-        place.context,
-        _json(new.control),
+        position.context,
+        _encode_json(new.control),
         new.on_dependency_failure if new.depends_on else None,
         new.complexity,
-        _json(new.escalation),
-        _json(new.concurrency),
-        _json(new.budget),
+        _encode_json(new.escalation),
+        _encode_json(new.concurrency),
+        _encode_json(new.budget),
     )
 
 
-def _json(value: Any) -> str | None:
+def _encode_json(value: Any) -> str | None:
+    """Returns the value as JSON text; `None` for `None`."""
     return None if value is None else msgspec.json.encode(value).decode()
 
 
-def decode(text: str | None) -> Any:
-    """The value of JSON that the store keeps."""
+def decode_json(text: str | None) -> Any:
+    """Returns the value of stored JSON; `None` for no text."""
     return None if text is None else msgspec.json.decode(text)

@@ -1,4 +1,4 @@
-"""What people and programs see of tasks. Names as in the REST contract, camelCase in JSON."""
+"""Response objects of tasks, with the names of the REST contract: camelCase in JSON."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +11,7 @@ from tenuto.model.tasks.task import Status
 from tenuto.model.tenancy.secret_use import Use
 from tenuto.store.protocol import Row
 
-_NAMES = {
+_REST_NAMES = {
     "input": "inputContext",
     "output": "outputResult",
     "checkpoint": "checkpointData",
@@ -23,8 +23,9 @@ _NAMES = {
 
 
 def _rename(name: str) -> str:
-    if name in _NAMES:
-        return _NAMES[name]
+    """Returns a field's name in JSON: its REST name, else camelCase."""
+    if name in _REST_NAMES:
+        return _REST_NAMES[name]
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 
@@ -59,7 +60,7 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
 
 
 class TaskView(TaskSummary, frozen=True, kw_only=True, rename=_rename):
-    """A task with everything about it but its history."""
+    """A task with all its fields, without its history."""
 
     workspace: UUID
     description: str | None
@@ -117,7 +118,7 @@ class TaskView(TaskSummary, frozen=True, kw_only=True, rename=_rename):
 
 
 class AttemptView(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
-    """One attempt; without `outcome` it is the one under way."""
+    """One attempt; `outcome` is `None` while it runs."""
 
     attempt: int
     outcome: str | None
@@ -171,7 +172,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
 
 
 class SecretView(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
-    """What may be seen of a named secret: never its value."""
+    """The visible fields of a named secret; never its value."""
 
     name: str
     key_id: str
@@ -182,7 +183,7 @@ class SecretView(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
-    """One thing that keeps a task from running, with its number and when it clears."""
+    """One reason why a task does not run, with its details and the time when it clears."""
 
     gate: str
     detail: str
@@ -190,7 +191,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
-    """Why a task is not running, or that it is."""
+    """Explains why a task is not running, or states that it is running."""
 
     id: UUID
     status: str
@@ -198,36 +199,39 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     gates: list[Gate]
     agents: dict[str, list[str]]
     lane: str | None = None
-    """The number of its lane, by which `pause` closes it."""
+    """The id of its lane, which `pause` accepts."""
 
 
 class Page(msgspec.Struct, frozen=True, rename=_rename):
-    """Some tasks and where the next ones begin."""
+    """One page of a list of tasks, and the cursor of the next page."""
 
     tasks: list[TaskSummary]
     next_cursor: UUID | None = None
 
 
-_SHOWN = 200
-"""So much is shown of what cannot be read."""
-_SHAPES = {"command": list[str], "metadata": dict[str, Any]}
-_NO_DATE = datetime(9000, 1, 1, tzinfo=UTC)
-"""Stands for an instant beyond the calendar."""
-_JSON = frozenset(
+_MAX_SHOWN = 200
+"""Characters of invalid JSON that are shown."""
+_JSON_TYPES = {"command": list[str], "metadata": dict[str, Any]}
+_INVALID_TIME = datetime(9000, 1, 1, tzinfo=UTC)
+"""Shown instead of an invalid date."""
+_JSON_FIELDS = frozenset(
     "input output checkpoint metadata command retry control escalation concurrency budget".split()
 )
-_SUMMARY = TaskSummary.__struct_fields__
-_VIEW = tuple(
+_SUMMARY_FIELDS = TaskSummary.__struct_fields__
+_VIEW_FIELDS = tuple(
     name
     for name in TaskView.__struct_fields__
     if name not in ("tags", "task_tags", "capabilities", "waiting_for", "depends_on")
 )
 
 
-_TIMES = frozenset(name for name in _VIEW if name.endswith("_at") or name == "lease_until")
+_TIME_FIELDS = frozenset(
+    name for name in _VIEW_FIELDS if name.endswith("_at") or name == "lease_until"
+)
 
 
-def worker_of(row: Row) -> WorkerView:
+def worker_view(row: Row) -> WorkerView:
+    """Returns the view of a worker's row."""
     return WorkerView(
         id=row["worker_id"],
         host=row["host"],
@@ -242,7 +246,7 @@ def worker_of(row: Row) -> WorkerView:
     )
 
 
-_ASKED = tuple(
+_REQUEST_FIELDS = tuple(
     name
     for name in NewTask.__struct_fields__
     if name in TaskView.__struct_fields__
@@ -251,11 +255,18 @@ _ASKED = tuple(
         "id retry tags task_tags capabilities depends_on control escalation concurrency budget"
     ).split()
 )
-_COUNTED = ("attempt", "tries", "checkpoint_seq", "input_tokens", "output_tokens", "cost_usd")
-_UNTOUCHED: dict[str, Any] = {
-    name: 0 if name in _COUNTED else None
+_COUNTER_FIELDS = (
+    "attempt",
+    "tries",
+    "checkpoint_seq",
+    "input_tokens",
+    "output_tokens",
+    "cost_usd",
+)
+_INITIAL_VALUES: dict[str, Any] = {
+    name: 0 if name in _COUNTER_FIELDS else None
     for name in TaskView.__struct_fields__
-    if name not in _ASKED
+    if name not in _REQUEST_FIELDS
     and name
     not in (
         "id workspace status waiting_for retry tags task_tags capabilities created_by created_at"
@@ -264,23 +275,27 @@ _UNTOUCHED: dict[str, Any] = {
 }
 
 
-def summary_of(row: Row) -> TaskSummary:
-    return TaskSummary(**{name: _value(name, row[name]) for name in _SUMMARY})
+def task_summary(row: Row) -> TaskSummary:
+    """Returns the list entry of a task's row."""
+    return TaskSummary(**{name: _view_value(name, row[name]) for name in _SUMMARY_FIELDS})
 
 
-def fresh_view(
+def new_task_view(
     new: NewTask, task: UUID, at: datetime, workspace: UUID, actor: str | None
 ) -> TaskView:
-    """A task that was made at that instant, stands alone and has not been touched since."""
-    later = new.run_at is not None and new.run_at > at
-    asked = {name: getattr(new, name) for name in _ASKED}
+    """Returns the view of a new, unchanged task without dependencies, flow or group.
+
+    Needs no query: `at` is the time of its creation.
+    """
+    is_scheduled = new.run_at is not None and new.run_at > at
+    requested = {name: getattr(new, name) for name in _REQUEST_FIELDS}
     return TaskView(
-        **asked,
-        **_UNTOUCHED,
+        **requested,
+        **_INITIAL_VALUES,
         id=task,
         workspace=workspace,
-        status=Status.WAITING.value if later else Status.PENDING.value,
-        waiting_for="schedule" if later else None,
+        status=Status.WAITING.value if is_scheduled else Status.PENDING.value,
+        waiting_for="schedule" if is_scheduled else None,
         retry=None if new.retry is None else msgspec.to_builtins(new.retry),
         kind=new.kind,
         depends_on=[],
@@ -297,13 +312,14 @@ def fresh_view(
     )
 
 
-def view_of(
+def task_view(
     row: Row, labels: dict[str, list[str]], waiting_for: str | None, needs: list[UUID]
 ) -> TaskView:
-    fields = {name: _value(name, row[name]) for name in _VIEW}
+    """Returns the view of a task's row with its tags, hold reason and dependencies."""
+    fields = {name: _view_value(name, row[name]) for name in _VIEW_FIELDS}
     fields["on_dependency_failure"] = row["on_dependency_failure"] or "fail"
     if isinstance(fields["control"], dict):
-        fields["control"] = {_rename(name): each for name, each in fields["control"].items()}
+        fields["control"] = {_rename(name): value for name, value in fields["control"].items()}
     return TaskView(
         **fields,
         waiting_for=waiting_for,
@@ -314,21 +330,21 @@ def view_of(
     )
 
 
-def _value(name: str, value: Any) -> Any:
-    """A cell as a view holds it. A row that somebody damaged is shown all the same."""
+def _view_value(name: str, value: Any) -> Any:
+    """Returns a column's value for a view. Invalid values of a damaged row are shown, too."""
     if value is None:
         return None
-    if name in _TIMES:
-        return value if isinstance(value, datetime) else _NO_DATE
-    if name not in _JSON:
+    if name in _TIME_FIELDS:
+        return value if isinstance(value, datetime) else _INVALID_TIME
+    if name not in _JSON_FIELDS:
         return value
-    found = readable(value, _SHAPES.get(name, Any))
-    return list(found.values()) if name == "command" and isinstance(found, dict) else found
+    decoded = decode_or_excerpt(value, _JSON_TYPES.get(name, Any))
+    return list(decoded.values()) if name == "command" and isinstance(decoded, dict) else decoded
 
 
-def readable(text: Any, shape: Any = Any) -> Any:
-    """The value of JSON that the store keeps, or the beginning of what is none of that shape."""
+def decode_or_excerpt(text: Any, json_type: Any = Any) -> Any:
+    """Returns the value of stored JSON; an excerpt of the text if it is not of `json_type`."""
     try:
-        return None if text is None else msgspec.json.decode(text, type=shape)
+        return None if text is None else msgspec.json.decode(text, type=json_type)
     except (msgspec.MsgspecError, TypeError):
-        return {"unreadable": str(text)[:_SHOWN]}
+        return {"unreadable": str(text)[:_MAX_SHOWN]}

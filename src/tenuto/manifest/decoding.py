@@ -1,4 +1,4 @@
-"""A tree of values read as one of the shapes; what does not fit is noted where it stands."""
+"""Decodes YAML nodes into shapes; collects a validation error with a location for each misfit."""
 
 import re
 from functools import cache
@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 from msgspec.structs import FieldInfo
 
-from tenuto.manifest.errors import ManifestErrors, unknown
+from tenuto.manifest.errors import ManifestErrors, unknown_field_message
 from tenuto.manifest.yaml_nodes import Node
 
-_WORDS = {
+_TYPE_NAMES = {
     "str": "text",
     "int": "a whole number",
     "float": "a number",
@@ -23,15 +23,15 @@ _WORDS = {
     "datetime": "a time",
 }
 _EXPECTED = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
-_WAY = re.compile(r"\.([^.\[\]]+)|\[([0-9]+)\]")
+_PATH_PART = re.compile(r"\.([^.\[\]]+)|\[([0-9]+)\]")
 
 
 class MappingFields:
-    """What a mapping says: good values by name, and where they stand."""
+    """The valid field values of a mapping by name, with their nodes and paths."""
 
-    def __init__(self, node: Node, where: str) -> None:
+    def __init__(self, node: Node, path: str) -> None:
         self.node = node
-        self.where = where
+        self.path = path
         self.values: dict[str, Any] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -40,90 +40,104 @@ class MappingFields:
     def get(self, name: str) -> Any:
         return self.values.get(name)
 
-    def at(self, name: str) -> Node:
-        """The node of a field, or of the whole where the field is not there."""
+    def field_node(self, name: str) -> Node:
+        """Returns the node of a field, or that of the whole mapping if the field is absent."""
         return self.node.get(name) or self.node
 
-    def way(self, name: str) -> str:
-        """The way to a field."""
-        return f"{self.where}.{name}" if self.where else name
+    def field_path(self, name: str) -> str:
+        """Returns the path to a field, such as `tasks[0].retry`."""
+        return f"{self.path}.{name}" if self.path else name
 
 
 class ShapeDecoder:
-    """Reads values into shapes and notes the faults."""
+    """Decodes nodes into shapes and adds validation errors to `errors`."""
 
-    def __init__(self, faults: ManifestErrors) -> None:
-        self.faults = faults
+    def __init__(self, errors: ManifestErrors) -> None:
+        self.errors = errors
 
-    def mapping(self, node: Node, shape: type[msgspec.Struct], where: str) -> MappingFields | None:
-        """The fields of a mapping that fit; nothing when it is none at all."""
+    def decode_mapping(
+        self, node: Node, shape: type[msgspec.Struct], path: str
+    ) -> MappingFields | None:
+        """Returns the valid fields of a mapping, or `None` if the node is not a mapping."""
         if not node.is_map:
-            self.faults.note(node.place, where, f"must be a mapping, not {_kind(node)}")
+            self.errors.add(node.location, path, f"must be a mapping, not {_value_kind(node)}")
             return None
-        given = MappingFields(node, where)
-        fields = types_of(shape)
+        result = MappingFields(node, path)
+        types = field_types(shape)
         for name, entry in node.value.items():
-            if name not in fields:
-                self.faults.note(entry.place, where, unknown(name, fields))
+            if name not in types:
+                self.errors.add(entry.location, path, unknown_field_message(name, types))
             elif entry.node.value is not None:
-                found = self.value(entry.node, fields[name], given.way(name))
-                if found is not msgspec.UNSET:
-                    given.values[name] = found
-        for field in fields_of(shape):
+                value = self.decode_value(entry.node, types[name], result.field_path(name))
+                if value is not msgspec.UNSET:
+                    result.values[name] = value
+        for field in struct_fields(shape):
             if field.required and node.get(field.name) is None:
-                self.faults.note(node.place, where, f"{field.name} is missing")
-        return given
+                self.errors.add(node.location, path, f"{field.name} is missing")
+        return result
 
-    def value(self, node: Node, kind: Any, where: str) -> Any:
-        """A value of that type; `UNSET` for one that does not fit, which is noted."""
-        shape, item = _parts(kind)
+    def decode_value(self, node: Node, type_: Any, path: str) -> Any:
+        """Returns the node as a value of the type; adds an error and returns `UNSET` if invalid."""
+        shape, item_type = _struct_and_item_types(type_)
         if shape is not None and node.is_map:
-            return self._shaped(node, shape, where)
-        if item is not None and node.is_list and _parts(item)[0] is not None:
-            found = [self.value(each, item, f"{where}[{at}]") for at, each in enumerate(node.value)]
-            return msgspec.UNSET if any(each is msgspec.UNSET for each in found) else found
+            return self._decode_struct(node, shape, path)
+        if (
+            item_type is not None
+            and node.is_list
+            and _struct_and_item_types(item_type)[0] is not None
+        ):
+            items = [
+                self.decode_value(item_node, item_type, f"{path}[{index}]")
+                for index, item_node in enumerate(node.value)
+            ]
+            return msgspec.UNSET if any(value is msgspec.UNSET for value in items) else items
         try:
-            return msgspec.convert(node.plain(), kind)
+            return msgspec.convert(node.plain(), type_)
         except msgspec.ValidationError as error:
-            self._note(node, kind, where, str(error))
+            self._add_error(node, type_, path, str(error))
             return msgspec.UNSET
 
-    def _shaped(self, node: Node, shape: type[msgspec.Struct], where: str) -> Any:
-        given = self.mapping(node, shape, where)
-        assert given is not None
-        said = {name for name in node.value if node.get(name) is not None}
-        needed = {field.name for field in fields_of(shape) if field.required}
-        if said != set(given.values) or not needed <= said:
+    def _decode_struct(self, node: Node, shape: type[msgspec.Struct], path: str) -> Any:
+        """Returns a mapping as a struct, or `UNSET` if a field is invalid or missing."""
+        result = self.decode_mapping(node, shape, path)
+        assert result is not None
+        present = {name for name in node.value if node.get(name) is not None}
+        required = {field.name for field in struct_fields(shape) if field.required}
+        if present != set(result.values) or not required <= present:
             return msgspec.UNSET
-        return shape(**given.values)
+        return shape(**result.values)
 
-    def _note(self, node: Node, kind: Any, where: str, said: str) -> None:
-        """Note what msgspec says, in our words and at the value that it means."""
-        why, _, path = said.partition(" - at `$")
-        for name, index in _WAY.findall(path):
+    def _add_error(self, node: Node, type_: Any, path: str, message: str) -> None:
+        """Adds an error for msgspec's message, reworded, at the location of the invalid value."""
+        reason, _, value_path = message.partition(" - at `$")
+        for name, index in _PATH_PART.findall(value_path):
             if name and node.is_map and name in node.value:
-                node, where = node.value[name].node, f"{where}.{name}"
+                node, path = node.value[name].node, f"{path}.{name}"
             elif index and node.is_list and int(index) < len(node.value):
-                node, where = node.value[int(index)], f"{where}[{index}]"
-        self.faults.note(node.place, where, _told(why, kind, node))
+                node, path = node.value[int(index)], f"{path}[{index}]"
+        self.errors.add(node.location, path, _error_message(reason, type_, node))
 
 
-def _told(why: str, kind: Any, node: Node) -> str:
-    if expected := _EXPECTED.match(why):
-        wanted = [_WORDS.get(word.strip(), word.strip()) for word in expected[1].split("|")]
-        hint = "; put it in quotes" if "text" in wanted and _is_number(node) else ""
-        names = " or ".join(word for word in wanted if word != "nothing")
-        return f"must be {names}, not {_kind(node)}{hint}"
-    if why.startswith("Invalid enum value") and (choices := _choices(kind)):
+def _error_message(reason: str, type_: Any, node: Node) -> str:
+    """Returns msgspec's message in plain words, with the allowed values."""
+    if match := _EXPECTED.match(reason):
+        expected_types = [
+            _TYPE_NAMES.get(word.strip(), word.strip()) for word in match[1].split("|")
+        ]
+        hint = "; put it in quotes" if "text" in expected_types and _is_number(node) else ""
+        names = " or ".join(word for word in expected_types if word != "nothing")
+        return f"must be {names}, not {_value_kind(node)}{hint}"
+    if reason.startswith("Invalid enum value") and (choices := _choices(type_)):
         return f"must be one of {', '.join(choices)}, not {str(node.value)[:60]!r}"
-    return why[:1].lower() + why[1:]
+    return reason[:1].lower() + reason[1:]
 
 
 def _is_number(node: Node) -> bool:
     return isinstance(node.value, bool | int | float)
 
 
-def _kind(node: Node) -> str:
+def _value_kind(node: Node) -> str:
+    """Returns the type of a node's value for error messages."""
     value = node.value
     if value is None:
         return "nothing"
@@ -132,43 +146,43 @@ def _kind(node: Node) -> str:
 
 
 @cache
-def fields_of(shape: type[msgspec.Struct]) -> tuple[FieldInfo, ...]:
-    """The fields of a structure; asking msgspec takes long."""
+def struct_fields(shape: type[msgspec.Struct]) -> tuple[FieldInfo, ...]:
+    """Returns the fields of a struct; cached, because msgspec is slow here."""
     return msgspec.structs.fields(shape)
 
 
 @cache
-def types_of(shape: type[msgspec.Struct]) -> dict[str, Any]:
-    """The fields of a shape with their types."""
-    return {field.encode_name: field.type for field in fields_of(shape)}
+def field_types(shape: type[msgspec.Struct]) -> dict[str, Any]:
+    """Returns the types of a shape's fields by name."""
+    return {field.encode_name: field.type for field in struct_fields(shape)}
 
 
-def _parts(kind: Any) -> tuple[type[msgspec.Struct] | None, Any]:
-    """The shape that a type allows, and the type of items of a list that it allows."""
-    shape, item = None, None
-    for each in _alternatives(kind):
-        if isinstance(each, type) and issubclass(each, msgspec.Struct):
-            shape = each
-        elif get_origin(each) is list:
-            [item] = get_args(each)
-    return shape, item
+def _struct_and_item_types(type_: Any) -> tuple[type[msgspec.Struct] | None, Any]:
+    """Returns the struct that a type allows, and the item type of the list that it allows."""
+    shape, item_type = None, None
+    for alternative in _alternatives(type_):
+        if isinstance(alternative, type) and issubclass(alternative, msgspec.Struct):
+            shape = alternative
+        elif get_origin(alternative) is list:
+            [item_type] = get_args(alternative)
+    return shape, item_type
 
 
-def _alternatives(kind: Any) -> list[Any]:
-    """The types that a union joins, without remarks on them."""
-    if get_origin(kind) is Annotated:
-        return _alternatives(get_args(kind)[0])
-    if get_origin(kind) in (Union, UnionType):
-        return [found for each in get_args(kind) for found in _alternatives(each)]
-    return [kind]
+def _alternatives(type_: Any) -> list[Any]:
+    """Returns the member types of a union, without annotations."""
+    if get_origin(type_) is Annotated:
+        return _alternatives(get_args(type_)[0])
+    if get_origin(type_) in (Union, UnionType):
+        return [alternative for member in get_args(type_) for alternative in _alternatives(member)]
+    return [type_]
 
 
-def _choices(kind: Any) -> list[str]:
-    """The words that a type allows, those alike but for capitals once."""
+def _choices(type_: Any) -> list[str]:
+    """Returns the literals that a type allows; those equal except for case only once."""
     words = [
         str(word)
-        for each in _alternatives(kind)
-        if get_origin(each) is Literal
-        for word in get_args(each)
+        for alternative in _alternatives(type_)
+        if get_origin(alternative) is Literal
+        for word in get_args(alternative)
     ]
     return list({word.lower(): word for word in reversed(words)}.values())[::-1]

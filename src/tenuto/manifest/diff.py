@@ -1,4 +1,4 @@
-"""What differs between two versions of a definition, field by field."""
+"""Compares two versions of a definition field by field."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,35 +10,37 @@ from tenuto.model.flows.plan import Spec
 
 
 class FieldChange(msgspec.Struct, frozen=True):
-    """A field that is another now; `null` is one that is not there."""
+    """A changed field with its old and new value; `null` means that the field is absent."""
 
     field: str
     before: Any
     after: Any
 
 
-def changes(before: Spec | None, after: Spec) -> list[FieldChange]:
-    """The fields that differ, under the names of files, those of mappings one by one."""
-    return list(_compared("", {} if before is None else to_plain(before), to_plain(after)))
+def field_changes(before: Spec | None, after: Spec) -> list[FieldChange]:
+    """Returns the changed fields under their YAML names; fields of mappings one by one."""
+    return list(_iter_changes("", {} if before is None else to_plain(before), to_plain(after)))
 
 
-def same(before: Spec, after: Spec) -> bool:
-    """Whether two definitions say the same; 1 and true, or 1 and 1.0, do not."""
-    return type(before) is type(after) and _encoded(before) == _encoded(after)
+def is_same(before: Spec, after: Spec) -> bool:
+    """True if two definitions are equal; 1 and true, or 1 and 1.0, are not."""
+    return type(before) is type(after) and _canonical_json(before) == _canonical_json(after)
 
 
-def _encoded(value: Any) -> bytes:
+def _canonical_json(value: Any) -> bytes:
+    """Returns JSON with sorted keys; 1, 1.0 and true differ in it."""
     return msgspec.json.encode(value, order="deterministic")
 
 
-def _compared(way: str, before: Any, after: Any) -> Iterator[FieldChange]:
+def _iter_changes(path: str, before: Any, after: Any) -> Iterator[FieldChange]:
+    """Yields the changes between two values at a path."""
     if not (isinstance(before, dict) and isinstance(after, dict)):
-        if _encoded(before) != _encoded(after):
-            yield FieldChange(way, before, after)
+        if _canonical_json(before) != _canonical_json(after):
+            yield FieldChange(path, before, after)
         return
     for name in {**before, **after}:
-        inner = f"{way}.{name}" if way else name
+        inner_path = f"{path}.{name}" if path else name
         if (name in before) != (name in after):
-            yield FieldChange(inner, before.get(name), after.get(name))
+            yield FieldChange(inner_path, before.get(name), after.get(name))
             continue
-        yield from _compared(inner, before.get(name), after.get(name))
+        yield from _iter_changes(inner_path, before.get(name), after.get(name))

@@ -1,4 +1,4 @@
-"""What is wrong with files, all of it: each fault with its place, told together in the end."""
+"""Collects the validation errors of files with their locations, and raises them together."""
 
 import difflib
 from collections.abc import Iterable
@@ -8,71 +8,73 @@ import msgspec
 from tenuto.manifest.yaml_nodes import SourceLocation, YamlError
 from tenuto.model.errors import Invalid
 
-MOST = 100
-"""Faults that are told one by one."""
+MAX_LISTED = 100
+"""Maximum number of validation errors that are listed."""
 
 
 class ManifestError(msgspec.Struct, frozen=True):
-    """One thing that is wrong."""
+    """One validation error. `path` is the path to the value, such as `tasks[0].retry`."""
 
-    place: SourceLocation
-    where: str
-    why: str
+    location: SourceLocation
+    path: str
+    reason: str
     code: str
 
     def __str__(self) -> str:
-        said = f"{self.where}: {self.why}" if self.where else self.why
-        return f"{prefix(self.place)}{said}"
+        text = f"{self.path}: {self.reason}" if self.path else self.reason
+        return f"{location_prefix(self.location)}{text}"
 
 
-def prefix(place: SourceLocation) -> str:
-    """The beginning of a line about something there, as `flow.yaml:12:5: `."""
-    said = ":".join(str(part) for part in (place.file, place.line, place.column) if part)
-    return f"{said}: " if said else ""
+def location_prefix(location: SourceLocation) -> str:
+    """Returns a location as the start of a message line, such as `flow.yaml:12:5: `."""
+    text = ":".join(str(part) for part in (location.file, location.line, location.column) if part)
+    return f"{text}: " if text else ""
 
 
 class ManifestErrors:
-    """A list to note faults in."""
+    """Collects validation errors."""
 
     def __init__(self) -> None:
-        self._found: list[ManifestError] = []
+        self._errors: list[ManifestError] = []
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._errors)
 
-    def note(self, place: SourceLocation, where: str, why: str, code: str = "yaml_invalid") -> None:
-        """One more fault; `where` is the way to the value, if it has one."""
-        self._found.append(ManifestError(place, where, why, code))
+    def add(
+        self, location: SourceLocation, path: str, reason: str, code: str = "yaml_invalid"
+    ) -> None:
+        """Adds a validation error; `path` is the path to the value, or empty."""
+        self._errors.append(ManifestError(location, path, reason, code))
 
-    def unreadable(self, error: YamlError) -> None:
-        self.note(error.place, "", error.why, error.code)
+    def add_yaml_error(self, error: YamlError) -> None:
+        self.add(error.location, "", error.reason, error.code)
 
-    def refused(self, place: SourceLocation, where: str, error: Invalid) -> None:
-        """What the model says of a value; it names the field first, as we do."""
+    def add_invalid(self, location: SourceLocation, path: str, error: Invalid) -> None:
+        """Adds an error that the model raised, without the field name at its start."""
         field = str(error.details.get("field", ""))
-        why = error.message.removeprefix(f"{field} ") if field else error.message
-        self.note(place, where, why, error.code)
+        reason = error.message.removeprefix(f"{field} ") if field else error.message
+        self.add(location, path, reason, error.code)
 
-    def raise_any(self) -> None:
-        """Raise `Invalid` with everything noted, in the order of the files; nothing without any."""
-        if not self._found:
+    def raise_if_any(self) -> None:
+        """Raises `Invalid` with all errors in order of their locations, if there are any."""
+        if not self._errors:
             return
-        found = sorted(self._found, key=lambda each: msgspec.structs.astuple(each.place))
-        lines = [str(fault) for fault in found[:MOST]]
-        if len(found) > MOST:
-            lines.append(f"... and {len(found) - MOST:,} more")
-        first = found[0]
+        errors = sorted(self._errors, key=lambda error: msgspec.structs.astuple(error.location))
+        lines = [str(error) for error in errors[:MAX_LISTED]]
+        if len(errors) > MAX_LISTED:
+            lines.append(f"... and {len(errors) - MAX_LISTED:,} more")
+        first = errors[0]
         raise Invalid(
             "\n".join(lines),
             first.code,
-            file=first.place.file,
-            line=first.place.line,
-            column=first.place.column,
-            field=first.where or None,
+            file=first.location.file,
+            line=first.location.line,
+            column=first.location.column,
+            field=first.path or None,
         )
 
 
-def unknown(name: str, known: Iterable[str]) -> str:
-    """That nobody knows a name, and which one may have been meant."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"there is no field {name[:60]!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+def unknown_field_message(name: str, names: Iterable[str]) -> str:
+    """Returns the message for an unknown field, with the most similar known name."""
+    matches = difflib.get_close_matches(name, list(names), n=1)
+    return f"unknown field {name[:60]!r}" + (f"; did you mean {matches[0]!r}?" if matches else "")

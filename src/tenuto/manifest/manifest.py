@@ -1,4 +1,4 @@
-"""Files as one set of definitions: joined with each other and what is stored, and checked."""
+"""Links the definitions of files with each other and with stored ones, and checks them."""
 
 from collections.abc import Collection, Iterator, Mapping
 
@@ -6,18 +6,18 @@ import msgspec
 
 from tenuto.manifest.decoding import MappingFields
 from tenuto.manifest.documents import Files, ManifestDraft, Schedule, Trigger, parse_files
-from tenuto.manifest.errors import ManifestErrors, prefix
+from tenuto.manifest.errors import ManifestErrors, location_prefix
 from tenuto.manifest.shapes import ChildRef
-from tenuto.manifest.tasks import check_spec, key_of, name_of
+from tenuto.manifest.tasks import check_spec, field_name, reference_key
 from tenuto.manifest.yaml_nodes import SourceLocation
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import GroupSpec
-from tenuto.model.flows.plan import Plan, Spec, check_plan, targets
+from tenuto.model.flows.plan import Plan, Spec, check_plan, target_keys
 from tenuto.model.tasks.submission import NewTask
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What files ask for: definitions by key, when to start them, and which to start now."""
+    """The content of files: definitions by key, schedules, triggers, and keys to start now."""
 
     tasks: dict[str, NewTask] = {}
     groups: dict[str, GroupSpec] = {}
@@ -32,43 +32,44 @@ class Manifest(msgspec.Struct, frozen=True):
         return {**self.tasks, **self.groups}
 
 
-def read(files: Files, stored: Mapping[str, Spec] | None = None) -> Manifest:
-    """What the files ask for; raises `Invalid` with every fault and its place.
+def read_manifest(files: Files, stored: Mapping[str, Spec] | None = None) -> Manifest:
+    """Parses, links and checks files; raises `Invalid` with all errors and their locations.
 
-    `stored` has the definitions that the files may refer to, and the groups that have children
-    which the files speak of.
+    `stored` contains the definitions that the files can refer to, and the groups whose children
+    the files mention.
     """
     return link_draft(parse_files(files), stored or {})
 
 
 def link_draft(draft: ManifestDraft, stored: Mapping[str, Spec]) -> Manifest:
-    """The draft joined with what is stored, checked as a whole."""
+    """Links a draft with the stored definitions, checks it as a whole, and returns the manifest."""
     return _Linker(draft, stored).manifest()
 
 
 class _Linker:
-    """Follows what definitions say of each other."""
+    """Resolves the references between definitions."""
 
     def __init__(self, draft: ManifestDraft, stored: Mapping[str, Spec]) -> None:
         self._draft = draft
         self._stored = stored
         self._specs = dict(draft.specs)
         self._warnings = list(draft.warnings)
-        self._faults = ManifestErrors()
+        self._errors = ManifestErrors()
 
     def manifest(self) -> Manifest:
-        for key, given in self._draft.given.items():
-            self._follow(key, given)
-            self._join(key, given)
+        """Links and checks the draft; raises `Invalid` with all errors."""
+        for key, fields in self._draft.fields_by_key.items():
+            self._link_previous(key, fields)
+            self._add_to_group(key, fields)
         self._check_targets()
-        self._faults.raise_any()
-        self._check_whole()
-        self._faults.raise_any()
+        self._errors.raise_if_any()
+        self._check_plan()
+        self._errors.raise_if_any()
         return Manifest(
             {key: spec for key, spec in self._specs.items() if isinstance(spec, NewTask)},
             {key: spec for key, spec in self._specs.items() if isinstance(spec, GroupSpec)},
-            tuple(each for each, _ in self._draft.schedules),
-            tuple(each for each, _ in self._draft.triggers),
+            tuple(rule for rule, _ in self._draft.schedules),
+            tuple(rule for rule, _ in self._draft.triggers),
             tuple(self._draft.starts),
             tuple(self._warnings),
         )
@@ -76,113 +77,132 @@ class _Linker:
     def _find(self, key: str) -> Spec | None:
         return self._specs.get(key) or self._stored.get(key)
 
-    def _follow(self, key: str, given: MappingFields) -> None:
-        """`previous_task: X` says that X leads here."""
+    def _link_previous(self, key: str, fields: MappingFields) -> None:
+        """Sets `next` of the definition that `previous_task` or `previous` names."""
         for name in ("previous_task", "previous"):
-            if name not in given:
+            if name not in fields:
                 continue
-            before = key_of(given.get(name))
-            place, where = given.at(name).place, given.way(name)
-            spec = self._find(before)
+            previous = reference_key(fields.get(name))
+            location, path = fields.field_node(name).location, fields.field_path(name)
+            spec = self._find(previous)
             if spec is None:
-                why = f"{key!r} refers to {before!r}, which is not defined"
-                self._faults.note(place, where, why, "target_unknown")
+                reason = f"{key!r} refers to {previous!r}, which is not defined"
+                self._errors.add(location, path, reason, "target_unknown")
             elif spec.next not in (None, key):
-                self._faults.note(place, where, f"{before!r} leads to {spec.next!r} instead")
-            elif spec.next is None and before not in self._specs:
-                why = f"{before!r} is stored without a next; say there that {key!r} follows"
-                self._faults.note(place, where, why)
+                self._errors.add(
+                    location, path, f"{previous!r} has next {spec.next!r} already, not {key!r}"
+                )
+            elif spec.next is None and previous not in self._specs:
+                reason = f"{previous!r} is stored without next; set next: {key} in its definition"
+                self._errors.add(location, path, reason)
             elif spec.next is None:
-                self._specs[before] = msgspec.structs.replace(spec, next=key)
+                self._specs[previous] = msgspec.structs.replace(spec, next=key)
 
-    def _join(self, key: str, given: MappingFields) -> None:
-        """`group_id: G` puts a task behind the children that G has."""
-        name = name_of(given, "group")
-        if name not in given or isinstance(self._specs[key], GroupSpec):
+    def _add_to_group(self, key: str, fields: MappingFields) -> None:
+        """Appends the task to the children of the group that `group_id` names."""
+        name = field_name(fields, "group")
+        if name not in fields or isinstance(self._specs[key], GroupSpec):
             return
-        home = given.get(name)
-        group = self._find(home)
+        group_key = fields.get(name)
+        group = self._find(group_key)
         if group is None:
             self._warnings.append(
-                f"{prefix(given.at(name).place)}{given.way(name)}: there is no group {home!r};"
-                " an empty sequential one is made"
+                f"{location_prefix(fields.field_node(name).location)}{fields.field_path(name)}:"
+                f" there is no group {group_key!r}; it is created as an empty sequential group"
             )
-            group = GroupSpec(title=home, key=home)
+            group = GroupSpec(title=group_key, key=group_key)
         if not isinstance(group, GroupSpec):
-            self._faults.note(given.at(name).place, given.way(name), f"{home!r} is a task")
+            self._errors.add(
+                fields.field_node(name).location,
+                fields.field_path(name),
+                f"{group_key!r} is a task, not a group",
+            )
             return
         if key not in group.children:
             group = msgspec.structs.replace(group, children=(*group.children, key))
-            self._specs[home] = group
+            self._specs[group_key] = group
         try:
             check_spec(group)
         except Invalid as error:
-            self._faults.refused(given.at(name).place, given.way(name), error)
+            self._errors.add_invalid(
+                fields.field_node(name).location, fields.field_path(name), error
+            )
 
     def _check_targets(self) -> None:
-        """Everything that is named is there, and is what it is said to be."""
+        """Checks that every referenced key exists and has the kind that the reference gives."""
         for key, spec in self._specs.items():
-            for target in targets(spec):
+            for target in target_keys(spec):
                 if self._find(target) is None:
-                    place, where = self._said(key, target)
-                    why = f"{key!r} refers to {target!r}, which is not defined"
-                    self._faults.note(place, where, why, "target_unknown")
-        for name, target, place in self._draft.start_rules():
+                    location, path = self._reference_location(key, target)
+                    reason = f"{key!r} refers to {target!r}, which is not defined"
+                    self._errors.add(location, path, reason, "target_unknown")
+        for name, target, location in self._draft.start_rules():
             if self._find(target) is None:
-                why = f"{name!r} refers to {target!r}, which is not defined"
-                self._faults.note(place, "", why, "target_unknown")
-        for given in self._draft.given.values():
-            for name, ref in _references(given):
-                found = self._find(ref.child_id)
-                is_group = isinstance(found, GroupSpec)
-                if found is not None and ref.kind and is_group != (ref.kind.lower() == "group"):
-                    why = f"{ref.child_id!r} is a {'group' if is_group else 'task'}"
-                    self._faults.note(given.at(name).place, given.way(name), why)
+                reason = f"{name!r} refers to {target!r}, which is not defined"
+                self._errors.add(location, "", reason, "target_unknown")
+        for fields in self._draft.fields_by_key.values():
+            for name, ref in _typed_references(fields):
+                target_spec = self._find(ref.child_id)
+                is_group = isinstance(target_spec, GroupSpec)
+                if (
+                    target_spec is not None
+                    and ref.kind
+                    and is_group != (ref.kind.lower() == "group")
+                ):
+                    reason = f"{ref.child_id!r} is a {'group' if is_group else 'task'}"
+                    self._errors.add(
+                        fields.field_node(name).location, fields.field_path(name), reason
+                    )
 
-    def _check_whole(self) -> None:
-        """No circles, no child in two groups, nothing too deep."""
-        reached: dict[str, Spec] = {}
-        todo = [*self._specs, *self._stored]
-        while todo:
-            key = todo.pop()
-            if key not in reached:
-                # What is stored may refer to something that was deleted since.
-                reached[key] = self._find(key) or NewTask(title=key, key=key)
-                todo += targets(reached[key])
-        tasks = {key: spec for key, spec in reached.items() if isinstance(spec, NewTask)}
-        groups = {key: spec for key, spec in reached.items() if isinstance(spec, GroupSpec)}
+    def _check_plan(self) -> None:
+        """Checks for cycles, children in two groups, and the nesting limit."""
+        reachable: dict[str, Spec] = {}
+        pending = [*self._specs, *self._stored]
+        while pending:
+            key = pending.pop()
+            if key not in reachable:
+                # A stored definition can refer to one that was deleted since; a dummy replaces it.
+                reachable[key] = self._find(key) or NewTask(title=key, key=key)
+                pending += target_keys(reachable[key])
+        tasks = {key: spec for key, spec in reachable.items() if isinstance(spec, NewTask)}
+        groups = {key: spec for key, spec in reachable.items() if isinstance(spec, GroupSpec)}
         try:
             check_plan(Plan("", tasks, groups))
         except Invalid as error:
-            given = self._draft.given.get(_meant(error, self._draft.given) or "")
-            place = SourceLocation() if given is None else given.node.place
-            self._faults.note(place, "" if given is None else given.where, str(error), error.code)
+            fields = self._draft.fields_by_key.get(
+                _first_key_in(error, self._draft.fields_by_key) or ""
+            )
+            location = SourceLocation() if fields is None else fields.node.location
+            self._errors.add(
+                location, "" if fields is None else fields.path, str(error), error.code
+            )
 
-    def _said(self, key: str, target: str) -> tuple[SourceLocation, str]:
-        """Where a definition names another one."""
-        given = self._draft.given.get(key)
-        if given is None:
+    def _reference_location(self, key: str, target: str) -> tuple[SourceLocation, str]:
+        """Returns the location and path where a definition refers to another one."""
+        fields = self._draft.fields_by_key.get(key)
+        if fields is None:
             return SourceLocation(), ""
-        for name, value in given.values.items():
+        for name, value in fields.values.items():
             if value == target or (isinstance(value, ChildRef) and value.child_id == target):
-                return given.at(name).place, given.way(name)
+                return fields.field_node(name).location, fields.field_path(name)
             if isinstance(value, list) and name in ("children", "depends_on"):
-                for at, each in enumerate(value):
-                    if key_of(each) == target:
-                        return given.at(name).value[at].place, f"{given.way(name)}[{at}]"
-        return given.node.place, given.where
+                for index, reference in enumerate(value):
+                    if reference_key(reference) == target:
+                        node = fields.field_node(name).value[index]
+                        return node.location, f"{fields.field_path(name)}[{index}]"
+        return fields.node.location, fields.path
 
 
-def _references(given: MappingFields) -> Iterator[tuple[str, ChildRef]]:
-    """The references that say what they refer to, with the field that has them."""
+def _typed_references(fields: MappingFields) -> Iterator[tuple[str, ChildRef]]:
+    """Yields the references that give a kind, with their field name."""
     for name in ("children", "next", "next_task", "previous", "previous_task"):
-        value = given.get(name)
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, ChildRef):
-                yield name, each
+        value = fields.get(name)
+        for reference in value if isinstance(value, list) else [value]:
+            if isinstance(reference, ChildRef):
+                yield name, reference
 
 
-def _meant(error: Invalid, known: Collection[str]) -> str | None:
-    """The first key of ours that a refusal speaks of."""
+def _first_key_in(error: Invalid, keys: Collection[str]) -> str | None:
+    """Returns the first of `keys` that an error mentions."""
     words = [str(error.details.get("key", "")), *error.message.split()]
-    return next((word.strip("'\",") for word in words if word.strip("'\",") in known), None)
+    return next((word.strip("'\",") for word in words if word.strip("'\",") in keys), None)

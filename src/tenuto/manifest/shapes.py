@@ -1,7 +1,7 @@
-"""What may stand in a file: the names that people write, each field's type and a line about it.
+"""The fields of YAML files: names and types of tasks, groups, schedules and triggers.
 
-The published schema is made from these classes, and the reader follows them. Several names may
-stand for one field of the model; `tasks.py` says which.
+The decoder uses these classes, and the published JSON Schema is generated from them. A field of
+the model can have several names here; `tasks.py` lists them.
 """
 
 from typing import Annotated, Any, Literal
@@ -34,18 +34,18 @@ Priority = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 10})]
 
 
 class Shape(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A mapping in a file. A field that is empty is one that is not there."""
+    """A mapping in a file. A field without a value counts as absent."""
 
 
 class ChildRef(Shape):
-    """A task or group by its key, with what it is."""
+    """A reference to a task or group by its key, with its kind."""
 
     child_id: Key
     kind: Literal["Task", "Group", "task", "group"] | None = None
 
 
 class RetryShape(Shape):
-    """How often and when to try again."""
+    """Retry settings: the number of tries and the delays between them."""
 
     attempts: Attempts | None = None
     max_retries: Retries | None = None
@@ -57,21 +57,21 @@ class RetryShape(Shape):
 
 
 class EscalationShape(Shape):
-    """What somebody is told who has to help."""
+    """The reason and the prompt of an escalation: a request for help from a person."""
 
     reason: Annotated[str, Meta(extra_json_schema={"maxLength": bounds.MAX_ERROR})]
     prompt: Text
 
 
 class BudgetShape(Shape):
-    """What a task may use, together with all that it spawns."""
+    """The limits on the tokens and cost of a task and all its subtasks."""
 
     tokens: int | None = None
     cost_usd: float | None = None
 
 
 class ApprovalShape(Shape):
-    """A person's yes or no that is waited for."""
+    """An approval: the flow waits until a person approves or rejects."""
 
     message: Text | None = None
     timeout_s: Seconds | None = None
@@ -80,7 +80,7 @@ class ApprovalShape(Shape):
 
 
 class TaskShape(Shape):
-    """A task that can be run by its `id`, as often as anybody likes."""
+    """A task definition. It can be started by its `id` any number of times."""
 
     id: Key | None = None
     key: Key | None = None
@@ -149,7 +149,7 @@ class TaskShape(Shape):
 
 
 class GroupShape(Shape):
-    """Tasks and groups that run one after the other, or side by side."""
+    """A group of tasks and groups that run sequentially or in parallel."""
 
     id: Key | None = None
     key: Key | None = None
@@ -165,7 +165,7 @@ class GroupShape(Shape):
 
 
 class ScheduleShape(Shape):
-    """When to start something, by a name of its own."""
+    """A named schedule: when to start the target."""
 
     name: Key
     target: Key
@@ -174,7 +174,7 @@ class ScheduleShape(Shape):
 
 
 class TriggerShape(Shape):
-    """After which events to start something."""
+    """A trigger: after which events to start the target."""
 
     name: Key
     event: Name
@@ -183,7 +183,7 @@ class TriggerShape(Shape):
 
 
 class Lists(Shape):
-    """Several things in one document."""
+    """A document with lists of tasks, groups, schedules and triggers."""
 
     tasks: list[TaskShape] | None = None
     groups: list[GroupShape] | None = None
@@ -191,6 +191,6 @@ class Lists(Shape):
     triggers: list[TriggerShape] | None = None
 
 
-LISTS = tuple(Lists.__struct_fields__)
-NOT_YET = ("agents", "containers", "tools", "webhooks")
-"""Lists that a document may come to hold, but does not yet. A task has `tools` of its own."""
+LIST_NAMES = tuple(Lists.__struct_fields__)
+UNSUPPORTED_LISTS = ("agents", "containers", "tools", "webhooks")
+"""Lists that documents do not support yet. A task has its own field `tools`."""

@@ -1,4 +1,4 @@
-"""What files say about tasks and groups, as the model's own structures."""
+"""Converts tasks and groups of files into the model's `NewTask` and `GroupSpec`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.manifest.decoding import MappingFields, ShapeDecoder, fields_of
+from tenuto.manifest.decoding import MappingFields, ShapeDecoder, struct_fields
 from tenuto.manifest.shapes import ChildRef, GroupShape, RetryShape, TaskShape
 from tenuto.manifest.yaml_nodes import Node
 from tenuto.model import bounds
@@ -20,7 +20,7 @@ from tenuto.model.flows.definition import (
     GroupSpec,
     check_control,
     check_group,
-    references,
+    referenced_keys,
 )
 from tenuto.model.flows.plan import Spec
 from tenuto.model.limits.budgets import Budget
@@ -29,13 +29,13 @@ from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import NewTask, check
 from tenuto.model.tenancy.secrets import KEY as SECRETS
 
-SAME = (
+SAME_NAMES = (
     "description prompt system_prompt model max_turns conversation task_type agent_type runtime"
     " command cwd env priority tags task_tags capabilities container region queue_ttl_s lease_s"
     " source depends_on on_dependency_failure metadata"
 ).split()
-"""Fields that are called the same in files and in the model."""
-SECOND = {
+"""Fields with the same name in files and in the model."""
+ALTERNATIVE_NAMES = {
     "key": ("id", "key"),
     "title": ("name", "title"),
     "target_agent": ("target_agent", "agent_id"),
@@ -50,9 +50,11 @@ SECOND = {
     "next": ("next_task", "next"),
     "group": ("group_id", "group"),
 }
-"""Fields of the model with several names in files; the first one is written."""
-NAMES: Mapping[str, tuple[str, ...]] = {name: (name,) for name in SAME} | SECOND
-CONTROLS: Mapping[type, Mapping[str, str]] = {
+"""Fields of the model that have several names in files; exports use the first one."""
+FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
+    name: (name,) for name in SAME_NAMES
+} | ALTERNATIVE_NAMES
+CONTROL_FIELDS: Mapping[type, Mapping[str, str]] = {
     Foreach: {
         "items": "foreach_items",
         "template": "foreach_template_task_id",
@@ -66,264 +68,305 @@ CONTROLS: Mapping[type, Mapping[str, str]] = {
         "on_false": "false_next_task_id",
     },
 }
-"""The fields of what controls a flow, and how files name them."""
-NEVER = ("id", "parent", "idempotency_key", "trace_id", "run_at", "blocks", "group", "concurrency")
-"""Fields of a task that a definition has not: they belong to one run."""
-KINDS = frozenset({"agenttask", "foreachtask", "gototask", "conditiontask"})
-"""Task types that say what a task is for, not which agents take it."""
-RESERVED = frozenset({"apply"})
-"""Words that stand in the place of a key in the API."""
+"""The fields of the control kinds (foreach, goto, condition) and their names in files."""
+RUN_ONLY_FIELDS = (
+    "id",
+    "parent",
+    "idempotency_key",
+    "trace_id",
+    "run_at",
+    "blocks",
+    "group",
+    "concurrency",
+)
+"""Fields of a task that a definition must not have, because they belong to one run."""
+KIND_TASK_TYPES = frozenset({"agenttask", "foreachtask", "gototask", "conditiontask"})
+"""Task types that only repeat the control kind; agents are not matched by them."""
+RESERVED_KEYS = frozenset({"apply"})
+"""Names that REST paths use where a definition key would be."""
 TOOLS = "tools"
-WANTED = "requiredCapabilities"
-_PLAIN = NewTask(title="-")
+CAPABILITIES_METADATA = "requiredCapabilities"
+_DEFAULT_TASK = NewTask(title="-")
 
 
 def check_spec(spec: Spec) -> None:
-    """Raise `Invalid` unless the definition can be stored; what it refers to is another matter."""
+    """Raises `Invalid` unless the definition can be stored; does not check its references."""
     if spec.key is None:
         raise Invalid("key is missing", field="key")
-    if spec.key in RESERVED:
-        raise Invalid(f"key must not be {spec.key!r}, a word of the API's", field="key")
+    if spec.key in RESERVED_KEYS:
+        raise Invalid(
+            f"key must not be {spec.key!r}, which is reserved by the REST API", field="key"
+        )
     if isinstance(spec, GroupSpec):
         check_group(spec)
         return
-    for name in NEVER:
-        if getattr(spec, name) != getattr(_PLAIN, name):
-            raise Invalid(f"{name} belongs to one run, not to a definition", field=name)
-    if spec.task_type.lower() in KINDS:
-        raise Invalid(f"task_type must not be {spec.task_type!r}", field="task_type")
+    for name in RUN_ONLY_FIELDS:
+        if getattr(spec, name) != getattr(_DEFAULT_TASK, name):
+            raise Invalid(
+                f"{name} is not allowed in a definition; it belongs to one run", field=name
+            )
+    if spec.task_type.lower() in KIND_TASK_TYPES:
+        raise Invalid(
+            f"task_type {spec.task_type!r} is reserved; choose another one", field="task_type"
+        )
     check(spec)
     for name in ("input", "metadata"):
-        bounds.json_text(name, getattr(spec, name))
+        bounds.to_json_text(name, getattr(spec, name))
     if isinstance(spec.input, dict) and SECRETS in spec.input:
         raise Invalid(
-            'input has secrets, but a definition is stored as written; use {"$secret": NAME}',
+            'input contains secrets, but a definition is stored as written; use {"$secret": NAME}',
             "secret_in_definition",
             field="input",
         )
-    references(spec.input)
+    referenced_keys(spec.input)
 
 
-def task_of(reader: ShapeDecoder, node: Node, where: str) -> tuple[MappingFields, NewTask | None]:
-    """What was said of a task, and the task, unless it has no key; faults are noted."""
-    given = reader.mapping(node, TaskShape, where)
-    if given is None:
-        return MappingFields(node, where), None
-    fields = {
-        name: found for name in NAMES if (found := field_value(reader, given, name)) is not None
+def parse_task(
+    decoder: ShapeDecoder, node: Node, path: str
+) -> tuple[MappingFields, NewTask | None]:
+    """Returns the valid fields of a task, and the task, or `None` if it has no key.
+
+    Validation errors are added to the decoder.
+    """
+    fields = decoder.decode_mapping(node, TaskShape, path)
+    if fields is None:
+        return MappingFields(node, path), None
+    values = {
+        name: value
+        for name in FIELD_NAMES
+        if (value := field_value(decoder, fields, name)) is not None
     }
-    fields.pop("group", None)
-    _title(fields)
-    _agent(reader, given, fields)
-    _kind(fields)
-    _extras(reader, given, fields)
-    tries = _tries(given)
-    if tries is not None:
-        fields["max_attempts"] = tries
-    if (policy := _retry(given)) is not None:
-        fields["retry"] = policy
-    if (said := given.get("escalation")) is not None:
-        fields["escalation"] = Escalation(said.reason, said.prompt)
-    if (said := given.get("budget")) is not None:
-        fields["budget"] = Budget(tokens=said.tokens, cost_usd=said.cost_usd)
-    if (next_ := fields.get("next")) is not None:
-        fields["next"] = key_of(next_)
-    control = _control(reader, given)
+    values.pop("group", None)
+    _default_title(values)
+    _parse_target_agent(decoder, fields, values)
+    _drop_kind_task_type(values)
+    _merge_metadata(decoder, fields, values)
+    max_attempts = _parse_max_attempts(fields)
+    if max_attempts is not None:
+        values["max_attempts"] = max_attempts
+    if (policy := _parse_retry(fields)) is not None:
+        values["retry"] = policy
+    if (section := fields.get("escalation")) is not None:
+        values["escalation"] = Escalation(section.reason, section.prompt)
+    if (section := fields.get("budget")) is not None:
+        values["budget"] = Budget(tokens=section.tokens, cost_usd=section.cost_usd)
+    if (next_ := values.get("next")) is not None:
+        values["next"] = reference_key(next_)
+    control = _parse_control(decoder, fields)
     if control is not None:
-        fields["control"] = control
-    if "key" not in fields:
-        if not any(node.get(name) for name in SECOND["key"]):
-            reader.faults.note(node.place, where, "id is missing")
-        return given, None
-    made = NewTask(**fields)
-    _checked(reader, given, made)
-    return given, made
+        values["control"] = control
+    if "key" not in values:
+        if not any(node.get(name) for name in ALTERNATIVE_NAMES["key"]):
+            decoder.errors.add(node.location, path, "id is missing")
+        return fields, None
+    spec = NewTask(**values)
+    _add_model_errors(decoder, fields, spec)
+    return fields, spec
 
 
-def group_of(
-    reader: ShapeDecoder, node: Node, where: str
+def parse_group(
+    decoder: ShapeDecoder, node: Node, path: str
 ) -> tuple[MappingFields, GroupSpec | None]:
-    """The same for a group."""
-    given = reader.mapping(node, GroupShape, where)
-    if given is None:
-        return MappingFields(node, where), None
-    key, title = field_value(reader, given, "key"), field_value(reader, given, "title")
+    """Returns the valid fields of a group, and the group, or `None` if it has no key.
+
+    Validation errors are added to the decoder.
+    """
+    fields = decoder.decode_mapping(node, GroupShape, path)
+    if fields is None:
+        return MappingFields(node, path), None
+    key, title = field_value(decoder, fields, "key"), field_value(decoder, fields, "title")
     if key is None:
-        if not any(node.get(name) for name in SECOND["key"]):
-            reader.faults.note(node.place, where, "id is missing")
-        return given, None
-    fields: dict[str, Any] = {"key": key, "title": title or key}
+        if not any(node.get(name) for name in ALTERNATIVE_NAMES["key"]):
+            decoder.errors.add(node.location, path, "id is missing")
+        return fields, None
+    values: dict[str, Any] = {"key": key, "title": title or key}
     for name in ("join", "prompt", "metadata"):
-        if (found := given.get(name)) is not None:
-            fields[name] = found
-    if (order := given.get("type")) is not None:
-        fields["order"] = order.lower()
-    fields["children"] = tuple(key_of(child) for child in given.get("children") or ())
-    if (follows := given.get("next")) is not None:
-        fields["next"] = key_of(follows)
-    made = GroupSpec(**fields)
-    _checked(reader, given, made)
-    return given, made
+        if (value := fields.get(name)) is not None:
+            values[name] = value
+    if (order := fields.get("type")) is not None:
+        values["order"] = order.lower()
+    values["children"] = tuple(reference_key(child) for child in fields.get("children") or ())
+    if (next_ := fields.get("next")) is not None:
+        values["next"] = reference_key(next_)
+    spec = GroupSpec(**values)
+    _add_model_errors(decoder, fields, spec)
+    return fields, spec
 
 
-def field_value(reader: ShapeDecoder, given: MappingFields, field: str) -> Any:
-    """The value of a field of the model, under whichever of its names; several must agree."""
-    said = [name for name in NAMES[field] if name in given]
-    if not said:
+def field_value(decoder: ShapeDecoder, fields: MappingFields, field: str) -> Any:
+    """Returns the value of a model field under any of its names.
+
+    Adds an error if two names have different values.
+    """
+    names = [name for name in FIELD_NAMES[field] if name in fields]
+    if not names:
         return None
-    value = given.get(said[0])
-    for other in said[1:]:
-        if given.get(other) != value:
-            why = f"says something else than {said[0]!r}"
-            reader.faults.note(given.at(other).place, given.way(other), why)
+    value = fields.get(names[0])
+    for other in names[1:]:
+        if fields.get(other) != value:
+            reason = f"differs from {names[0]!r}; give only one of them"
+            decoder.errors.add(fields.field_node(other).location, fields.field_path(other), reason)
     return value
 
 
-def name_of(given: MappingFields, field: str) -> str:
-    """The name that a field of the model has in what was given."""
-    for name in NAMES.get(field, (field,)):
-        if name in given:
+def field_name(fields: MappingFields, field: str) -> str:
+    """Returns the name under which a model field occurs in the fields."""
+    for name in FIELD_NAMES.get(field, (field,)):
+        if name in fields:
             return name
     return field
 
 
-def key_of(said: "str | ChildRef") -> str:
-    """The key that a reference has."""
-    return said if isinstance(said, str) else said.child_id
+def reference_key(reference: "str | ChildRef") -> str:
+    """Returns the key of a reference."""
+    return reference if isinstance(reference, str) else reference.child_id
 
 
-def _title(fields: dict[str, Any]) -> None:
-    """Something without a name is called by its key."""
-    if "title" not in fields and "key" in fields:
-        fields["title"] = fields["key"]
+def _default_title(values: dict[str, Any]) -> None:
+    """Sets the title to the key if there is none."""
+    if "title" not in values and "key" in values:
+        values["title"] = values["key"]
 
 
-def _agent(reader: ShapeDecoder, given: MappingFields, fields: dict[str, Any]) -> None:
-    """The agent's id, which files have as text."""
-    if (said := fields.get("target_agent")) is None:
+def _parse_target_agent(
+    decoder: ShapeDecoder, fields: MappingFields, values: dict[str, Any]
+) -> None:
+    """Converts the agent's id from text; adds an error if it is not an id."""
+    if (text := values.get("target_agent")) is None:
         return
     try:
-        fields["target_agent"] = UUID(said)
+        values["target_agent"] = UUID(text)
     except ValueError:
-        name = name_of(given, "target_agent")
-        reader.faults.note(given.at(name).place, given.way(name), "must be the id of an agent")
-        del fields["target_agent"]
+        name = field_name(fields, "target_agent")
+        decoder.errors.add(
+            fields.field_node(name).location,
+            fields.field_path(name),
+            "must be the id (UUID) of an agent",
+        )
+        del values["target_agent"]
 
 
-def _kind(fields: dict[str, Any]) -> None:
-    """A type such as `GotoTask` says what the task's own fields say as well."""
-    if str(fields.get("task_type", "")).lower() in KINDS:
-        del fields["task_type"]
+def _drop_kind_task_type(values: dict[str, Any]) -> None:
+    """Drops a task type such as `GotoTask`; the control fields say the same."""
+    if str(values.get("task_type", "")).lower() in KIND_TASK_TYPES:
+        del values["task_type"]
 
 
-def _extras(reader: ShapeDecoder, given: MappingFields, fields: dict[str, Any]) -> None:
-    """What is kept in the metadata, and what is taken from there."""
-    metadata = fields.get("metadata")
-    if (tools := given.get(TOOLS)) is not None:
+def _merge_metadata(decoder: ShapeDecoder, fields: MappingFields, values: dict[str, Any]) -> None:
+    """Stores `tools` in the metadata; adds capabilities that the metadata requires."""
+    metadata = values.get("metadata")
+    if (tools := fields.get(TOOLS)) is not None:
         if metadata is not None and metadata.get(TOOLS, tools) != tools:
-            why = "says something else than metadata.tools"
-            reader.faults.note(given.at(TOOLS).place, given.way(TOOLS), why)
-        fields["metadata"] = {**(metadata or {}), TOOLS: tools}
-    wanted = (metadata or {}).get(WANTED)
-    if isinstance(wanted, list):
-        named = fields.get("capabilities") or []
-        more = [each for each in wanted if isinstance(each, str) and each not in named]
-        if more:
-            fields["capabilities"] = [*named, *more]
+            reason = "differs from metadata.tools; give only one of them"
+            decoder.errors.add(fields.field_node(TOOLS).location, fields.field_path(TOOLS), reason)
+        values["metadata"] = {**(metadata or {}), TOOLS: tools}
+    required = (metadata or {}).get(CAPABILITIES_METADATA)
+    if isinstance(required, list):
+        capabilities = values.get("capabilities") or []
+        missing = [name for name in required if isinstance(name, str) and name not in capabilities]
+        if missing:
+            values["capabilities"] = [*capabilities, *missing]
 
 
-def _tries(given: MappingFields) -> int | None:
-    """How often a task is tried; where several numbers are given, the smallest holds."""
-    retry: RetryShape = given.get("retry") or RetryShape()
-    said = [given.get("max_attempts"), given.get("attempts"), retry.attempts]
-    said += [None if n is None else n + 1 for n in (given.get("max_retries"), retry.max_retries)]
-    return min((n for n in said if n is not None), default=None)
+def _parse_max_attempts(fields: MappingFields) -> int | None:
+    """Returns the smallest given maximum number of tries, or `None` if none is given."""
+    retry: RetryShape = fields.get("retry") or RetryShape()
+    values = [fields.get("max_attempts"), fields.get("attempts"), retry.attempts]
+    values += [None if n is None else n + 1 for n in (fields.get("max_retries"), retry.max_retries)]
+    return min((n for n in values if n is not None), default=None)
 
 
-def _retry(given: MappingFields) -> RetryPolicy | None:
-    """When to try again, if anything is said about it."""
-    retry: RetryShape = given.get("retry") or RetryShape()
-    said = {
+def _parse_retry(fields: MappingFields) -> RetryPolicy | None:
+    """Returns the retry policy, or `None` if no field is about it."""
+    retry: RetryShape = fields.get("retry") or RetryShape()
+    values = {
         name: value
         for name in RetryPolicy.__struct_fields__
         if (value := getattr(retry, name)) is not None
     }
     if retry.backoff is not None:
-        said.setdefault("multiplier", 1.0 if retry.backoff == "fixed" else RetryPolicy().multiplier)
-    if (base := given.get("retry_backoff_seconds")) is not None:
-        said.setdefault("base_s", base)
-    return RetryPolicy(**said) if said else None
+        values.setdefault(
+            "multiplier", 1.0 if retry.backoff == "fixed" else RetryPolicy().multiplier
+        )
+    if (base := fields.get("retry_backoff_seconds")) is not None:
+        values.setdefault("base_s", base)
+    return RetryPolicy(**values) if values else None
 
 
-def _control(reader: ShapeDecoder, given: MappingFields) -> Control | None:
-    """What a task does to its flow: at most one thing."""
-    found: dict[str, Control | None] = {}
-    for kind, names in CONTROLS.items():
-        said = {field: given.get(name) for field, name in names.items() if name in given}
-        if said:
-            found[names[next(iter(said))]] = _made(reader, given, kind, said)
-    if (approval := given.get("approval")) is not None:
-        fields = msgspec.structs.asdict(approval)
-        said = {name: value for name, value in fields.items() if value is not None}
-        found["approval"] = _made(reader, given, Approval, said)
-    for name in list(found)[1:]:
-        why = f"a task has {next(iter(found))} or {name}, not both"
-        reader.faults.note(given.at(name).place, given.way(name), why)
-    return next(iter(found.values()), None)
+def _parse_control(decoder: ShapeDecoder, fields: MappingFields) -> Control | None:
+    """Returns the task's control, if any; adds an error if there are several."""
+    controls: dict[str, Control | None] = {}
+    for kind, names in CONTROL_FIELDS.items():
+        values = {field: fields.get(name) for field, name in names.items() if name in fields}
+        if values:
+            controls[names[next(iter(values))]] = _build_control(decoder, fields, kind, values)
+    if (approval := fields.get("approval")) is not None:
+        options = msgspec.structs.asdict(approval)
+        values = {name: value for name, value in options.items() if value is not None}
+        controls["approval"] = _build_control(decoder, fields, Approval, values)
+    for name in list(controls)[1:]:
+        reason = f"a task can have {next(iter(controls))} or {name}, not both"
+        decoder.errors.add(fields.field_node(name).location, fields.field_path(name), reason)
+    return next(iter(controls.values()), None)
 
 
-def _made(
-    reader: ShapeDecoder, given: MappingFields, kind: Any, said: dict[str, Any]
+def _build_control(
+    decoder: ShapeDecoder, fields: MappingFields, kind: Any, values: dict[str, Any]
 ) -> Control | None:
-    """A control of that kind; nothing where it has faults, which are noted."""
-    names = CONTROLS.get(kind, {})
-    first = names[next(iter(said))] if names else "approval"
-    needed = [each.name for each in fields_of(kind) if each.required]
-    missing = [names[field] for field in needed if field not in said]
+    """Returns a control of the kind; adds errors and returns `None` if it is invalid."""
+    names = CONTROL_FIELDS.get(kind, {})
+    first_name = names[next(iter(values))] if names else "approval"
+    required = [field.name for field in struct_fields(kind) if field.required]
+    missing = [names[field] for field in required if field not in values]
     for name in missing:
-        reader.faults.note(given.at(first).place, given.where, f"{name} is missing")
+        decoder.errors.add(
+            fields.field_node(first_name).location, fields.path, f"{name} is missing"
+        )
     if missing:
         return None
-    control: Control = kind(**said)
+    control: Control = kind(**values)
     try:
         check_control(control)
     except Invalid as error:
-        name = names.get(str(error.details.get("field", "")), first)
-        reader.faults.refused(given.at(name).place, given.way(name), error)
+        name = names.get(str(error.details.get("field", "")), first_name)
+        decoder.errors.add_invalid(fields.field_node(name).location, fields.field_path(name), error)
         return None
     return control
 
 
-def _checked(reader: ShapeDecoder, given: MappingFields, made: Spec) -> None:
-    """Note everything that the model says about a definition.
+def _add_model_errors(decoder: ShapeDecoder, fields: MappingFields, spec: Spec) -> None:
+    """Adds all errors that the model finds in a definition.
 
-    It stops at the first fault, so it is asked again without the field that had it.
+    The model's check stops at the first error, so it is repeated without the invalid field.
     """
     while True:
         try:
-            check_spec(made)
+            check_spec(spec)
         except Invalid as error:
-            field, _, inner = str(error.details.get("field", "")).partition(".")
-            name = name_of(given, field)
-            node, where = given.at(name), given.way(name) if name in given else given.where
-            if (part := node.get(inner)) is not None:
-                node, where = part, f"{where}.{inner}"
-            reader.faults.refused(node.place, where, error)
-            plain = _without(made, field)
-            if plain is None:
+            field, _, inner_field = str(error.details.get("field", "")).partition(".")
+            name = field_name(fields, field)
+            node = fields.field_node(name)
+            path = fields.field_path(name) if name in fields else fields.path
+            if (inner_node := node.get(inner_field)) is not None:
+                node, path = inner_node, f"{path}.{inner_field}"
+            decoder.errors.add_invalid(node.location, path, error)
+            reset = _reset_field(spec, field)
+            if reset is None:
                 return
-            made = plain
+            spec = reset
         else:
             return
 
 
-def _without(made: Spec, field: str) -> Spec | None:
-    """The same with a field's default; nothing where that is no way out."""
-    for each in fields_of(type(made)):
-        if each.name == field != "key" and not each.required:
-            default = each.default if each.default is not msgspec.NODEFAULT else None
-            if each.default_factory is not msgspec.NODEFAULT:
-                default = each.default_factory()
-            if getattr(made, field) != default:
-                return msgspec.structs.replace(made, **{field: default})
+def _reset_field(spec: Spec, field: str) -> Spec | None:
+    """Returns the definition with the default value of a field, or `None` if it has that."""
+    for struct_field in struct_fields(type(spec)):
+        if struct_field.name == field != "key" and not struct_field.required:
+            default = (
+                struct_field.default if struct_field.default is not msgspec.NODEFAULT else None
+            )
+            if struct_field.default_factory is not msgspec.NODEFAULT:
+                default = struct_field.default_factory()
+            if getattr(spec, field) != default:
+                return msgspec.structs.replace(spec, **{field: default})
     return None

@@ -1,7 +1,7 @@
-"""YAML text as a tree that knows where each value stands. Nothing in it is ever run.
+"""Parses YAML text into a tree of nodes with locations. No tag is ever executed.
 
-Values are those of YAML 1.2's core schema, so `no`, `on` and `12:30` are text. Built from the
-parser's events and not by its own composer: depth and size are limited before anything grows.
+Values follow the YAML 1.2 core schema, so `no`, `on` and `12:30` are text. The tree is built from
+the parser's events, not by PyYAML's composer, so depth and size are limited while it is built.
 """
 
 import re
@@ -15,24 +15,25 @@ from tenuto.model.bounds import MAX_DEPTH
 
 MAX_BYTES = 10 * 1024 * 1024
 MAX_NODES = 200_000
-"""Values in all files together, those behind aliases counted as often as they are named."""
-MAX_NUMBER = 40
+"""Maximum number of values in all files together; an aliased value counts at each use."""
+MAX_NUMBER_LENGTH = 40
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _TRUE = frozenset({"true", "True", "TRUE"})
 _FALSE = frozenset({"false", "False", "FALSE"})
 INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-ODD_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+SPECIAL_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _YAML = "tag:yaml.org,2002:"
-OUTDENTED = {"schedule": ("type",), "escalation": ("reason", "prompt")}
-"""Mappings of a task that are found without their indentation, because copied text often has lost
-it: the name is empty then, and its own fields follow. The first of them is no field of a task."""
+OUTDENTED_FIELDS = {"schedule": ("type",), "escalation": ("reason", "prompt")}
+"""Mappings of a task that are accepted without indentation, because copied text often lost it.
+
+The name is then empty, and its fields follow. The first of them is not a field of a task."""
 _STR, _SEQ, _MAP = f"{_YAML}str", f"{_YAML}seq", f"{_YAML}map"
 
 
 class SourceLocation(msgspec.Struct, frozen=True):
-    """Where something stands; lines and columns count from 1, and 0 is nowhere."""
+    """A location in a file. Lines and columns count from 1; 0 means unknown."""
 
     file: str = ""
     line: int = 0
@@ -40,20 +41,20 @@ class SourceLocation(msgspec.Struct, frozen=True):
 
 
 class YamlError(Exception):
-    """Text that is no YAML of ours, and where."""
+    """The text is not valid or not supported YAML; `location` is where."""
 
-    def __init__(self, why: str, place: SourceLocation, code: str = "yaml_invalid") -> None:
-        super().__init__(why)
-        self.why = why
-        self.place = place
+    def __init__(self, reason: str, location: SourceLocation, code: str = "yaml_invalid") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.location = location
         self.code = code
 
 
 class Node(msgspec.Struct):
-    """A value and its place. A list's `value` has nodes, a mapping's has `Entry` by name."""
+    """A value with its location. A list's `value` has nodes, a mapping's has `Entry` by name."""
 
     value: Any
-    place: SourceLocation
+    location: SourceLocation
     size: int = 1
     height: int = 0
 
@@ -66,12 +67,12 @@ class Node(msgspec.Struct):
         return isinstance(self.value, list)
 
     def get(self, name: str) -> "Node | None":
-        """The value under a name of a mapping; `None` also for one that says nothing."""
+        """Returns the node of a field; `None` if it is absent or has no value."""
         entry = self.value.get(name) if isinstance(self.value, dict) else None
         return None if entry is None or entry.node.value is None else entry.node
 
     def plain(self) -> Any:
-        """The value without places."""
+        """Returns the value without locations."""
         if isinstance(self.value, dict):
             return {name: entry.node.plain() for name, entry in self.value.items()}
         if isinstance(self.value, list):
@@ -80,73 +81,76 @@ class Node(msgspec.Struct):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A name in a mapping, where it stands, and what it has."""
+    """A field of a mapping: the location of its name, and the node of its value."""
 
-    place: SourceLocation
+    location: SourceLocation
     node: Node
 
 
-def node_of(value: Any, place: SourceLocation = SourceLocation(), depth: int = 0) -> Node:  # noqa: B008  it is frozen
-    """A plain value as a tree, all of it at one place."""
+def node_of(value: Any, location: SourceLocation = SourceLocation(), depth: int = 0) -> Node:  # noqa: B008  frozen
+    """Returns a plain value as a tree whose nodes all have the same location."""
     if depth > MAX_DEPTH:
-        raise YamlError(f"nested deeper than {MAX_DEPTH}", place, "too_deep")
+        raise YamlError(f"nested deeper than {MAX_DEPTH}", location, "too_deep")
     deeper = depth + 1
     if isinstance(value, dict):
-        return Node({k: Entry(place, node_of(v, place, deeper)) for k, v in value.items()}, place)
+        return Node(
+            {k: Entry(location, node_of(v, location, deeper)) for k, v in value.items()}, location
+        )
     if isinstance(value, list | tuple):
-        return Node([node_of(item, place, deeper) for item in value], place)
-    return Node(value, place)
+        return Node([node_of(item, location, deeper) for item in value], location)
+    return Node(value, location)
 
 
-def decoded(file: str, content: bytes | str) -> str:
-    """A file's text; `Unreadable` for what is not text or too large."""
+def decode_text(file: str, content: bytes | str) -> str:
+    """Returns a file's text; raises `YamlError` if it is not text or too large."""
     if len(content) > MAX_BYTES:
         raise YamlError(f"is larger than {MAX_BYTES:,} bytes", SourceLocation(file), "too_large")
     if isinstance(content, bytes):
         try:
             text = content.decode()
         except UnicodeDecodeError as error:
-            place = _place_in(file, content[: error.start].decode(errors="replace"))
-            raise YamlError("is not UTF-8 text", place, "text_invalid") from error
+            location = _location_after(file, content[: error.start].decode(errors="replace"))
+            raise YamlError("is not UTF-8 text", location, "text_invalid") from error
     else:
         text = content
-    for bad in re.finditer("[\x00\ud800-\udfff]", text):
-        place = _place_in(file, text[: bad.start()])
-        raise YamlError("a NUL or lone surrogate character", place, "text_invalid")
+    for match in re.finditer("[\x00\ud800-\udfff]", text):
+        location = _location_after(file, text[: match.start()])
+        raise YamlError("contains a NUL or lone surrogate character", location, "text_invalid")
     return text.removeprefix("\ufeff")
 
 
-def _place_in(file: str, before: str) -> SourceLocation:
+def _location_after(file: str, before: str) -> SourceLocation:
+    """Returns the location after the text `before` at the start of a file."""
     line = before.count("\n") + 1
     return SourceLocation(file, line, len(before) - (before.rfind("\n") + 1) + 1)
 
 
 class _OpenNode:
-    """A list or mapping whose end has not come yet."""
+    """A list or mapping that is not closed yet."""
 
     def __init__(self, node: Node, anchor: str | None) -> None:
         self.node = node
         self.anchor = anchor
         self.name: tuple[str, SourceLocation] | None = None
-        self.last: str | None = None
-        """The name that was filled last."""
+        self.last_name: str | None = None
+        """The name whose value was added last."""
         self.inner: tuple[Node, tuple[str, ...]] | None = None
-        """A mapping that lost its indentation, and the fields that it may have."""
+        """A mapping that lost its indentation, and the names of its fields."""
 
 
 class Composer:
-    """Documents of files. One counts for all the files that are read together."""
+    """Parses the documents of files. One composer counts the values of all files of a manifest."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
-        self._left = MAX_NODES
+        self._remaining = MAX_NODES
         self._file = ""
         self._stack: list[_OpenNode] = []
         self._anchors: dict[str, Node | None] = {}
         self._root: Node | None = None
 
     def documents(self, file: str, text: str) -> Iterator[Node]:
-        """The documents of a file, the empty ones too; raises `Unreadable` where it must stop."""
+        """Yields the documents of a file, including empty ones; raises `YamlError` if invalid."""
         self._file = file
         try:
             for event in yaml.parse(text, Loader=_LOADER):
@@ -156,153 +160,166 @@ class Composer:
                     assert self._root is not None
                     yield self._root
                 else:
-                    self._take(event)
+                    self._handle_event(event)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            said = error.problem or error.context or "cannot be understood"
-            raise YamlError(said, self._place(mark)) from error
+            problem = error.problem or error.context or "invalid YAML"
+            raise YamlError(problem, self._location(mark)) from error
         except yaml.YAMLError as error:
             raise YamlError(str(error).splitlines()[0], SourceLocation(file)) from error
 
-    def _place(self, mark: Any) -> SourceLocation:
-        return SourceLocation(self._file) if mark is None else _at(self._file, mark)
+    def _location(self, mark: Any) -> SourceLocation:
+        return SourceLocation(self._file) if mark is None else _location_of_mark(self._file, mark)
 
-    def _take(self, event: Any) -> None:
-        place = self._place(event.start_mark)
+    def _handle_event(self, event: Any) -> None:
+        """Adds one parser event to the tree."""
+        location = self._location(event.start_mark)
         if isinstance(event, yaml.ScalarEvent):
-            self._scalar(event, place)
+            self._add_scalar(event, location)
         elif isinstance(event, yaml.AliasEvent):
-            self._alias(event.anchor or "", place)
+            self._add_alias(event.anchor or "", location)
         elif isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
-            self._begin(event, place)
+            self._open_collection(event, location)
         elif isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent):
-            done = self._stack.pop()
-            if done.anchor is not None:
-                self._anchors[done.anchor] = done.node
-            self._put(done.node)
+            closed = self._stack.pop()
+            if closed.anchor is not None:
+                self._anchors[closed.anchor] = closed.node
+            self._add_node(closed.node)
 
-    def _scalar(self, event: Any, place: SourceLocation) -> None:
-        if self._names_next():
+    def _add_scalar(self, event: Any, location: SourceLocation) -> None:
+        """Adds a scalar as a field name or a value."""
+        if self._expects_name():
             if event.value == "<<" and event.implicit[0]:
-                raise YamlError("merging by << is not supported: repeat the fields", place)
-            self._stack[-1].name = (self._name(event.value, place), place)
+                raise YamlError("merging by << is not supported; repeat the fields", location)
+            self._stack[-1].name = (self._check_name(event.value, location), location)
             return
         tag = event.tag
         if tag in (_STR, "!") or (tag is None and not event.implicit[0]):
-            node = Node(event.value, place)
+            node = Node(event.value, location)
         elif tag is None:
-            node = Node(_resolved(event.value, place), place)
+            node = Node(_resolve_scalar(event.value, location), location)
         else:
-            raise _forbidden(tag, place)
-        self._count(1, place)
+            raise _forbidden_tag_error(tag, location)
+        self._count_values(1, location)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
-        self._put(node)
+        self._add_node(node)
 
-    def _begin(self, event: Any, place: SourceLocation) -> None:
+    def _open_collection(self, event: Any, location: SourceLocation) -> None:
+        """Opens a list or mapping."""
         is_map = isinstance(event, yaml.MappingStartEvent)
         if event.tag not in (None, "!", _MAP if is_map else _SEQ):
-            raise _forbidden(event.tag, place)
-        if self._names_next():
-            raise YamlError("a name must be text, not a list or mapping", place)
-        self._count(1, place)
-        self._check_depth(len(self._stack) + 1, place)
+            raise _forbidden_tag_error(event.tag, location)
+        if self._expects_name():
+            raise YamlError("a field name must be text, not a list or mapping", location)
+        self._count_values(1, location)
+        self._check_depth(len(self._stack) + 1, location)
         if event.anchor is not None:
             self._anchors[event.anchor] = None
-        self._stack.append(_OpenNode(Node({} if is_map else [], place), event.anchor))
+        self._stack.append(_OpenNode(Node({} if is_map else [], location), event.anchor))
 
-    def _alias(self, anchor: str, place: SourceLocation) -> None:
+    def _add_alias(self, anchor: str, location: SourceLocation) -> None:
+        """Adds the value of an alias as a field name or a value."""
         if anchor not in self._anchors:
-            raise YamlError(f"there is no anchor &{anchor} before it", place)
+            raise YamlError(f"alias *{anchor} has no anchor &{anchor} before it", location)
         target = self._anchors[anchor]
         if target is None:
-            raise YamlError(f"*{anchor} stands inside of what it refers to", place)
-        if self._names_next():
+            raise YamlError(f"alias *{anchor} is inside the value that it refers to", location)
+        if self._expects_name():
             if not isinstance(target.value, str):
-                raise YamlError("a name must be text, not a list or mapping", place)
-            self._stack[-1].name = (self._name(target.value, place), place)
+                raise YamlError("a field name must be text, not a list or mapping", location)
+            self._stack[-1].name = (self._check_name(target.value, location), location)
             return
-        self._count(target.size, place)
-        self._check_depth(len(self._stack) + target.height, place)
-        self._put(Node(target.value, place, target.size, target.height))
+        self._count_values(target.size, location)
+        self._check_depth(len(self._stack) + target.height, location)
+        self._add_node(Node(target.value, location, target.size, target.height))
 
-    def _names_next(self) -> bool:
+    def _expects_name(self) -> bool:
+        """True if the next event is a field name of the open mapping."""
         return bool(self._stack) and self._stack[-1].node.is_map and self._stack[-1].name is None
 
-    def _name(self, name: str, place: SourceLocation) -> str:
-        fields = self._owner(self._stack[-1], name, place).value
+    def _check_name(self, name: str, location: SourceLocation) -> str:
+        """Returns a field name; raises `YamlError` if the mapping has it already."""
+        fields = self._mapping_for(self._stack[-1], name, location).value
         if name in fields:
-            first = fields[name].place
-            raise YamlError(f"{name!r} stands twice, first in line {first.line}", place)
+            first = fields[name].location
+            raise YamlError(f"{name!r} is defined twice, first in line {first.line}", location)
         return name
 
-    def _owner(self, open_: _OpenNode, name: str, place: SourceLocation) -> Node:
-        """The mapping that a name belongs to: the open one, or one in it without indentation."""
-        if open_.inner is not None and name in open_.inner[1]:
-            return open_.inner[0]
-        open_.inner = None
-        last = open_.last
-        fields = OUTDENTED.get(last or "", ())
-        if last is None or len(self._stack) > 1 or name != next(iter(fields), None):
-            return open_.node
-        entry = open_.node.value[last]
+    def _mapping_for(self, open_node: _OpenNode, name: str, location: SourceLocation) -> Node:
+        """Returns the mapping that a name belongs to.
+
+        It is the open one, or a mapping in it that lost its indentation.
+        """
+        if open_node.inner is not None and name in open_node.inner[1]:
+            return open_node.inner[0]
+        open_node.inner = None
+        last_name = open_node.last_name
+        inner_fields = OUTDENTED_FIELDS.get(last_name or "", ())
+        if last_name is None or len(self._stack) > 1 or name != next(iter(inner_fields), None):
+            return open_node.node
+        entry = open_node.node.value[last_name]
         if entry.node.value is not None:
-            return open_.node
-        inner = Node({}, place)
-        open_.node.value[last] = Entry(entry.place, inner)
-        open_.inner = (inner, fields)
-        told = f"{place.file}:{place.line}:{place.column}"
-        self.warnings.append(f"{told}: {name} is read as indented under {last}")
+            return open_node.node
+        inner = Node({}, location)
+        open_node.node.value[last_name] = Entry(entry.location, inner)
+        open_node.inner = (inner, inner_fields)
+        position = f"{location.file}:{location.line}:{location.column}"
+        self.warnings.append(f"{position}: {name} is read as indented under {last_name}")
         return inner
 
-    def _put(self, node: Node) -> None:
+    def _add_node(self, node: Node) -> None:
+        """Adds a finished node to the open list or mapping, or makes it the root."""
         if not self._stack:
             self._root = node
             return
-        above = self._stack[-1]
-        above.node.size += node.size
-        above.node.height = max(above.node.height, node.height + 1)
-        if above.node.is_list:
-            above.node.value.append(node)
+        parent = self._stack[-1]
+        parent.node.size += node.size
+        parent.node.height = max(parent.node.height, node.height + 1)
+        if parent.node.is_list:
+            parent.node.value.append(node)
         else:
-            assert above.name is not None
-            name, place = above.name
-            owner = above.node if above.inner is None else above.inner[0]
-            owner.value[name] = Entry(place, node)
-            above.name, above.last = None, name
+            assert parent.name is not None
+            name, location = parent.name
+            owner = parent.node if parent.inner is None else parent.inner[0]
+            owner.value[name] = Entry(location, node)
+            parent.name, parent.last_name = None, name
 
-    def _count(self, size: int, place: SourceLocation) -> None:
-        self._left -= size
-        if self._left < 0:
-            raise YamlError(f"more than {MAX_NODES:,} values", place, "too_large")
+    def _count_values(self, size: int, location: SourceLocation) -> None:
+        """Raises `YamlError` if the files have too many values."""
+        self._remaining -= size
+        if self._remaining < 0:
+            raise YamlError(f"more than {MAX_NODES:,} values", location, "too_large")
 
-    def _check_depth(self, depth: int, place: SourceLocation) -> None:
+    def _check_depth(self, depth: int, location: SourceLocation) -> None:
         if depth > MAX_DEPTH:
-            raise YamlError(f"nested deeper than {MAX_DEPTH}", place, "too_deep")
+            raise YamlError(f"nested deeper than {MAX_DEPTH}", location, "too_deep")
 
 
-def _at(file: str, mark: Any) -> SourceLocation:
+def _location_of_mark(file: str, mark: Any) -> SourceLocation:
     return SourceLocation(file, mark.line + 1, mark.column + 1)
 
 
-def _forbidden(tag: str, place: SourceLocation) -> YamlError:
-    shown = "!!" + tag.removeprefix(_YAML) if tag.startswith(_YAML) else tag
-    return YamlError(f"the tag {shown[:100]} is not allowed", place)
+def _forbidden_tag_error(tag: str, location: SourceLocation) -> YamlError:
+    tag_name = "!!" + tag.removeprefix(_YAML) if tag.startswith(_YAML) else tag
+    return YamlError(f"the tag {tag_name[:100]} is not allowed", location)
 
 
-def _resolved(text: str, place: SourceLocation) -> Any:
-    """What a scalar without quotes stands for."""
+def _resolve_scalar(text: str, location: SourceLocation) -> Any:
+    """Returns the value of a scalar without quotes."""
     if text in _NULL:
         return None
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
-    if ODD_FLOAT.fullmatch(text):
+    if SPECIAL_FLOAT.fullmatch(text):
         return float(text.replace(".", "", 1))
-    if len(text) > MAX_NUMBER:
+    if len(text) > MAX_NUMBER_LENGTH:
         if text.isascii() and text.isdigit():
-            raise YamlError("a number with too many digits; put text in quotes", place)
+            raise YamlError(
+                f"a number has more than {MAX_NUMBER_LENGTH} digits; put text in quotes", location
+            )
         return text
     if INT.fullmatch(text):
-        # A leading zero is no sign of octal here.
+        # A leading zero does not mean octal in YAML 1.2.
         return int(text, 0 if text[:2] in ("0o", "0x") else 10)
     return float(text) if FLOAT.fullmatch(text) else text

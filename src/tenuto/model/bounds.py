@@ -1,4 +1,4 @@
-"""Limits on everything that comes from outside, and the checks that hold them."""
+"""Limits on every input, and the functions that check them."""
 
 import math
 from datetime import datetime
@@ -31,61 +31,66 @@ MAX_NAMED_SECRETS = 1_000
 MAX_DEPENDENCIES = 10_000
 
 
-def text(field: str, value: str, longest: int, *, empty: bool = True) -> str:
-    """The value, or `Invalid` when no database could keep it or it is out of bounds."""
+def check_text(field: str, value: str, max_length: int, *, empty: bool = True) -> str:
+    """Returns the text; raises `Invalid` if it is too long, empty or cannot be stored."""
     if not empty and not value.strip():
         raise Invalid(f"{field} must not be empty", field=field)
-    if len(value) > longest:
+    if len(value) > max_length:
         raise Invalid(
-            f"{field} is {len(value):,} characters long; at most {longest:,} are accepted",
+            f"{field} is {len(value):,} characters long; at most {max_length:,} are allowed",
             "too_large",
             field=field,
         )
-    if not storable(value):
+    if not is_storable(value):
         raise Invalid(
             f"{field} holds a NUL or a lone surrogate character", "text_invalid", field=field
         )
     return value
 
 
-def storable(value: str) -> bool:
-    """Whether every database can keep the text: no NUL, no lone surrogate."""
+def is_storable(value: str) -> bool:
+    """True if every database can store the text: no NUL and no lone surrogate."""
     if value.isascii():
         return "\x00" not in value
     return "\x00" not in value and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
-def clean(value: str, longest: int) -> str:
-    """Text from a program's output made storable: bad characters replaced, the end cut off."""
-    if not storable(value):
+def make_storable(value: str, max_length: int) -> str:
+    """Returns a program's output as storable text: bad characters replaced, the end cut off."""
+    if not is_storable(value):
         value = value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
-    return value if len(value) <= longest else value[: longest - 1] + "…"
+    return value if len(value) <= max_length else value[: max_length - 1] + "…"
 
 
-def number(field: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise Invalid(f"{field} must be between {least:,} and {most:,}, not {value:,}", field=field)
+def check_number(field: str, value: float, minimum: float, maximum: float) -> None:
+    if not minimum <= value <= maximum:
+        raise Invalid(
+            f"{field} must be between {minimum:,} and {maximum:,}, not {value:,}", field=field
+        )
 
 
-def whole(field: str, value: int, least: int, most: int) -> None:
-    """Raise `Invalid` unless the value is a whole number within the limits."""
-    if type(value) is not int:  # a bool is none
+def check_whole(field: str, value: int, minimum: int, maximum: int) -> None:
+    """Raises `Invalid` unless the value is a whole number within the limits."""
+    if type(value) is not int:  # a bool is not accepted
         raise Invalid(f"{field} must be a whole number", field=field)
-    if not least <= value <= most:
-        number(field, value, least, most)
+    if not minimum <= value <= maximum:
+        check_number(field, value, minimum, maximum)
 
 
-def instant(field: str, value: datetime | None) -> None:
-    """Raise `Invalid` unless the instant is none, or one that everybody understands alike."""
+def check_instant(field: str, value: datetime | None) -> None:
+    """Raises `Invalid` if the instant has no time zone or its year is out of range."""
     if value is None:
         return
     if value.tzinfo is None:
         raise Invalid(f"{field} needs a time zone", field=field)
-    number(f"the year of {field}", value.year, 1970, 9000)
+    check_number(f"the year of {field}", value.year, 1970, 9000)
 
 
-def json_text(field: str, value: Any) -> str | None:
-    """The value as JSON text, `None` for `None`; `Invalid` when it is not plain, small JSON."""
+def to_json_text(field: str, value: Any) -> str | None:
+    """Returns the value as JSON text, `None` for `None`.
+
+    Raises `Invalid` if it is not JSON, too large, nested too deep or cannot be stored.
+    """
     if value is None:
         return None
     _check_json(field, value, 0)
@@ -95,7 +100,7 @@ def json_text(field: str, value: Any) -> str | None:
         raise Invalid(f"{field} is not JSON: {error}", "invalid_json", field=field) from error
     if len(encoded) > MAX_JSON:
         raise Invalid(
-            f"{field} is {len(encoded):,} bytes of JSON; at most {MAX_JSON:,} are accepted",
+            f"{field} is {len(encoded):,} bytes of JSON; at most {MAX_JSON:,} are allowed",
             "too_large",
             field=field,
         )
@@ -103,7 +108,7 @@ def json_text(field: str, value: Any) -> str | None:
 
 
 def parse_json(field: str, source: str | bytes) -> Any:
-    """The value of JSON text from outside."""
+    """Returns the value of untrusted JSON text; raises `Invalid` if it cannot be parsed."""
     try:
         return msgspec.json.decode(source)
     except RecursionError as error:
@@ -116,7 +121,7 @@ def _check_json(field: str, value: Any, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise Invalid(f"{field} is nested deeper than {MAX_DEPTH}", "too_deep", field=field)
     if isinstance(value, str):
-        if not storable(value):
+        if not is_storable(value):
             raise Invalid(
                 f"{field} holds a NUL or a lone surrogate character", "text_invalid", field=field
             )

@@ -1,111 +1,111 @@
-"""Every error a caller can meet.
+"""Every error that a caller can receive.
 
 TenutoError
-├── Invalid        what was sent can never be accepted
-├── NotFound       no such thing in this workspace
-├── Conflict       the state of things does not allow it now; expected under concurrency
-├── Unauthenticated nobody knows who asks
-├── Forbidden      the caller may not
-├── TooMany        the caller asks too often, or has too much; later it may succeed
-├── Unavailable    the store or a service cannot answer; the same call may succeed later
-└── Incompatible   program and database do not fit each other
+├── Invalid        the request can never be accepted
+├── NotFound       the object does not exist in this workspace
+├── Conflict       the present state does not allow the request; expected under concurrency
+├── Unauthenticated the caller is unknown: no valid token or login
+├── Forbidden      the caller has no permission
+├── TooMany        too many requests, or a quota is reached; it may succeed later
+├── Unavailable    the store or a service does not respond; the same call may succeed later
+└── Incompatible   the versions of program and database do not fit
 
-Each error carries a stable `code` from `CODES`; callers decide by code, people read the message.
+Each error has a stable `code` from `CODES`. Programs decide by the code; people read the message.
 """
 
 from typing import Any, ClassVar
 
 CODES: dict[str, str] = {
-    "agent_draining": "The agent is to end and takes no more tasks.",
-    "agent_terminated": "The agent was terminated and takes no more tasks.",
-    "attempts_used_up": "The task has no tries left.",
-    "body_too_large": "The request's body is larger than this server accepts.",
-    "budget_too_small": "The budget is used up already.",
-    "bulk_too_large": "A bulk submit holds at most 10,000 tasks.",
-    "cancel_requested": "The task is being cancelled; nothing more is accepted from its attempt.",
+    "agent_draining": "The agent is draining and accepts no more tasks.",
+    "agent_terminated": "The agent was terminated and accepts no more tasks.",
+    "attempts_used_up": "The task has no attempts left.",
+    "body_too_large": "The request body is larger than this server allows.",
+    "budget_too_small": "The requested budget is already used up.",
+    "bulk_too_large": "A bulk submit can have at most 10,000 tasks.",
+    "cancel_requested": "The task is being cancelled: nothing more is accepted from its attempt.",
     "checkpoint_stale": "A checkpoint with a higher number is already stored.",
-    "child_in_two_groups": "A child belongs to at most one group, and stands in it once.",
-    "corrupt": "The stored row cannot be read; it was taken out of the queue.",
-    "database_invalid": "The database address is not one this program understands.",
-    "database_switching": "The database changes its server at this moment; try again soon.",
-    "database_unreachable": "The database cannot be opened or does not answer.",
-    "dependency_cycle": "The tasks would wait for each other in a circle.",
-    "dependency_failed": "Something that the task waits for failed.",
-    "dependency_unknown": "The task that is to be waited for does not exist.",
-    "escalation_required": "The agent must say why it failed, and what is to be done.",
-    "expression_failed": "The expression has no answer: a name is missing or types do not fit.",
-    "expression_invalid": "The expression cannot be understood, or is too costly.",
-    "folder_unsafe": "A folder that must be private is somebody else's, or open to others.",
+    "child_in_two_groups": "A task or group can be a child of one group only, and only once.",
+    "corrupt": "The stored row cannot be read; the task was removed from the queue.",
+    "database_invalid": "The database address is not supported.",
+    "database_switching": "The database is switching to another server; try again soon.",
+    "database_unreachable": "The database cannot be opened or does not respond.",
+    "dependency_cycle": "The tasks or definitions depend on each other in a cycle.",
+    "dependency_failed": "A dependency of the task failed.",
+    "dependency_unknown": "A dependency of the task does not exist.",
+    "escalation_required": "The agent must say why it failed and what to do next.",
+    "expression_failed": "The expression has no value: a name is missing or types do not match.",
+    "expression_invalid": "The expression cannot be parsed, or costs too many steps.",
+    "folder_unsafe": "A folder that must be private belongs to another user or is open to others.",
     "forbidden": "The caller's role or token does not allow it.",
-    "headers_too_large": "The request's headers are larger, or more, than this server accepts.",
-    "idempotency_conflict": "The key was used before: with other content, or without an answer.",
-    "in_progress": "A request with the same idempotency key is still being answered.",
-    "internal": "A fault in this program.",
-    "invalid_filter": "The filter names something that cannot be filtered by.",
-    "invalid_json": "The value is not JSON this system accepts.",
-    "invalid_request": "What was sent is no HTTP request.",
+    "headers_too_large": "The request headers are larger, or more, than this server allows.",
+    "idempotency_conflict": "The key was used before: for another request, or without a result.",
+    "in_progress": "A request with the same idempotency key is still in progress.",
+    "internal": "An internal error in this program.",
+    "invalid_filter": "The filter has a field that cannot be filtered by.",
+    "invalid_json": "The value is not valid JSON.",
+    "invalid_request": "The request is not valid HTTP.",
     "invalid_value": "A field has a value outside its range.",
-    "keys_invalid": "The keys that seal secrets are missing, weak, malformed or open to others.",
-    "last_owner": "A workspace keeps at least one owner.",
-    "lease_lost": "The attempt no longer owns the task.",
-    "login_refused": "The name or the password is wrong.",
-    "mailbox_full": "As many messages wait for the agent as may.",
-    "method_not_allowed": "The path knows other methods.",
-    "name_taken": "Something of that name exists already.",
-    "nesting_too_deep": "Groups are nested deeper than 64.",
+    "keys_invalid": "The encryption keys are missing, weak, malformed or readable by others.",
+    "last_owner": "A workspace must have at least one owner.",
+    "lease_lost": "The attempt no longer holds the lease of the task.",
+    "login_refused": "The user name or the password is wrong.",
+    "mailbox_full": "The agent has the maximum number of waiting messages.",
+    "method_not_allowed": "The path does not support this method.",
+    "name_taken": "The name is already in use.",
+    "nesting_too_deep": "Groups are nested deeper than 64 levels.",
     "not_found": "Nothing with that id exists in this workspace.",
-    "out_of_turn": "The command does not fit the task's present status.",
-    "path_missing": "A reference leads to something that the result does not have.",
+    "out_of_turn": "The command is not allowed in the present status.",
+    "path_missing": "The path of a reference does not exist in the result.",
     "pause_requested": "The task is being paused; only a last checkpoint is accepted.",
-    "payload_pruned": "What the task asked for is gone, by its age or because it was deleted.",
-    "pooler_unsuitable": "The pooler before the database cannot be used in transaction mode.",
-    "port_taken": "The API cannot listen where it was told to.",
+    "payload_pruned": "The task's payload was deleted, by its age or by a user.",
+    "pooler_unsuitable": "The pooler in front of the database cannot be used in transaction mode.",
+    "port_taken": "The API cannot listen on its address.",
     "quota_exceeded": "The workspace has reached one of its quotas.",
-    "rate_limited": "The token asks too often.",
-    "reference_invalid": "A reference to a result is malformed or refers to no predecessor.",
+    "rate_limited": "The token sends too many requests.",
+    "reference_invalid": "A reference to a result is malformed or its task is no predecessor.",
     "request_timeout": "The request's headers or body did not arrive in time.",
-    "result_missing": "A reference is to a task that made no result in this flow.",
-    "schedule_invalid": "The schedule cannot be understood, or never comes due.",
-    "schema_newer": "The database was upgraded by a newer, incompatible program.",
-    "schema_older": "The database has not been migrated to what this program needs.",
-    "secret_forbidden": "The secret is not for this role, agent or definition.",
-    "secret_in_definition": "A definition is stored as written; it names secrets.",
-    "secret_unknown": "The workspace has no secret of that name.",
-    "secret_unreadable": "What is sealed was altered, or its key is not in this program's ring.",
-    "secrets_unavailable": "This program has no keys: it can neither seal secrets nor open them.",
-    "server_unreachable": "The server does not answer, or something else answers in its place.",
-    "signature_invalid": "The message was not signed with this secret, or not within five minutes.",
-    "step_budget": "The flow has made all the jumps that it may.",
-    "step_conflict": "The step is already recorded with another value.",
-    "storage_full": "The disk or the database has no room left.",
-    "target_unknown": "Nothing with that key is defined.",
-    "text_invalid": "Text holds NUL or half a surrogate pair, which no database can keep.",
-    "too_deep": "The JSON value is nested too deep.",
+    "result_missing": "A reference is to a task that has no result in this flow.",
+    "schedule_invalid": "The schedule cannot be parsed, or has no times.",
+    "schema_newer": "The database was upgraded by a newer, incompatible version of this program.",
+    "schema_older": "The database schema is older than this program; migrate it.",
+    "secret_forbidden": "This role, agent or definition may not use the secret.",
+    "secret_in_definition": "A definition must not have secret values; refer to a stored secret.",
+    "secret_unknown": "The workspace has no secret with that name.",
+    "secret_unreadable": "An encrypted value was altered, or its key is not in the key ring.",
+    "secrets_unavailable": "No encryption keys are configured: secrets cannot be stored or read.",
+    "server_unreachable": "The server does not respond, or another program does in its place.",
+    "signature_invalid": "The message is not signed with this secret, or not within five minutes.",
+    "step_budget": "The flow has used all its jumps.",
+    "step_conflict": "The step is already stored with another value.",
+    "storage_full": "The disk or the database is full.",
+    "target_unknown": "No definition has that key.",
+    "text_invalid": "The text contains NUL or a lone surrogate, which no database can store.",
+    "too_deep": "The JSON value is nested too deeply.",
     "too_large": "The value is larger than its limit.",
-    "too_many_bytes": "Large bodies are in progress, of the token, the workspace or all together.",
-    "too_many_children": "The task has as many children as it may have.",
-    "too_many_connections": "The server or the client's address has as many connections as it may.",
+    "too_many_bytes": "Too many body bytes are in progress: of a token, workspace or in total.",
+    "too_many_children": "The task has the maximum number of subtasks.",
+    "too_many_connections": "The server or the client address has too many connections.",
     "too_many_lanes": "The workspace has too many distinct sets of task requirements.",
-    "too_many_polls": "The token has as many claims waiting as it may have.",
-    "too_many_streams": "The token or the workspace has as many live streams as it may have.",
-    "too_many_values": "The body has more names and elements than this server accepts.",
-    "too_many_webhooks": "The workspace has as many webhooks as it may have.",
-    "too_many_workspaces": "As many workspaces were made from here as may be.",
-    "tree_too_deep": "The task stands too deep below the first of its tree to make more.",
-    "unauthenticated": "No token, or one that does not hold.",
-    "unsupported_media_type": "The body is not JSON.",
-    "url_forbidden": "The URL leads where this program must not connect to.",
-    "url_invalid": "The URL cannot be understood, or its host cannot be found.",
-    "version_conflict": "Somebody changed it since it was read; read it again.",
-    "webhook_disabled": "The webhook is disabled or gone, so nothing is sent to it.",
-    "wrong_database": "The database's addresses lead to different databases, so nothing is done.",
-    "wrong_role": "A database connection acts in another role than it must, so nothing is done.",
-    "yaml_invalid": "The YAML cannot be understood.",
+    "too_many_polls": "The token has the maximum number of waiting claims.",
+    "too_many_streams": "The token or the workspace has the maximum number of live streams.",
+    "too_many_values": "The body has more names and values than this server allows.",
+    "too_many_webhooks": "The workspace has the maximum number of webhooks.",
+    "too_many_workspaces": "The maximum number of workspaces was created from this workspace.",
+    "tree_too_deep": "The task is at the maximum subtask depth and cannot create subtasks.",
+    "unauthenticated": "The token is missing or not valid.",
+    "unsupported_media_type": "The request body is not JSON.",
+    "url_forbidden": "The URL leads to an address that this program must not connect to.",
+    "url_invalid": "The URL cannot be parsed, or its host name cannot be resolved.",
+    "version_conflict": "It was changed since it was read; read it again and repeat the change.",
+    "webhook_disabled": "The webhook is disabled or deleted, so nothing is sent to it.",
+    "wrong_database": "The database addresses lead to different databases; nothing was done.",
+    "wrong_role": "A database connection has another role than required; nothing was done.",
+    "yaml_invalid": "The YAML cannot be parsed.",
 }
 
 
 class TenutoError(Exception):
-    """Base of all errors that are answers rather than bugs."""
+    """Base of all expected errors: responses to a caller, not bugs."""
 
     default_code: ClassVar[str] = "internal"
 
@@ -121,37 +121,37 @@ class TenutoError(Exception):
 
 
 class Invalid(TenutoError):
-    """What was sent can never be accepted."""
+    """The request can never be accepted."""
 
     default_code = "invalid_value"
 
 
 class NotFound(TenutoError):
-    """No such thing in this workspace."""
+    """The object does not exist in this workspace."""
 
     default_code = "not_found"
 
 
 class Conflict(TenutoError):
-    """The state of things does not allow it now."""
+    """The present state does not allow the request."""
 
     default_code = "out_of_turn"
 
 
 class Unauthenticated(TenutoError):
-    """Nobody knows who asks."""
+    """The caller is unknown: no valid token or login."""
 
     default_code = "unauthenticated"
 
 
 class Forbidden(TenutoError):
-    """The caller may not."""
+    """The caller has no permission."""
 
     default_code = "forbidden"
 
 
 class TooMany(TenutoError):
-    """The caller asks too often, or has too much; `retry_after` seconds from now it may succeed."""
+    """Too many requests, or a quota is reached; it may succeed after `retry_after` seconds."""
 
     default_code = "rate_limited"
 
@@ -161,13 +161,13 @@ class TooMany(TenutoError):
 
 
 class Unavailable(TenutoError):
-    """The store or a service cannot answer; the same call may succeed later."""
+    """The store or a service does not respond; the same call may succeed later."""
 
     default_code = "database_unreachable"
 
 
 class Incompatible(TenutoError):
-    """Program and database do not fit each other."""
+    """The versions of program and database do not fit."""
 
     default_code = "schema_newer"
 
@@ -196,5 +196,5 @@ EXIT_CODE: dict[type[TenutoError], int] = {
 
 
 def lookup(table: dict[type[TenutoError], int], error: TenutoError) -> int:
-    """The entry of the error's own class in the tree."""
+    """Returns the table's entry for the class of the error."""
     return table[type(error)]

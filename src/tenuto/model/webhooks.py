@@ -1,4 +1,4 @@
-"""Webhooks: which events there are, who is told, and when a failing endpoint is tried again."""
+"""Webhooks: their events, event filters, retry delays and the circuit breaker."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -9,12 +9,12 @@ from tenuto.model.errors import Invalid
 from tenuto.model.tasks.retry import RetryPolicy, backoff
 from tenuto.model.tasks.task import Status
 
-WHSEC = "whsec_"
+SIGNING_PREFIX = "whsec_"
 MAX_URL = 2_000
 MAX_WEBHOOKS = 20
-"""Of a workspace: each of them gets every event it asks for."""
-MAX_SAID = 200
-"""How much of an endpoint's answer is kept."""
+"""Per workspace: every webhook receives every event that it subscribes to."""
+MAX_RESPONSE_TEXT = 200
+"""Characters of an endpoint's response that are stored."""
 
 STATUS_CHANGED = "task.status_changed"
 EVENTS = frozenset(
@@ -23,75 +23,83 @@ EVENTS = frozenset(
         *(f"task.{status.lower()}" for status in Status),
         "task.dependency_cycle",
         "inbox.created",
-        *(f"agent.{what}" for what in ("stale", "error", "recovered", "draining", "terminated")),
+        *(f"agent.{name}" for name in ("stale", "error", "recovered", "draining", "terminated")),
     }
 )
-_WHOLE = frozenset({"*", *(f"{name.partition('.')[0]}.*" for name in EVENTS)})
+_WILDCARDS = frozenset({"*", *(f"{name.partition('.')[0]}.*" for name in EVENTS)})
 
 MAX_TRIES = 12
+"""Tries of one delivery."""
 RETRY = RetryPolicy(base_s=5.0, cap_s=3600.0)
-TRIP_AFTER = 5
-"""Failures in a row after which an endpoint is left alone for a while."""
-REST = RetryPolicy(base_s=30.0, cap_s=3600.0, jitter=0.0)
-DISABLE_AFTER = 84
-"""Failures in a row after which nobody lives there: rests of an hour make that three days."""
+TRIP_AFTER_FAILURES = 5
+"""Failures in a row after which an endpoint's circuit opens for a while."""
+CIRCUIT_DELAYS = RetryPolicy(base_s=30.0, cap_s=3600.0, jitter=0.0)
+DISABLE_AFTER_FAILURES = 84
+"""Failures in a row after which an endpoint is disabled: about three days, with one-hour delays."""
 
 
-def check_events(wanted: Sequence[str]) -> list[str]:
-    """The names in order and once each; `Invalid` names one that no event could match."""
-    if not wanted:
-        raise Invalid("events must name at least one event", field="events")
-    for name in wanted:
-        if name not in EVENTS and name not in _WHOLE:
-            known = ", ".join(sorted(EVENTS | _WHOLE))
-            raise Invalid(f"no event {name[:60]!r}; known are {known}", field="events")
-    return sorted(set(wanted))
+def check_events(patterns: Sequence[str]) -> list[str]:
+    """Returns the patterns sorted and without duplicates.
+
+    Raises `Invalid` for an empty list and for a pattern that no event can match.
+    """
+    if not patterns:
+        raise Invalid("events must contain at least one event", field="events")
+    for pattern in patterns:
+        if pattern not in EVENTS and pattern not in _WILDCARDS:
+            known = ", ".join(sorted(EVENTS | _WILDCARDS))
+            raise Invalid(f"unknown event {pattern[:60]!r}; use one of {known}", field="events")
+    return sorted(set(patterns))
 
 
-def wants(patterns: Iterable[str], event: str) -> bool:
-    """Whether a webhook with these patterns is told of the event."""
+def is_subscribed(patterns: Iterable[str], event: str) -> bool:
+    """True if a webhook with these patterns receives the event."""
     return not {"*", event, f"{event.partition('.')[0]}.*"}.isdisjoint(patterns)
 
 
-def events_of(previous: str | None, new: str | None, kind: str = "") -> tuple[str, ...]:
-    """The events that a row of the trail stands for: a task's none unless its status changed."""
+def webhook_events(previous: str | None, new: str | None, kind: str = "") -> tuple[str, ...]:
+    """Returns the webhook events of an audit row; none if the task's status did not change."""
     if kind.startswith("agent_"):
         name = kind.replace("_", ".", 1)
         return (name,) if name in EVENTS else ()
     if new is None or previous == new:
         return ()
-    usual = (STATUS_CHANGED, f"task.{new.lower()}")
-    return (*usual, "task.dependency_cycle") if kind == "dependency_cycle" else usual
+    names = (STATUS_CHANGED, f"task.{new.lower()}")
+    return (*names, "task.dependency_cycle") if kind == "dependency_cycle" else names
 
 
-def next_try(tries: int, now: datetime, roll: float) -> datetime | None:
-    """When a delivery is tried again after that many tries; `None` when it is given up."""
+def next_try_at(tries: int, now: datetime, roll: float) -> datetime | None:
+    """Returns when a delivery is retried after `tries` tries; `None` after `MAX_TRIES`."""
     if tries >= MAX_TRIES:
         return None
     return now + timedelta(seconds=backoff(RETRY, tries, roll))
 
 
 class EndpointHealth(msgspec.Struct, frozen=True):
-    """How an endpoint has answered lately: failures in a row, and until when it is left alone."""
+    """Recent results of an endpoint: failures in a row, and until when its circuit is open.
+
+    No requests are sent before `closed_until`.
+    """
 
     failures: int = 0
     closed_until: datetime | None = None
 
     @property
-    def tripped(self) -> bool:
-        """Nothing but one probe at a time may be sent."""
-        return self.failures >= TRIP_AFTER
+    def is_tripped(self) -> bool:
+        """True if the circuit is open: only one probe at a time may be sent."""
+        return self.failures >= TRIP_AFTER_FAILURES
 
 
 def after_failure(health: EndpointHealth, now: datetime, *, probe: bool) -> EndpointHealth:
-    """The endpoint's health after one more failure.
+    """Returns the endpoint's health after one more failure.
 
-    Of a tripped endpoint only the probe counts: what was sent before it tripped tells nothing new.
+    If the circuit is open, only a failed probe counts: requests sent earlier give no new
+    information.
     """
-    if health.tripped and not probe:
+    if health.is_tripped and not probe:
         return health
     failures = health.failures + 1
-    if failures < TRIP_AFTER:
+    if failures < TRIP_AFTER_FAILURES:
         return EndpointHealth(failures)
-    rest = backoff(REST, failures - TRIP_AFTER + 1, 0.5)
-    return EndpointHealth(failures, now + timedelta(seconds=rest))
+    delay_s = backoff(CIRCUIT_DELAYS, failures - TRIP_AFTER_FAILURES + 1, 0.5)
+    return EndpointHealth(failures, now + timedelta(seconds=delay_s))

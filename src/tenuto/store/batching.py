@@ -1,7 +1,7 @@
-"""Group commit: callers that arrive while a transaction is under way share the next one.
+"""Group commit: callers that arrive while a transaction is running share the next one.
 
-A lone caller waits for nobody. Every kind of batched write is repeatable (ids are made by the
-caller, ends are recognised by their fence), so after a lost connection the batch just runs again.
+A single caller does not wait. Every kind of batched write is repeatable (callers create ids,
+completions are recognised by their fence), so after a lost connection the batch runs again.
 """
 
 import asyncio
@@ -17,34 +17,39 @@ from tenuto.periodic import NextTick
 from tenuto.store.protocol import Script, Store
 
 Answers = Sequence[Any]
-"""One per item, in order; an exception instance is raised to that item's caller."""
+"""One result per item, in order; an exception instance is raised to that item's caller."""
 
 
-_LONELY = 8
-"""After so many callers without company only one of as many looks for it."""
+_SOLO_LIMIT = 8
+"""After this many callers in a row without a batch, only one in as many waits for a batch."""
 
 
 class WriteKind(msgspec.Struct, frozen=True, eq=False):
-    """A write that many callers can share: a script over all their items."""
+    """A kind of write that many callers can share: a script over all their items."""
 
     name: str
     script: Callable[[list[Any]], Script[Answers]]
     one_statement: bool = False
-    """The script yields exactly once, so it needs no transaction around it."""
+    """True if the script yields exactly once, so that it needs no transaction around it."""
     alone: bool = False
-    """Items share no statement; where kinds do not mix, each gets its own transaction."""
+    """True if items share no statement; where kinds do not mix, each gets its own transaction."""
     at_once: bool = False
-    """A caller who finds nobody writing does not wait a turn for company: most come alone.
+    """True if a caller starts at once when no write is running: most calls come alone.
 
-    Where kinds mix, all wait: there a lone write holds up whoever might have shared it.
+    Where kinds mix, all wait: there a single write delays the callers that could have shared it.
     """
     leads: bool = False
-    """What it writes is what a claim right after it looks for: one claim goes along behind it."""
+    """True if a claim usually follows and needs what this writes: one claim joins its batch."""
     single: Callable[[Any], Callable[[], Script[Any]] | None] | None = None
-    """The same for one item in one statement, where that may do; `None` if it did not."""
+    """Returns a script that writes one item in one statement, or `None` if that is not possible.
+
+    The script returns `None` if the one statement could not do it.
+    """
 
 
 class _QueuedWrite(msgspec.Struct, eq=False):
+    """One item that waits for its batch."""
+
     kind: WriteKind
     item: Any
     key: int | None
@@ -52,204 +57,213 @@ class _QueuedWrite(msgspec.Struct, eq=False):
 
 
 class Batcher:
-    """Gathers writes and runs as many batches at once as the store has writers."""
+    """Queues writes and runs as many batches at once as the store has writers."""
 
-    def __init__(self, store: Store, most: int = 1000) -> None:
+    def __init__(self, store: Store, max_batch: int = 1000) -> None:
         self._store = store
-        self._most = most
+        self._max_batch = max_batch
         self._queue: deque[_QueuedWrite] = deque()
         self._running: set[object] = set()
-        """Batches under way, and callers that write without one."""
+        """Running batches, and callers that write without a batch."""
         self._starting = False
-        self._lonely = 0
-        """Callers in a row that had no company."""
+        self._solo_callers = 0
+        """Callers in a row that shared no batch."""
 
     def submit(self, kind: WriteKind, item: Any, key: int | None = None) -> Awaitable[Any]:
-        """The answer to the item once its transaction is durable.
+        """Returns the item's result once its transaction is durable.
 
-        Two items with one key never share a statement. Keys are hashed a lot: ids come as numbers.
+        Two items with one key never share a statement. Keys are hashed often, so ids are integers.
         """
         if self._queue or not (self._skips_batch(kind) or self._can_wait_for_batch(kind)):
-            return self._queued(kind, item, key)
-        return self._first(kind, item, key)
+            return self._enqueue(kind, item, key)
+        return self._submit_first(kind, item, key)
 
-    def _queued(self, kind: WriteKind, item: Any, key: int | None) -> "asyncio.Future[Any]":
-        """The answer to an item that waits for its batch."""
-        self._lonely = 0
+    def _enqueue(self, kind: WriteKind, item: Any, key: int | None) -> "asyncio.Future[Any]":
+        """Queues an item; returns the future of its result."""
+        self._solo_callers = 0
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._queue.append(_QueuedWrite(kind, item, key, future))
-        if kind.leads:  # the claim for a slot comes a turn after the end of what had the slot
+        if kind.leads:  # the claim for a slot comes one tick after the completion that freed it
             loop.call_soon(self._start)
         else:
             self._start()
         return future
 
-    async def _first(self, kind: WriteKind, item: Any, key: int | None) -> Any:
-        """The answer to an item that came first: without a batch, unless others come, too."""
+    async def _submit_first(self, kind: WriteKind, item: Any, key: int | None) -> Any:
+        """Writes an item that found no queue: without a batch, unless other writes arrive."""
         if self._queue:
-            return await self._queued(kind, item, key)
+            return await self._enqueue(kind, item, key)
         if self._skips_batch(kind):
             return await self._run_single(kind, item)
         if self._can_wait_for_batch(kind):
-            self._lonely += 1
-            if self._lonely > _LONELY and self._lonely % _LONELY:
+            self._solo_callers += 1
+            if self._solo_callers > _SOLO_LIMIT and self._solo_callers % _SOLO_LIMIT:
                 return await self._run_single(kind, item)
             await self._wait_one_tick()
             if not self._running:
                 return await self._run_single(kind, item)
-        return await self._queued(kind, item, key)
+        return await self._enqueue(kind, item, key)
 
     async def _wait_one_tick(self) -> None:
-        """Over after a turn of the loop; whoever came meanwhile is under way by then."""
+        """Waits one event-loop tick, so that writes arriving meanwhile join the batch."""
         self._starting = True
         try:
             await NextTick()
         except asyncio.CancelledError:
             self._starting = False
-            self._start()  # they go without us
+            self._start()  # the others run without this caller
             raise
         self._starting = False
         self._start()
 
     def _skips_batch(self, kind: WriteKind) -> bool:
-        """Whether an item had better not wait a turn for company."""
+        """True if an item is faster without waiting for a batch."""
         if kind.alone and not self._store.mixes:
             return len(self._running) < self._store.writers
         return kind.at_once and not self._store.mixes and not self._running
 
     def _can_wait_for_batch(self, kind: WriteKind) -> bool:
-        """Whether a caller may look for company by itself: where kinds mix and nobody writes."""
+        """True if a caller may wait for a batch itself: kinds mix and no write is running."""
         idle = not (self._starting or self._running)
         return idle and self._store.mixes and not kind.leads
 
     async def _run_single(self, kind: WriteKind, item: Any) -> Any:
-        """The answer to an item that shares nothing: without a batch, in the caller's own task."""
+        """Writes one item without a batch, in the caller's own asyncio task; returns its result."""
         caller = object()
         self._running.add(caller)
         try:
-            [[answer]] = await self._begun([(kind, [item])])
+            [[answer]] = await self._run_transaction([(kind, [item])])
         except (Exception, asyncio.CancelledError):
-            # Not for a task that is dropped: the loop is gone, and nobody can go on.
-            self._go_on_after(caller)
+            # Not on GeneratorExit: the loop is closed, and no other write can start.
+            self._finish_single(caller)
             raise
-        self._go_on_after(caller)
+        self._finish_single(caller)
         crash_point("engine.committed")
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
-    def _go_on_after(self, caller: object) -> None:
+    def _finish_single(self, caller: object) -> None:
+        """Removes a caller without a batch and starts the next batch."""
         self._running.discard(caller)
         self._start()
 
     def _start(self) -> None:
+        """Starts a task for the next batch, if writes wait and a writer is free."""
         if self._queue and not self._starting and len(self._running) < self._store.writers:
             self._starting = True
-            task = asyncio.get_running_loop().create_task(self._go())
+            task = asyncio.get_running_loop().create_task(self._run_next_batch())
             self._running.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_task_done)
 
-    async def _go(self) -> None:
-        # One turn of the loop after the first caller: whatever is ready by now joins the batch.
+    async def _run_next_batch(self) -> None:
+        # One tick after the first caller: writes that arrived by now join the batch.
         self._starting = False
-        batch = self._take()
+        batch = self._take_batch()
         self._start()
         if batch:
             await self._run(batch)
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         self._running.discard(task)
         if not task.cancelled():
             task.result()
         self._start()
 
-    def _take(self) -> list[_QueuedWrite]:
+    def _take_batch(self) -> list[_QueuedWrite]:
+        """Takes the next batch from the queue; writes that cannot join keep their order."""
         batch: list[_QueuedWrite] = []
-        later: list[_QueuedWrite] = []
+        postponed: list[_QueuedWrite] = []
         keys: set[int | None] = set()
-        while self._queue and len(batch) < self._most:
-            waiting = self._queue.popleft()
-            if waiting.future.cancelled():
+        while self._queue and len(batch) < self._max_batch:
+            write = self._queue.popleft()
+            if write.future.cancelled():
                 continue
-            twice = waiting.key is not None and waiting.key in keys
-            if twice or (batch and not self._joins(waiting, batch)):
-                later.append(waiting)
+            has_duplicate_key = write.key is not None and write.key in keys
+            if has_duplicate_key or (batch and not self._can_join(write, batch)):
+                postponed.append(write)
                 continue
-            keys.add(waiting.key)
-            batch.append(waiting)
-        self._queue.extendleft(reversed(later))
+            keys.add(write.key)
+            batch.append(write)
+        self._queue.extendleft(reversed(postponed))
         return batch
 
-    def _joins(self, waiting: _QueuedWrite, batch: list[_QueuedWrite]) -> bool:
+    def _can_join(self, write: _QueuedWrite, batch: list[_QueuedWrite]) -> bool:
+        """True if a write may share the transaction of this batch."""
         if self._store.mixes:
             return True
         first = batch[0].kind
-        if waiting.kind is first:
+        if write.kind is first:
             return not first.alone
-        return first.leads and waiting.kind.alone and len(batch) == 1
+        return first.leads and write.kind.alone and len(batch) == 1
 
     async def _run(self, batch: list[_QueuedWrite]) -> None:
+        """Commits a batch; after an internal error each write runs again alone."""
         try:
             await self._commit(batch)
         except Unavailable as error:
-            _refuse(batch, error)
-        except Exception as error:  # noqa: BLE001  belongs to some caller: find out whose
+            _fail_all(batch, error)
+        except Exception as error:  # noqa: BLE001  belongs to one caller: find out which
             if len(batch) == 1:
-                _refuse(batch, error)
+                _fail_all(batch, error)
                 return
-            for waiting in batch:
-                await self._run([waiting])
+            for write in batch:
+                await self._run([write])
         except asyncio.CancelledError:
-            _refuse(batch, asyncio.CancelledError())
+            _fail_all(batch, asyncio.CancelledError())
             raise
 
     async def _commit(self, batch: list[_QueuedWrite]) -> None:
-        if not self._store.mixes and await self._singly(batch[0], batch[1:]):
+        """Runs the transaction of a batch and passes the results to its callers."""
+        if not self._store.mixes and await self._try_single_statement(batch[0], batch[1:]):
             return
         groups: dict[WriteKind, list[_QueuedWrite]] = {}
-        for waiting in batch:
-            groups.setdefault(waiting.kind, []).append(waiting)
-        items = [(kind, [waiting.item for waiting in group]) for kind, group in groups.items()]
-        results = await self._begun(items)
+        for write in batch:
+            groups.setdefault(write.kind, []).append(write)
+        items = [(kind, [write.item for write in group]) for kind, group in groups.items()]
+        results = await self._run_transaction(items)
         crash_point("engine.committed")
-        # The next batch first: the store writes it while callers are told of this one.
+        # The next batch first: the store writes it while callers receive their results.
         self._running.discard(asyncio.current_task())
         self._start()
         for group, answers in zip(groups.values(), results, strict=True):
-            for waiting, answer in zip(group, answers, strict=True):
-                _settle(waiting.future, answer)
+            for write, answer in zip(group, answers, strict=True):
+                _set_result(write.future, answer)
 
-    async def _singly(self, first: _QueuedWrite, others: list[_QueuedWrite]) -> bool:
-        """Whether the first could be written in one statement; then the others are written, too."""
-        make = first.kind.single
-        if make is None or (others and others[0].kind is first.kind):
+    async def _try_single_statement(self, first: _QueuedWrite, others: list[_QueuedWrite]) -> bool:
+        """True if the first write could be done in one statement; then the others are done, too."""
+        create_script = first.kind.single
+        if create_script is None or (others and others[0].kind is first.kind):
             return False
-        script = make(first.item)
+        script = create_script(first.item)
         if script is None:
             return False
         crash_point("engine.before_commit")
         try:
-            answer = await self._store.once(script)
+            answer = await self._store.transact_one(script)
         except Conflict:
-            return False  # somebody wrote the same at that moment
+            return False  # another process wrote the same at that moment
         if answer is None:
             return False
         crash_point("engine.committed")
-        _settle(first.future, answer)
+        _set_result(first.future, answer)
         if others:
             await self._run(others)
         return True
 
-    def _begun(self, items: list[tuple[WriteKind, list[Any]]]) -> Awaitable[list[Answers]]:
-        """The transaction of the items, about to run."""
+    def _run_transaction(
+        self, items: list[tuple[WriteKind, list[Any]]]
+    ) -> Awaitable[list[Answers]]:
+        """Runs the items in one transaction; returns their results by kind."""
         crash_point("engine.before_commit")
         plain = len(items) == 1 and items[0][0].one_statement
-        run = self._store.once if plain else self._store.transact
+        run = self._store.transact_one if plain else self._store.transact
         return run(lambda: _scripts(items, single=self._store.mixes))
 
 
 def _scripts(items: list[tuple[WriteKind, list[Any]]], *, single: bool) -> Script[list[Answers]]:
+    """Runs the scripts of all kinds in one transaction; returns their results by kind."""
     answers: list[Answers] = []
     for kind, group in items:
         answer = None
@@ -260,7 +274,8 @@ def _scripts(items: list[tuple[WriteKind, list[Any]]], *, single: bool) -> Scrip
     return answers
 
 
-def _settle(future: "asyncio.Future[Any]", answer: Any) -> None:
+def _set_result(future: "asyncio.Future[Any]", answer: Any) -> None:
+    """Sets a result or an exception, unless the caller was cancelled."""
     if future.done():
         return
     if isinstance(answer, BaseException):
@@ -269,9 +284,10 @@ def _settle(future: "asyncio.Future[Any]", answer: Any) -> None:
         future.set_result(answer)
 
 
-def _refuse(batch: list[_QueuedWrite], error: BaseException) -> None:
-    for waiting in batch:
+def _fail_all(batch: list[_QueuedWrite], error: BaseException) -> None:
+    """Fails all writes of a batch with one error."""
+    for write in batch:
         if isinstance(error, asyncio.CancelledError):
-            waiting.future.cancel()
+            write.future.cancel()
         else:
-            _settle(waiting.future, error)
+            _set_result(write.future, error)

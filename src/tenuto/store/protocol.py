@@ -1,9 +1,9 @@
-"""What the engine asks of a store.
+"""The interface of a store.
 
 A `Statement` names a query of `queries/` with its arguments. A `Script` is a transaction whose
-statements depend on each other's answers: a generator that yields statements, is sent their rows,
+statements depend on each other's answers: a generator that yields statements, receives their rows,
 and returns its result. It does no I/O itself, so the same script runs on a writer thread, over a
-network connection or inline in the simulator, and may be run again after a deadlock.
+network connection or inline in the simulator, and can be run again after a deadlock.
 """
 
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
@@ -32,73 +32,73 @@ Script = Generator[Statement, Rows, T]
 
 
 class SchemaState(msgspec.Struct, frozen=True):
-    """The schema a database has, and the oldest program knowledge that can live with it."""
+    """The schema number of a database, and the lowest `compat` that a program must support."""
 
     schema: int
     compat: int
 
 
 class Store(Protocol):
-    """The only truth. Every method raises `Unavailable` when the database does not answer."""
+    """A database. Every method raises `Unavailable` when the database does not answer."""
 
     writers: int
-    """How many transactions can usefully be under way at once."""
+    """How many transactions can usefully run at the same time."""
 
     mixes: bool
-    """Whether different kinds of writes should share a transaction."""
+    """True if different kinds of writes should share a transaction."""
 
     clock: Clock
-    """The clock that rules in this store."""
+    """The clock whose time is written to this store."""
 
-    def within(self, workspace: UUID) -> "Store":
-        """The store for one tenant: where the database has roles, it sees that workspace alone.
+    def for_workspace(self, workspace: UUID) -> "Store":
+        """Returns the store for one tenant; in a database with roles it sees that workspace only.
 
-        Closed with this one.
+        It is closed together with this store.
         """
 
-    def unhurried(self) -> "Store":
-        """The same store for maintenance that reads or writes whole tables: it waits for minutes.
+    def for_maintenance(self) -> "Store":
+        """Returns the same store with timeouts of minutes, for work on whole tables.
 
-        Closed with this one.
+        It is closed together with this store.
         """
 
     async def open(self) -> None:
-        """Connect; raises `Incompatible` unless the schema fits this program."""
+        """Connects; raises `Incompatible` unless the schema fits this program."""
 
     async def close(self) -> None:
-        """Let everything go."""
+        """Closes all connections."""
 
     async def migrate(self) -> list[int]:
-        """Bring the schema up to date; answers the numbers applied. Safe in many processes."""
+        """Applies missing migrations; returns their numbers. Many processes may do it at once."""
 
     async def schema(self) -> SchemaState:
-        """The schema as it is; zeros for an empty database."""
+        """Returns the present schema state; zeros for an empty database."""
 
     async def describe(self) -> dict[str, str]:
-        """What an operator wants to know: version, durability, where it is."""
+        """Returns version, durability settings and location, for operators."""
 
     async def fetch(self, statement: Statement) -> list[Row]:
-        """Read in a snapshot of its own."""
+        """Runs one read in its own snapshot; returns its rows."""
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
-        """Run a script in one transaction, durable when this returns."""
+        """Runs a script in one transaction; returns its result once the transaction is durable."""
 
-    async def once(self, script: Callable[[], Script[T]]) -> T:
-        """The same for a script of exactly one statement, which is a transaction by itself."""
+    async def transact_one(self, script: Callable[[], Script[T]]) -> T:
+        """Runs a script of exactly one statement, which is a transaction by itself."""
 
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
-        """Run statements that ask nothing in one transaction, each as soon as it is there.
+        """Runs statements without results in one transaction, each as soon as it is built.
 
-        Where the database works beside us, the next one is made while it runs the last.
+        With a database server, the next statement is built while the server runs the previous one.
         """
 
 
-async def gathered(statements: AsyncIterator[Statement]) -> Callable[[], Script[None]]:
-    """Statements that ask nothing, as a script."""
-    made = [statement async for statement in statements]
+async def collect_script(statements: AsyncIterator[Statement]) -> Callable[[], Script[None]]:
+    """Collects statements without results; returns them as a script."""
+    collected = [statement async for statement in statements]
 
     def script() -> Script[None]:
-        for statement in made:
+        for statement in collected:
             _ = yield statement
 
     return script

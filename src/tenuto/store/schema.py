@@ -1,7 +1,7 @@
-"""Migrations: which there are, how each database spells them, and whether program and schema fit.
+"""Migrations: their list, their text for each database, and the check of program and schema.
 
-Rule: a database is refused when its `compat` is above what this program knows, or its schema below
-what this program needs. A newer schema that says it is compatible runs.
+Rule: a database is refused when its `compat` is above `MAX_COMPAT`, or its schema number is below
+`REQUIRED_SCHEMA`. A newer schema whose `compat` is low enough is accepted.
 """
 
 import re
@@ -11,30 +11,30 @@ import msgspec
 
 from tenuto.model.errors import Incompatible
 
-NEEDS = 8
-"""The schema number this program needs."""
-KNOWS = 4
-"""The highest `compat` this program may run under."""
+REQUIRED_SCHEMA = 8
+"""The lowest schema number that this program can use."""
+MAX_COMPAT = 4
+"""The highest `compat` of a database that this program can use."""
 
-BOOKKEEPING = """
+MIGRATION_TABLE = """
 create table if not exists schema_migration (
   number bigint primary key, name text not null, compat bigint not null, applied_at text not null
 )
 """
 
-MARK = """
+FINGERPRINT_QUERY = """
 select current_database()::text, applied_at, xmin::text
 from schema_migration order by number limit 1
 """
-"""The question that two connections answer alike if, and only if, they are in one database.
+"""Two connections get the same answer if, and only if, they are in one database.
 
-A copy has the times of its original; its name differs on the same server, and on another one the
-transaction (`xmin`) that wrote the row. Every login may read it.
+A copy has the times of its original. Its name differs on the same server; on another server the
+transaction (`xmin`) that wrote the row differs. Every login may read it.
 """
 
 
 class Migration(msgspec.Struct, frozen=True):
-    """One numbered step forward. `compat`: the oldest program knowledge that can live with it."""
+    """One numbered migration. `compat`: the lowest `MAX_COMPAT` of a program that can use it."""
 
     number: int
     name: str
@@ -43,14 +43,16 @@ class Migration(msgspec.Struct, frozen=True):
 
 
 def migrations() -> list[Migration]:
-    """All migrations in order. A file may say `-- compat: N`; else it is compatible with 1."""
-    found = []
+    """Returns all migrations in order. A file can contain `-- compat: N`; the default is 1."""
+    numbered = []
     for path in resources.files("tenuto.store").joinpath("migrations").iterdir():
         if match := re.fullmatch(r"(\d{4})_(\w+)\.sql", path.name):
             text = path.read_text()
             compat = re.search(r"^-- compat: (\d+)$", text, flags=re.M)
-            found.append(Migration(int(match[1]), match[2], int(compat[1]) if compat else 1, text))
-    return sorted(found, key=lambda migration: migration.number)
+            numbered.append(
+                Migration(int(match[1]), match[2], int(compat[1]) if compat else 1, text)
+            )
+    return sorted(numbered, key=lambda migration: migration.number)
 
 
 _SQLITE_TYPES = {
@@ -65,16 +67,16 @@ _SQLITE_TYPES = {
 
 
 def statements(migration: Migration, database: str) -> list[str]:
-    """The migration's statements as `database` ("sqlite" or "postgres") spells them.
+    """Returns the migration's statements for `database` ("sqlite" or "postgres").
 
-    They end with a semicolon; one inside a statement is written with a backslash before it.
+    Statements end with a semicolon; inside a statement it has a backslash before it.
     """
     other = "postgres" if database == "sqlite" else "sqlite"
     text = re.sub(rf"^-- only {other}$.*?^-- end only$", "", migration.text, flags=re.M | re.S)
     text = re.sub(r"^\s*--.*$", "", text, flags=re.M)
     if database == "sqlite":
-        for name, spelled in _SQLITE_TYPES.items():
-            text = re.sub(rf"(?<=\s){name}(?=[\s,);])", spelled, text)
+        for name, sqlite_type in _SQLITE_TYPES.items():
+            text = re.sub(rf"(?<=\s){name}(?=[\s,);])", sqlite_type, text)
         text = re.sub(r"^\)$", ") strict", text.replace(";", "\n;"), flags=re.M)
     epoch = "0" if database == "sqlite" else "to_timestamp(0)"
     text = text.replace("{epoch}", epoch)
@@ -83,16 +85,16 @@ def statements(migration: Migration, database: str) -> list[str]:
 
 
 def check_fit(schema: int, compat: int) -> None:
-    """Raise `Incompatible` unless this program may use a database with that schema."""
-    if compat > KNOWS:
+    """Raises `Incompatible` unless this program can use a database with that schema."""
+    if compat > MAX_COMPAT:
         raise Incompatible(
             f"the database has schema {schema}, which needs a newer program than this one;"
             " upgrade tenuto",
             "schema_newer",
         )
-    if schema < NEEDS:
+    if schema < REQUIRED_SCHEMA:
         raise Incompatible(
-            f"the database has schema {schema} and this program needs {NEEDS};"
+            f"the database has schema {schema} and this program needs {REQUIRED_SCHEMA};"
             " run `orchestrate db migrate`",
             "schema_older",
         )

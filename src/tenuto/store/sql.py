@@ -1,40 +1,41 @@
-"""Reads the files of `queries/` and spells its queries for one database.
+"""Reads the files of `queries/` and renders each query for one database.
 
-A query is a list of steps that share a transaction. Its header declares what it takes:
+A query is a list of steps that share a transaction. Its header declares its inputs and its answer:
 
     -- name: complete
     -- One sentence of contract.
     -- params: now timestamptz
     -- rows: done(id uuid, attempt bigint)
-    -- rows: told(id uuid = done.id, text text)    (a column that another set has, row by row:
-                             PostgreSQL is sent it once)
+    -- rows: told(id uuid = done.id, text text)    (a column with the same values, row by row, as a
+                             column of another set: PostgreSQL receives it once)
     -- as: moved            (label of the step that follows; a select step names its columns too,
                              as in `picked(id)`)
-    -- as: work, in one     (SQLite answers many rows of the step as one text, see `SqliteStep`)
-    -- answer: moved(id)    (the step whose rows are the answer, and which of its columns; else the
-                             last step's, all)
+    -- as: work, in one     (SQLite returns many rows of the step as one text, see `SqliteStep`)
+    -- answer: moved(id)    (the step whose rows are the answer, and the columns; by default all
+                             columns of the last step)
 
-and its text may say
+Its text can contain
     :name                   a parameter
     {rows:done}             the set `done` as a table
-    {rows:done of moved}    only those rows whose first column is the first of a row of `moved`
+    {rows:done of moved}    only rows whose first column equals the first column of a row of `moved`
     {moved}                 the rows that the step `moved` returned, as a table
     {places:moved}          SQLite only: their column `place` as a JSON array
     {columns:task}          the columns of Task, in order
-    {fragment:name}         text under `-- fragment: name`, which may exist once per database; where
-                            that leaves a step empty, it is one of the other database
+    {fragment:name}         text under `-- fragment: name`, which may exist once per database; if
+                            that leaves a step empty, the step belongs to the other database
     {seconds:expr} {greatest} {lock} {skip_locked} {xid} {place} {ascii} {each:lanes}
-                            spelled by the dialect
-    [name: text]            text only where the parameter or literal `name` is given
-    {own:task}              `and` that the row is of the caller's workspace, where a tenant asks:
-                            SQLite's tenants give `:workspace` with every statement, PostgreSQL's
-                            row policies say it by themselves
-    {literal:name}          words of our own (never a caller's), where an index needs to see them
+                            replaced by the dialect's text
+    [name: text]            text that is included only if the parameter or literal `name` is given
+    {own:task}              a condition that the row belongs to the tenant's workspace: SQLite's
+                            tenants pass `:workspace` with every statement, PostgreSQL's row
+                            policies check it by themselves
+    {literal:name}          constants of the program (never a caller's text), for conditions that an
+                            index must recognise
 
 PostgreSQL runs all steps as one statement of common table expressions over arrays: one round trip,
-one snapshot. SQLite runs them one after the other; a step that reads few columns of a set gets the
-set as JSON, one that reads many runs once per row, each being the faster way. So no step may depend
-on what another one wrote, except through `{label}`.
+one snapshot. SQLite runs them one after the other. There, a step that reads few columns of a set
+gets the set as JSON; one that reads many runs once per row; each is the faster way. So a step must
+not depend on what another step wrote, except through `{label}`.
 """
 
 import re
@@ -51,8 +52,8 @@ T = TypeVar("T")
 Column = tuple[str, str]
 Literals = tuple[tuple[str, tuple[str, ...]], ...]
 
-MOST_KEPT = 2000
-"""Spellings that are kept at a time: callers choose their filters, of which there is no end."""
+MAX_CACHED = 2000
+"""Rendered queries that are cached: callers choose filters, so their number has no other limit."""
 _ROWS = re.compile(r"\{rows:(\w+)(?: of (\w+))?\}")
 _PLACES = re.compile(r"\{places:(\w+)\}")
 _PARAM = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)(?!\w)")
@@ -71,7 +72,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """A named query as written."""
+    """A named query, parsed; sets and labels are still placeholders."""
 
     name: str
     params: dict[str, str]
@@ -80,11 +81,11 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     answer: str
     columns: tuple[str, ...] = ()
     twins: dict[tuple[str, int], tuple[str, int]] = {}
-    """Columns `(set, index)` that are also those of another set, whose rows are as many."""
+    """Columns `(set, index)` that equal a column of another set with the same number of rows."""
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """How one database spells what the two say differently."""
+    """SQL texts that differ between the two databases."""
 
     name: str
     seconds: str
@@ -93,13 +94,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     skip_locked: str
     each: str
     xid: str
-    """The number of the transaction, where transactions overlap."""
+    """The number of the transaction; constant where transactions never overlap."""
     place: str
-    """Where a row is, good for the rest of the statement that found it."""
+    """The column with a row's physical place, valid until the end of the statement."""
     ascii: str
-    """After a text whose other letters `lower` is to leave alone, whatever the locale."""
+    """Suffix for a text so that `lower` changes ASCII letters only, in every locale."""
     own: str
-    """A condition that holds for rows of the tenant who asks; it must not choose an index."""
+    """A condition that holds for rows of the tenant; it must not make the planner use an index."""
 
 
 POSTGRES = Dialect(
@@ -129,7 +130,7 @@ SQLITE = Dialect(
 
 
 def source_text() -> str:
-    """All files of `queries/`, one after the other."""
+    """Returns the text of all files of `queries/`, joined in order of their names."""
     folder = resources.files("tenuto.store").joinpath("queries")
     files = sorted(folder.iterdir(), key=lambda path: path.name)
     return "\n".join(path.read_text() for path in files if path.name.endswith(".sql"))
@@ -137,7 +138,7 @@ def source_text() -> str:
 
 @cache
 def load(dialect: Dialect) -> dict[str, Query]:
-    """Every query of `queries/` in the dialect's spelling, sets and labels still open."""
+    """Returns all queries by name, in the dialect; sets and labels stay placeholders."""
     source = source_text()
     fragments: dict[str, str] = {}
     queries: dict[str, Query] = {}
@@ -156,11 +157,13 @@ def load(dialect: Dialect) -> dict[str, Query]:
 
 
 def _strip(chunk: str) -> str:
+    """Returns the SQL of a chunk without comments and the last semicolon."""
     lines = (line for line in chunk.splitlines() if not line.lstrip().startswith("--"))
     return "\n".join(lines).strip().rstrip(";")
 
 
 def _render(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
+    """Returns the text with all macros of the dialect replaced, also in fragments."""
     plain = {
         "greatest": dialect.greatest,
         "lock": dialect.lock,
@@ -184,32 +187,33 @@ def _render(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
             return dialect.own.format(argument)
         return plain.get(macro, match[0])
 
-    spelled = _MACRO.sub(replace, text)
-    return spelled if spelled == text else _render(spelled, dialect, fragments)
+    rendered = _MACRO.sub(replace, text)
+    return rendered if rendered == text else _render(rendered, dialect, fragments)
 
 
-def _parse(chunk: str, spell: Callable[[str], str]) -> Query:
+def _parse(chunk: str, render: Callable[[str], str]) -> Query:
+    """Parses one `-- name:` chunk; `render` replaces the macros of a dialect."""
     headers = re.findall(r"^-- (name|params|rows|answer): (.*)$", chunk, flags=re.M)
     name = next(value for key, value in headers if key == "name")
     params = dict(
         _column(part) for key, value in headers if key == "params" for part in value.split(",")
     )
-    said = dict(_rowset(value) for key, value in headers if key == "rows")
-    rows = {each: tuple(column[:2] for column in columns) for each, columns in said.items()}
-    steps = tuple(_steps(chunk, spell))
+    rowsets = dict(_rowset(value) for key, value in headers if key == "rows")
+    rows = {rowset: tuple(column[:2] for column in columns) for rowset, columns in rowsets.items()}
+    steps = tuple(_steps(chunk, render))
     if any(_OWN in step.text for step in steps):
         params.setdefault("workspace", "uuid")
     answer = next((value for key, value in headers if key == "answer"), steps[-1].label)
     label, _, columns = answer.rstrip(") ").partition("(")
-    wanted = tuple(column.strip() for column in columns.split(",") if column)
+    answer_columns = tuple(column.strip() for column in columns.split(",") if column)
     return Query(
         name=name,
         params=params,
         rows=rows,
         steps=steps,
         answer=label,
-        columns=wanted,
-        twins=_shared_columns(said),
+        columns=answer_columns,
+        twins=_shared_columns(rowsets),
     )
 
 
@@ -219,148 +223,160 @@ def _column(text: str) -> Column:
 
 
 def _rowset(text: str) -> tuple[str, list[tuple[str, str, str]]]:
+    """Parses a `rows` header: the set's name, and column, type and equal column of each."""
     name, _, columns = text.partition("(")
-    found = []
+    parsed = []
     for part in columns.rstrip(") ").split(","):
-        said, _, twin = part.partition(" = ")
-        found.append((*_column(said), twin))
-    return name.strip(), found
+        definition, _, twin = part.partition(" = ")
+        parsed.append((*_column(definition), twin))
+    return name.strip(), parsed
 
 
 def _shared_columns(
-    said: dict[str, list[tuple[str, str, str]]],
+    rowsets: dict[str, list[tuple[str, str, str]]],
 ) -> dict[tuple[str, int], tuple[str, int]]:
-    places = {
+    """Returns the columns `(set, index)` that equal a column of another set."""
+    positions = {
         f"{name}.{column}": (name, index)
-        for name, columns in said.items()
+        for name, columns in rowsets.items()
         for index, (column, _, _) in enumerate(columns)
     }
     return {
-        (name, index): places[twin]
-        for name, columns in said.items()
+        (name, index): positions[twin]
+        for name, columns in rowsets.items()
         for index, (_, _, twin) in enumerate(columns)
         if twin
     }
 
 
-def _steps(chunk: str, spell: Callable[[str], str]) -> Iterable[Step]:
+def _steps(chunk: str, render: Callable[[str], str]) -> Iterable[Step]:
+    """Yields the steps of a chunk that belong to the dialect."""
     for number, part in enumerate(re.split(r";[ \t]*$", chunk, flags=re.M)):
         text = _strip(part)
         if not text:
             continue
         label = re.search(r"^-- as: (\w+)(?:\(([\w, ]+)\))?(, in one)?", part, flags=re.M)
-        spelled = spell(text)
-        if not spelled:
-            continue  # a step of the other database
-        columns = _returned(spelled)
+        rendered = render(text)
+        if not rendered:
+            continue  # the step belongs to the other database
+        columns = _returning_columns(rendered)
         if label and label[2]:
             columns = tuple(column.strip() for column in label[2].split(","))
         name, in_one = (label[1], bool(label[3])) if label else (f"step_{number}", False)
-        yield Step(name, spelled, columns, in_one)
+        yield Step(name, rendered, columns, in_one)
 
 
-def _returned(text: str) -> tuple[str, ...]:
-    """The column names of a RETURNING clause."""
-    _, found, clause = text.rpartition("returning")
-    if not found:
+def _returning_columns(text: str) -> tuple[str, ...]:
+    """Returns the column names of a RETURNING clause."""
+    _, keyword, clause = text.rpartition("returning")
+    if not keyword:
         return ()
     names = re.split(r",(?![^(]*\))", clause)
     return tuple(re.split(r"[\s.]+", name.strip())[-1] for name in names)
 
 
-def keep(kept: dict[Any, T], key: Any, spelled: T) -> None:
-    """Keep a spelling under its key, where there are too many in the place of the oldest."""
-    if len(kept) >= MOST_KEPT:
-        del kept[next(iter(kept))]
-    kept[key] = spelled
+def cache_put(entries: dict[Any, T], key: Any, value: T) -> None:
+    """Stores a value in a cache; removes the oldest entry if the cache is full."""
+    if len(entries) >= MAX_CACHED:
+        del entries[next(iter(entries))]
+    entries[key] = value
 
 
-def variant(query: Query, given: frozenset[str], literals: Literals, full: set[str]) -> Query:
-    """The query with its optional parts settled and with those steps whose sets have rows."""
-    words = {name: ", ".join(f"'{word}'" for word in chosen) for name, chosen in literals}
-    assert all(word.replace("_", "").isalpha() for _, chosen in literals for word in chosen)
+def variant(
+    query: Query, present: frozenset[str], literals: Literals, non_empty: set[str]
+) -> Query:
+    """Returns the query with optional parts resolved, without steps whose sets are empty.
 
-    def settle(text: str) -> str:
-        text = _OPTIONAL.sub(lambda match: match[2] if match[1] in given else "", text)
-        for name, chosen in words.items():
-            text = text.replace(f"{{literal:{name}}}", chosen)
+    `present` names the parameters and literals that are given; `non_empty` the sets with rows.
+    """
+    values = {name: ", ".join(f"'{literal}'" for literal in texts) for name, texts in literals}
+    assert all(literal.replace("_", "").isalpha() for _, texts in literals for literal in texts)
+
+    def resolve(text: str) -> str:
+        text = _OPTIONAL.sub(lambda match: match[2] if match[1] in present else "", text)
+        for name, texts in values.items():
+            text = text.replace(f"{{literal:{name}}}", texts)
         return text
 
     steps = tuple(
-        msgspec.structs.replace(step, text=settle(step.text))
+        msgspec.structs.replace(step, text=resolve(step.text))
         for step in query.steps
-        if all(match[1] in full for match in _ROWS.finditer(step.text))
+        if all(match[1] in non_empty for match in _ROWS.finditer(step.text))
     )
     return msgspec.structs.replace(query, steps=steps)
 
 
 class PostgresQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """One statement; its arguments in order, a set's column as `(set, index)`."""
+    """One statement and its arguments in order; `(set, index)` is a column of a set."""
 
     sql: str
     arguments: tuple[str | tuple[str, int], ...]
 
 
-Same = frozenset[tuple[str, int]]
-"""Columns `(set, index)` that have one value in all rows of their set, of a single row all."""
+ConstantColumns = frozenset[tuple[str, int]]
+"""Columns `(set, index)` with one value in all rows of their set; all columns of a single row."""
 
 
-def for_postgres(query: Query, same: Same = frozenset()) -> PostgresQuery:
-    """All steps as one statement of common table expressions; the same columns come once."""
+def for_postgres(query: Query, constant: ConstantColumns = frozenset()) -> PostgresQuery:
+    """Returns all steps as one statement of common table expressions.
+
+    Columns in `constant` are passed as single values instead of arrays.
+    """
     labels = {step.label for step in query.steps}
 
-    def open_step(text: str) -> str:
-        text = _ROWS.sub(lambda match: _set(query, match[1], match[2], same), text)
+    def expand(text: str) -> str:
+        text = _ROWS.sub(lambda match: _rowset_table(query, match[1], match[2], constant), text)
         return _MACRO.sub(lambda match: match[1] if match[1] in labels else match[0], text)
 
-    *before, last = [Step(step.label, open_step(step.text)) for step in query.steps]
+    *before, last = [Step(step.label, expand(step.text)) for step in query.steps]
     if query.answer != last.label:
         before.append(last)
         last = Step("answer", f"select {', '.join(query.columns) or '*'} from {query.answer}")
-    ctes = ",\n".join(f"{step.label} as {_once(step)}({step.text})" for step in before)
-    return _number(query, f"with {ctes}\n{last.text}" if ctes else last.text, same)
+    ctes = ",\n".join(f"{step.label} as {_materialized(step)}({step.text})" for step in before)
+    return _number_arguments(query, f"with {ctes}\n{last.text}" if ctes else last.text, constant)
 
 
-def _once(step: Step) -> str:
-    """A select is computed once, whatever the planner thinks: it may lock and limit."""
+def _materialized(step: Step) -> str:
+    """Returns `materialized ` for a select: it may lock and limit, so it must be computed once."""
     return "materialized " if step.text.startswith("select") else ""
 
 
-def _set(query: Query, name: str, of: str | None, same: Same) -> str:
-    """A set as a table, with those of its columns that the query reads."""
+def _rowset_table(query: Query, name: str, of: str | None, constant: ConstantColumns) -> str:
+    """Returns a set as a table expression, with the columns that the query reads."""
     text = "\n".join(step.text for step in query.steps)
     names = [column for column, _ in query.rows[name]]
-    once: list[str] = []
-    varied: list[str] = []
-    for index, each in enumerate(names):
-        if index == 0 or re.search(rf"\b{name}\.{each}\b", text):
-            (once if (name, index) in same else varied).append(each)
-    arrays = ", ".join(f":{name}__{each}" for each in varied)
-    table = f"unnest({arrays}) as {name}({', '.join(varied)})"
-    if once:
-        cells = [f":{name}__{each} as {each}" for each in once]
-        cells += [f"{name}.{each}" for each in varied]
-        source = f" from {table}" if varied else ""
+    constant_names: list[str] = []
+    varying_names: list[str] = []
+    for index, column_name in enumerate(names):
+        if index == 0 or re.search(rf"\b{name}\.{column_name}\b", text):
+            (constant_names if (name, index) in constant else varying_names).append(column_name)
+    arrays = ", ".join(f":{name}__{column_name}" for column_name in varying_names)
+    table = f"unnest({arrays}) as {name}({', '.join(varying_names)})"
+    if constant_names:
+        cells = [f":{name}__{column_name} as {column_name}" for column_name in constant_names]
+        cells += [f"{name}.{column_name}" for column_name in varying_names]
+        source = f" from {table}" if varying_names else ""
         table = f"(select {', '.join(cells)}{source}) as {name}"
     if of is None:
         return table
     return f"(select {name}.* from {table} join {of} on {of}.id = {name}.{names[0]}) as {name}"
 
 
-def _number(query: Query, text: str, same: Same) -> PostgresQuery:
+def _number_arguments(query: Query, text: str, constant: ConstantColumns) -> PostgresQuery:
+    """Replaces `:name` by numbered, typed placeholders and lists the arguments."""
     arguments: list[str | tuple[str, int]] = []
 
-    def place(match: re.Match[str]) -> str:
+    def placeholder(match: re.Match[str]) -> str:
         name = match[1]
         rowset, _, column = name.partition("__")
         argument: str | tuple[str, int] = name
         if column:
             columns = query.rows[rowset]
-            index = next(i for i, (each, _) in enumerate(columns) if each == column)
+            index = next(i for i, (column_name, _) in enumerate(columns) if column_name == column)
             argument = (rowset, index)
-            kind = columns[index][1] + ("" if argument in same else "[]")
+            kind = columns[index][1] + ("" if argument in constant else "[]")
             twin = query.twins.get(argument, argument)
-            if (twin in same) is (argument in same):
+            if (twin in constant) is (argument in constant):
                 argument = twin
         else:
             kind = query.params[name]
@@ -368,17 +384,17 @@ def _number(query: Query, text: str, same: Same) -> PostgresQuery:
             arguments.append(argument)
         return f"${arguments.index(argument) + 1}::{kind}"
 
-    return PostgresQuery(sql=_PARAM.sub(place, text), arguments=tuple(arguments))
+    return PostgresQuery(sql=_PARAM.sub(placeholder, text), arguments=tuple(arguments))
 
 
-_LISTED = "(select value from json_each(?{}))"
+_JSON_VALUES = "(select value from json_each(?{}))"
 
-AS_JSON = 9
-"""A set read for more columns than this is cheaper row by row: JSON is searched once a column."""
+MAX_JSON_COLUMNS = 9
+"""A step that reads more columns of a set runs row by row: JSON is searched once per column."""
 
 
 class SqliteStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One prepared statement: parameters first, then the set it reads, whole or row by row."""
+    """One prepared statement: parameters first, then its set, as one value or row by row."""
 
     label: str
     sql: str
@@ -388,24 +404,25 @@ class SqliteStep(msgspec.Struct, frozen=True, kw_only=True):
     of: str | None = None
     source: str | None = None
     flat: bool = False
-    """The set is one column, `uses`, given as a plain array."""
+    """True if the set is one column, `uses`, passed as a plain array."""
     one: str = ""
-    """The same for an array of one, which is given as it is: a list would be made a table first."""
+    """The SQL for an array of one item, passed as a plain value, which avoids a temporary table."""
     whole: bool = True
-    """The set is one JSON parameter."""
+    """True if the set is one JSON parameter; else the statement runs once per row."""
     in_one: bool = False
-    """Many rows are answered as one JSON text: whoever fetches rows takes the interpreter from the
-    loop at every row. Its columns are text and whole numbers; JSON rounds others."""
+    """True if many rows are returned as one JSON text: fetching single rows takes the interpreter
+    from the event loop at every row. Columns are text and integers; JSON rounds others."""
 
 
 def for_sqlite(
     query: Query, single: frozenset[str] | set[str] = frozenset()
 ) -> tuple[SqliteStep, ...]:
-    """The steps as statements of their own; `single` names the sets that have one row."""
+    """Returns the steps as separate statements; `single` names the sets that have one row."""
     return tuple(_sqlite_step(query, step, single) for step in query.steps)
 
 
 def _sqlite_step(query: Query, step: Step, single: frozenset[str] | set[str]) -> SqliteStep:
+    """Renders one step for SQLite; `single` names the sets that have one row."""
     text, rowset, of, source = step.text, None, None, None
     columns: tuple[str, ...] = ()
     if match := _ROWS.search(text):
@@ -417,27 +434,27 @@ def _sqlite_step(query: Query, step: Step, single: frozenset[str] | set[str]) ->
             source, columns = earlier.label, earlier.returns
     order: list[str] = []
 
-    def place(match: re.Match[str]) -> str:
+    def placeholder(match: re.Match[str]) -> str:
         if match[1] not in order:
             order.append(match[1])
         return f"?{order.index(match[1]) + 1}"
 
-    text = _PARAM.sub(place, text)
+    text = _PARAM.sub(placeholder, text)
     uses: tuple[int, ...] = ()
     whole = True
     flat = _PLACES.search(text)
     if flat is not None:
         source = flat[1]
-        returned = next(each.returns for each in query.steps if each.label == source)
+        returned = next(candidate.returns for candidate in query.steps if candidate.label == source)
         text, uses = _PLACES.sub(f"?{len(order) + 1}", text), (returned.index("place"),)
     elif (name := rowset or source) is not None:
-        uses = _used(text, name, columns)
-        # A select answers columns of the set by their names, which parameters do not have.
-        answers = text.startswith("select") and f"{name}." in text.partition("from")[0]
-        alone = name in single and not answers and _from(name).search(text)
-        whole = len(uses) <= AS_JSON and not alone
-        given = _with_set if whole else _with_row
-        text = given(text, name, [columns[use] for use in uses], len(order) + 1)
+        uses = _used_columns(text, name, columns)
+        # A select returns columns of the set by their names, which parameters do not have.
+        selects_set = text.startswith("select") and f"{name}." in text.partition("from")[0]
+        binds_row = name in single and not selects_set and _from_pattern(name).search(text)
+        whole = len(uses) <= MAX_JSON_COLUMNS and not binds_row
+        bind = _bind_set if whole else _bind_row
+        text = bind(text, name, [columns[use] for use in uses], len(order) + 1)
     return SqliteStep(
         label=step.label,
         sql=text,
@@ -447,42 +464,46 @@ def _sqlite_step(query: Query, step: Step, single: frozenset[str] | set[str]) ->
         of=of,
         source=source,
         flat=flat is not None,
-        one=text.replace(_LISTED.format(len(order) + 1), f"(?{len(order) + 1})"),
+        one=text.replace(_JSON_VALUES.format(len(order) + 1), f"(?{len(order) + 1})"),
         whole=whole,
         in_one=step.in_one,
     )
 
 
-def in_one(text: str, columns: Sequence[str]) -> str:
-    """A select of SQLite whose rows are one JSON array of arrays."""
+def json_array_select(text: str, columns: Sequence[str]) -> str:
+    """Returns a SQLite select that returns the rows of `text` as one JSON array of arrays."""
     cells = ", ".join(f'"{column}"' for column in columns)
     return f"select json_group_array(json_array({cells})) from ({text})"
 
 
-def _used(text: str, name: str, columns: tuple[str, ...]) -> tuple[int, ...]:
-    """The columns of a set that a step reads."""
-    found = enumerate(columns)
-    return tuple(i for i, column in found if re.search(rf"\b{name}\.{column}\b", text))
+def _used_columns(text: str, name: str, columns: tuple[str, ...]) -> tuple[int, ...]:
+    """Returns the indexes of the columns of a set that a step reads."""
+    indexed = enumerate(columns)
+    return tuple(i for i, column in indexed if re.search(rf"\b{name}\.{column}\b", text))
 
 
-def _table(name: str) -> str:
+def _table_pattern(name: str) -> str:
+    """Returns the pattern of a set's placeholder."""
     return rf"\{{(?:rows:)?{name}(?: of \w+)?\}}"
 
 
-def _from(name: str) -> re.Pattern[str]:
-    return re.compile(rf"from\s+{_table(name)}")
+def _from_pattern(name: str) -> re.Pattern[str]:
+    """Returns the pattern of a `from` clause with a set's placeholder."""
+    return re.compile(rf"from\s+{_table_pattern(name)}")
 
 
-def _with_set(text: str, name: str, columns: list[str], start: int) -> str:
-    """The step's text over a set that is one parameter."""
+def _bind_set(text: str, name: str, columns: list[str], start: int) -> str:
+    """Returns the step's text with the set as one JSON parameter, number `start`."""
     cells = ", ".join(f"value ->> {i} as {column}" for i, column in enumerate(columns))
-    return re.sub(_table(name), f"(select {cells} from json_each(?{start})) as {name}", text)
+    return re.sub(
+        _table_pattern(name), f"(select {cells} from json_each(?{start})) as {name}", text
+    )
 
 
-def _with_row(text: str, name: str, columns: list[str], start: int) -> str:
-    """The step's text over one row of a set, each column a parameter."""
-    gone = "" if text.startswith("update") else "from (select 1)"
-    text = _from(name).sub(gone, text)
+def _bind_row(text: str, name: str, columns: list[str], start: int) -> str:
+    """Returns the step's text for one row of a set, each column a parameter from number `start`."""
+    replacement = "" if text.startswith("update") else "from (select 1)"
+    text = _from_pattern(name).sub(replacement, text)
     for i, column in enumerate(columns):
         text = re.sub(rf"\b{name}\.{column}\b", f"?{start + i}", text)
     return text

@@ -1,6 +1,6 @@
-"""Sends signed messages about events to URLs that users give.
+"""Sends signed messages about events to webhook URLs of users.
 
-deliver: sends the messages that are due.
+deliver: sends due messages.
 sender: sends one message.
 signature: signs and verifies messages.
 url_guard: refuses URLs that lead to private addresses.

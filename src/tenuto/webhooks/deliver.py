@@ -1,10 +1,10 @@
-"""Sends what is due: a batch at a time, or for as long as a coordinator runs."""
+"""Sends due webhook messages: one batch, or continuously while a coordinator runs."""
 
 import asyncio
 import logging
 
 from tenuto.crash_points import crash_point
-from tenuto.engine.webhooks.deliveries import BATCH, LEASE_S, Deliveries, DueDelivery
+from tenuto.engine.webhooks.deliveries import LEASE_S, MAX_BATCH, Deliveries, DueDelivery
 from tenuto.metrics import PROCESS_METRICS
 from tenuto.model.errors import TenutoError
 from tenuto.periodic import run_periodically
@@ -14,37 +14,38 @@ from tenuto.webhooks.sender import Sender
 log = logging.getLogger("tenuto.webhooks")
 
 SLOTS = 32
-"""Messages that one process sends at once."""
+"""Messages that one process sends at the same time."""
 ROUNDS = 20
-"""How often one look repeats a fan-out that still finds full batches."""
+"""How often one cycle repeats the fan-out while it finds full batches."""
 
 
 async def deliver_once(deliveries: Deliveries, sender: Sender, slots: int = SLOTS) -> int:
-    """Take due messages and send them all at once; answers how many, when each is recorded."""
-    taken = await deliveries.due(slots)
-    await asyncio.gather(*(_deliver(deliveries, sender, due) for due in taken))
-    return len(taken)
+    """Sends due messages in parallel; returns their number once all results are recorded."""
+    claimed = await deliveries.lease_due(slots)
+    await asyncio.gather(*(_deliver(deliveries, sender, due) for due in claimed))
+    return len(claimed)
 
 
 async def _deliver(deliveries: Deliveries, sender: Sender, due: DueDelivery) -> None:
-    """Send one message and record what came of it; unrecorded, it is sent again after its lease."""
+    """Sends one message and records the result; unrecorded, it is sent again after its lease."""
     headers = signature.headers(due.secrets, str(due.id), deliveries.clock.now(), due.body)
-    answer = await sender.post(due.url, headers, due.body)
+    result = await sender.post(due.url, headers, due.body)
     crash_point("webhooks.sent")
-    if answer.error is None:
-        assert answer.status is not None
-        await deliveries.delivered(due, answer.status)
+    if result.error is None:
+        assert result.status is not None
+        await deliveries.record_success(due, result.status)
         PROCESS_METRICS.count("tenuto_webhook_deliveries_total", "delivered")
     else:
-        log.info("message %s was not delivered: attempt %d", due.id, due.attempt)
-        await deliveries.failed(due, answer.error, answer.status)
+        log.info("webhook message %s was not delivered in attempt %d", due.id, due.attempt)
+        await deliveries.record_failure(due, result.error, result.status)
         PROCESS_METRICS.count("tenuto_webhook_deliveries_total", "failed")
 
 
 class Deliverer:
-    """Fans events out and keeps up to `slots` messages under way, beside other duties.
+    """Fans events out and sends up to `slots` messages at the same time.
 
-    An endpoint gets its next messages when those before are through, so a slow one holds few slots.
+    An endpoint gets its next messages when the previous ones are done, so a slow endpoint uses few
+    slots.
     """
 
     def __init__(
@@ -55,53 +56,55 @@ class Deliverer:
         self._sender = sender
         self._tick_s = tick_s
         self._slots = slots
-        self._under_way: dict[asyncio.Task[None], DueDelivery] = {}
-        self._poke = asyncio.Event()
+        self._in_flight: dict[asyncio.Task[None], DueDelivery] = {}
+        self._wake = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Deliver until `stop`, then let what is under way end."""
+        """Delivers until `stop`, then waits for running deliveries."""
         await run_periodically(
-            self._guarded, lambda: self._tick_s, stop, self._deliveries.clock, self._poke
+            self._run_once_logged, lambda: self._tick_s, stop, self._deliveries.clock, self._wake
         )
-        await self.settle()
+        await self.wait_until_idle()
 
-    async def settle(self) -> None:
-        """Wait for what is under way; the sender's deadline bounds it."""
-        await asyncio.gather(*self._under_way)
+    async def wait_until_idle(self) -> None:
+        """Waits for running deliveries; the sender's deadline limits the time."""
+        await asyncio.gather(*self._in_flight)
 
-    async def _guarded(self) -> None:
+    async def _run_once_logged(self) -> None:
+        """Runs one cycle; logs errors instead of raising them."""
         try:
             await self.once()
         except TenutoError as error:
-            log.warning("webhooks have to wait: %s", error)
+            log.warning("webhook deliveries are delayed: %s", error)
         except Exception:
-            log.exception("a fault in the webhooks; the next look goes on")
+            log.exception("internal error in webhook deliveries; the next cycle retries")
 
     async def once(self) -> int:
-        """Fan events out and start sending what is due; answers how many, without waiting."""
+        """Fans events out and starts due deliveries; returns their number without waiting."""
         for _ in range(ROUNDS):
-            if await self._deliveries.fan_out_once() < BATCH:
+            if await self._deliveries.fan_out_once() < MAX_BATCH:
                 break
-        free = self._slots - len(self._under_way)
+        free = self._slots - len(self._in_flight)
         if not free:
             return 0
-        busy = {due.webhook for due in self._under_way.values()}
-        taken = await self._deliveries.due(free, busy)
-        for due in taken:
+        busy = {due.webhook for due in self._in_flight.values()}
+        claimed = await self._deliveries.lease_due(free, busy)
+        for due in claimed:
             task = asyncio.create_task(self._send(due))
-            self._under_way[task] = due
-            task.add_done_callback(self._ended)
-        return len(taken)
+            self._in_flight[task] = due
+            task.add_done_callback(self._on_sent)
+        return len(claimed)
 
     async def _send(self, due: DueDelivery) -> None:
         try:
             await _deliver(self._deliveries, self._sender, due)
         except TenutoError as error:
-            log.warning("what became of message %s is not recorded: %s", due.id, error)
+            log.warning("the result of webhook message %s is not recorded: %s", due.id, error)
         except Exception:
-            log.exception("a fault with message %s; it is sent again", due.id)
+            log.exception("internal error with webhook message %s; it is sent again", due.id)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        due = self._under_way.pop(task)
-        if all(each.webhook != due.webhook for each in self._under_way.values()):
-            self._poke.set()
+    def _on_sent(self, task: asyncio.Task[None]) -> None:
+        """Removes a finished delivery; wakes the loop if its endpoint is free now."""
+        due = self._in_flight.pop(task)
+        if all(other.webhook != due.webhook for other in self._in_flight.values()):
+            self._wake.set()

@@ -1,4 +1,4 @@
-"""One message to one URL: no redirect, no proxy, no cookie, and an end to everything."""
+"""Sends one message to one URL: no redirects, proxies or cookies; size and time are limited."""
 
 import asyncio
 import ssl
@@ -10,42 +10,43 @@ import msgspec
 
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
-from tenuto.model.webhooks import MAX_SAID
-from tenuto.tls import trusted
+from tenuto.model.webhooks import MAX_RESPONSE_TEXT
+from tenuto.tls import ssl_context
 from tenuto.webhooks.url_guard import Address, CheckedUrl, UrlGuard
 
 DEADLINE_S = 10.0
 MAX_READ = 64 * 1024
-_MOST_ADDRESSES = 3
-_NO_ANSWER = (httpx2.TransportError, OSError)
+_MAX_ADDRESSES = 3
+_CONNECTION_ERRORS = (httpx2.TransportError, OSError)
 
 
 class SendResult(msgspec.Struct, frozen=True):
-    """What came of it: the status if there was one, and why it is no success."""
+    """The HTTP status, if there was one, and the error, if it failed."""
 
     status: int | None = None
     error: str | None = None
 
 
 class _PartialResponse:
-    """What has arrived so far, for when time is up."""
+    """The part of the response received so far; used when time is up."""
 
     def __init__(self) -> None:
         self.status: int | None = None
         self.body = b""
 
-    def answer(self) -> SendResult:
+    def result(self) -> SendResult:
+        """Returns the result for the received status."""
         assert self.status is not None
         if 200 <= self.status < 300:
             return SendResult(self.status)
-        said = bounds.clean(self.body.decode("utf-8", "replace"), MAX_SAID)
+        text = bounds.make_storable(self.body.decode("utf-8", "replace"), MAX_RESPONSE_TEXT)
         return SendResult(
-            self.status, f"HTTP {self.status}: {said}" if said else f"HTTP {self.status}"
+            self.status, f"HTTP {self.status}: {text}" if text else f"HTTP {self.status}"
         )
 
 
 class Sender:
-    """Posts messages where the guard lets them go."""
+    """Posts messages to URLs that the guard allows."""
 
     def __init__(
         self, guard: UrlGuard, deadline_s: float = DEADLINE_S, tls: ssl.SSLContext | None = None
@@ -55,35 +56,40 @@ class Sender:
         self._tls = tls
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> SendResult:
-        """Post the body; whatever the other side does is an answer, within the deadline."""
-        heard = _PartialResponse()
+        """Posts the body; returns the result within the deadline, also for every error."""
+        partial = _PartialResponse()
         try:
             async with asyncio.timeout(self.deadline_s):
-                checked = await self._guard.look_up(url)
-                await self._post(checked, headers, body, heard)
+                checked = await self._guard.resolve_allowed(url)
+                await self._post(checked, headers, body, partial)
         except Invalid as error:
             return SendResult(error=error.message)
         except TimeoutError:
-            if heard.status is None:
+            if partial.status is None:
                 return SendResult(error=f"no answer within {self.deadline_s:g} s")
-        except _NO_ANSWER as error:
-            if heard.status is None:
-                said = bounds.clean(str(error) or type(error).__name__, MAX_SAID)
-                return SendResult(error=f"cannot be reached: {said}")
-        return heard.answer()
+        except _CONNECTION_ERRORS as error:
+            if partial.status is None:
+                reason = bounds.make_storable(str(error) or type(error).__name__, MAX_RESPONSE_TEXT)
+                return SendResult(error=f"cannot be reached: {reason}")
+        return partial.result()
 
     async def _post(
-        self, checked: CheckedUrl, headers: Mapping[str, str], body: bytes, heard: _PartialResponse
+        self,
+        checked: CheckedUrl,
+        headers: Mapping[str, str],
+        body: bytes,
+        partial: _PartialResponse,
     ) -> None:
-        *others, last = checked.addresses[:_MOST_ADDRESSES]
+        """Posts to the first address that accepts a connection."""
+        *others, last = checked.addresses[:_MAX_ADDRESSES]
         for address in others:
             try:
-                await self._post_to(address, checked, headers, body, heard)
+                await self._post_to(address, checked, headers, body, partial)
             except httpx2.ConnectError:
                 continue
             else:
                 return
-        await self._post_to(last, checked, headers, body, heard)
+        await self._post_to(last, checked, headers, body, partial)
 
     async def _post_to(
         self,
@@ -91,13 +97,13 @@ class Sender:
         checked: CheckedUrl,
         headers: Mapping[str, str],
         body: bytes,
-        heard: _PartialResponse,
+        partial: _PartialResponse,
     ) -> None:
         target = checked.target
-        place = f"[{address}]" if isinstance(address, IPv6Address) else str(address)
+        host = f"[{address}]" if isinstance(address, IPv6Address) else str(address)
         request = httpx2.Request(
             "POST",
-            f"{target.scheme}://{place}:{target.port}/",
+            f"{target.scheme}://{host}:{target.port}/",
             headers={
                 "host": target.authority,
                 "content-type": "application/json",
@@ -107,26 +113,26 @@ class Sender:
                 **headers,
             },
             content=body,
-            # The connection goes to the address; the certificate has to be the name's.
+            # The connection goes to the address; the certificate must match the name.
             extensions={"sni_hostname": target.host, "target": target.path.encode()},
         )
-        # Redirects, cookies and proxies are a client's; a transport has none. It is not kept: two
-        # names may share an address, and must not share a connection.
-        async with httpx2.AsyncHTTPTransport(verify=self._tls or trusted()) as transport:
+        # A transport has no redirects, cookies and proxies. It is not reused: two names may share
+        # an address, but must not share a connection.
+        async with httpx2.AsyncHTTPTransport(verify=self._tls or ssl_context()) as transport:
             response = await transport.handle_async_request(request)
-            heard.status = response.status_code
+            partial.status = response.status_code
             try:
-                await _read(response, heard)
+                await _read_body(response, partial)
             finally:
                 await response.aclose()
 
 
-async def _read(response: httpx2.Response, heard: _PartialResponse) -> None:
-    """Read a part of the answer, as it is: nothing is unpacked."""
+async def _read_body(response: httpx2.Response, partial: _PartialResponse) -> None:
+    """Reads up to 64 KiB of the response, without decompression."""
     size = 0
     async for part in response.aiter_raw():
         size += len(part)
-        if len(heard.body) < 4 * MAX_SAID:
-            heard.body += part[: 4 * MAX_SAID]
+        if len(partial.body) < 4 * MAX_RESPONSE_TEXT:
+            partial.body += part[: 4 * MAX_RESPONSE_TEXT]
         if size >= MAX_READ:
             return

@@ -8,16 +8,16 @@ from datetime import datetime
 
 from tenuto.clock import Clock
 from tenuto.model.errors import Invalid
-from tenuto.model.webhooks import WHSEC
+from tenuto.model.webhooks import SIGNING_PREFIX
 
 TOLERANCE_S = 300
-_LEAST, _MOST = 24, 64
+_MIN_KEY_BYTES, _MAX_KEY_BYTES = 24, 64
 
 
 def headers(secrets: Sequence[str], message: str, at: datetime, body: bytes) -> dict[str, str]:
-    """The headers that say who sent the message and when; one signature per secret."""
+    """Returns the headers with message id, timestamp, and one signature per secret."""
     stamp = str(int(at.timestamp()))
-    signatures = (f"v1,{_signature(each, message, stamp, body)}" for each in secrets)
+    signatures = (f"v1,{_signature(secret, message, stamp, body)}" for secret in secrets)
     return {
         "webhook-id": message,
         "webhook-timestamp": stamp,
@@ -28,23 +28,26 @@ def headers(secrets: Sequence[str], message: str, at: datetime, body: bytes) -> 
 def verify(
     secret: str, received: Mapping[str, str], body: bytes, now: datetime | None = None
 ) -> None:
-    """Raise `Invalid` unless the message was signed with the secret within the last five minutes.
+    """Raises `Invalid` unless the message was signed with the secret within the last five minutes.
 
-    `body` is what arrived, byte for byte. A message may come more than once: `webhook-id` tells.
+    `body` is the received body, byte for byte. A message may arrive more than once, with the same
+    `webhook-id`.
     """
-    given = {name.lower(): value for name, value in received.items()}
-    message, stamp = given.get("webhook-id", ""), given.get("webhook-timestamp", "")
+    by_name = {name.lower(): value for name, value in received.items()}
+    message, stamp = by_name.get("webhook-id", ""), by_name.get("webhook-timestamp", "")
     if not stamp.isascii() or not stamp.isdigit() or len(stamp) > 12:
-        raise Invalid("the message has no timestamp", "signature_invalid")
+        raise Invalid("the header webhook-timestamp is missing or invalid", "signature_invalid")
     at = (now or Clock().now()).timestamp()
     if abs(at - int(stamp)) > TOLERANCE_S:
-        raise Invalid("the message is too old, or a clock is wrong", "signature_invalid")
+        raise Invalid(
+            "the message is older than 5 minutes, or a clock is wrong", "signature_invalid"
+        )
     expected = _signature(secret, message, stamp, body).encode()
-    matching = False
-    for signature in given.get("webhook-signature", "").split(" "):
+    matches = False
+    for signature in by_name.get("webhook-signature", "").split(" "):
         version, _, value = signature.partition(",")
-        matching |= version == "v1" and hmac.compare_digest(_bytes(value), expected)
-    if not matching:
+        matches |= version == "v1" and hmac.compare_digest(_bytes(value), expected)
+    if not matches:
         raise Invalid("the message is not signed with this secret", "signature_invalid")
 
 
@@ -58,10 +61,13 @@ def _bytes(text: str) -> bytes:
 
 
 def _key(secret: str) -> bytes:
+    """Decodes a signing secret; raises `Invalid` if it is malformed."""
     try:
-        key = base64.b64decode(secret.removeprefix(WHSEC), validate=True)
+        key = base64.b64decode(secret.removeprefix(SIGNING_PREFIX), validate=True)
     except (binascii.Error, ValueError) as error:
         raise Invalid("the secret is not base64", "signature_invalid") from error
-    if not _LEAST <= len(key) <= _MOST:
-        raise Invalid(f"the secret must have {_LEAST} to {_MOST} bytes", "signature_invalid")
+    if not _MIN_KEY_BYTES <= len(key) <= _MAX_KEY_BYTES:
+        raise Invalid(
+            f"the secret must have {_MIN_KEY_BYTES} to {_MAX_KEY_BYTES} bytes", "signature_invalid"
+        )
     return key

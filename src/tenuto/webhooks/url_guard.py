@@ -1,7 +1,7 @@
-"""Every URL a user gives: read by one parser, resolved once, refused where it must not lead.
+"""Checks every URL of a user: parses it, resolves it once, and refuses private addresses.
 
-Whoever connects uses the addresses that were checked and no others, so a name that answers
-differently the second time changes nothing.
+The sender connects only to the checked addresses, so a second lookup with another result has no
+effect.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from tenuto.model.webhooks import MAX_URL
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""The addresses of a name; raises `OSError` when it has none."""
+"""Returns the addresses of a name and port; raises `OSError` if there is none."""
 
 _PORTS = {"http": 80, "https": 443}
 _URL = re.compile(
@@ -40,12 +40,12 @@ _URL = re.compile(
 )
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 _NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)")
-_LONGEST_NAME = 253
-PATIENCE_S = 5.0
-"""Seconds that the lookup of a name may take."""
+_MAX_NAME_LENGTH = 253
+LOOKUP_S = 5.0
+"""Timeout of a name lookup in seconds."""
 _LOOKUPS = ThreadPoolExecutor(64, thread_name_prefix="lookup")
-"""More than the messages that a process sends at once."""
-_under_way: dict[tuple[str, int], Future[list[str]]] = {}
+"""More threads than the messages that a process sends at once."""
+_lookups_running: dict[tuple[str, int], Future[list[str]]] = {}
 
 
 def _networks(text: str) -> tuple[Network, ...]:
@@ -55,7 +55,7 @@ def _networks(text: str) -> tuple[Network, ...]:
 _PRIVATE = _networks(
     "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 127.0.0.0/8 100.64.0.0/10 ::1/128 fc00::/7"
 )
-"""Where a name may lead that the operator allows."""
+"""Private networks that a name allowed by the operator may resolve to."""
 _SPECIAL = (
     *_PRIVATE,
     # this network, link-local, assigned to protocols, documentation, 6to4 relays, benchmarks,
@@ -68,7 +68,7 @@ _SPECIAL = (
     *_networks("2001::/23 2001:db8::/32 2002::/16 3fff::/20"),
 )
 _GLOBAL_V6 = IPv6Network("2000::/3")
-"""All IPv6 addresses that are routed; what embeds IPv4 is elsewhere, but for Teredo and 6to4."""
+"""All routed IPv6 addresses. Ranges that embed IPv4 are outside, except Teredo and 6to4."""
 _NAT64 = IPv6Network("64:ff9b::/96")
 _METADATA = frozenset(
     map(
@@ -77,7 +77,7 @@ _METADATA = frozenset(
         " fd00:ec2::254 fd20:ce::254 fd00:42::42".split(),
     )
 )
-"""Where clouds hand out credentials: no operator can allow these."""
+"""Metadata services of clouds, which issue credentials: no operator can allow these."""
 
 
 class ParsedUrl(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ class ParsedUrl(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def literal(self) -> Address | None:
-        """The address, where the URL has one instead of a name."""
+        """The address, if the URL has one instead of a name."""
         try:
             return _address(self.host)
         except ValueError:
@@ -98,59 +98,59 @@ class ParsedUrl(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def authority(self) -> str:
-        """What the `Host` header says."""
+        """The value of the `Host` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 class CheckedUrl(msgspec.Struct, frozen=True):
-    """A target, and the only addresses that may be connected to for it."""
+    """A URL, and the only addresses that may be used for it."""
 
     target: ParsedUrl
     addresses: tuple[Address, ...]
 
 
 def _address(text: str) -> Address:
-    """The address as it is connected to: without a zone, and IPv4 as IPv4."""
+    """Returns the address without a zone; an IPv4-mapped address as IPv4."""
     address = ip_address(text.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses that the system knows for a name.
+    """Returns the addresses that the system's resolver finds for a name.
 
-    Nobody can stop a lookup: one whose servers are silent keeps its thread long after patience is
-    over. So a name has one thread at most, whoever asks, and other work of the process none of it.
+    A lookup cannot be cancelled: if its servers do not answer, it uses its thread long after the
+    timeout. So each name has at most one thread, and lookups have their own thread pool.
     """
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[list[str]] = loop.create_future()
 
-    def told(done: Future[list[str]]) -> None:
-        with suppress(RuntimeError):  # the loop is over, and nobody waits
-            loop.call_soon_threadsafe(_pass_on, done, waiter)
+    def on_done(done: Future[list[str]]) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and no caller waits
+            loop.call_soon_threadsafe(_copy_result, done, waiter)
 
-    _looked_up(host, port).add_done_callback(told)
+    _start_lookup(host, port).add_done_callback(on_done)
     return await waiter
 
 
-def _looked_up(host: str, port: int) -> Future[list[str]]:
-    """The lookup of a name that is under way, or a new one."""
+def _start_lookup(host: str, port: int) -> Future[list[str]]:
+    """Returns the running lookup of a name, or starts one."""
     name = (host, port)
-    lookup = _under_way.get(name)
+    lookup = _lookups_running.get(name)
     if lookup is None:
-        lookup = _under_way[name] = _LOOKUPS.submit(_addresses, host, port)
-        lookup.add_done_callback(lambda _: _under_way.pop(name, None))
+        lookup = _lookups_running[name] = _LOOKUPS.submit(_lookup_blocking, host, port)
+        lookup.add_done_callback(lambda _: _lookups_running.pop(name, None))
     return lookup
 
 
-def _addresses(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+def _lookup_blocking(host: str, port: int) -> list[str]:
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in entries))
 
 
-def _pass_on(done: Future[list[str]], waiter: asyncio.Future[list[str]]) -> None:
+def _copy_result(done: Future[list[str]], waiter: asyncio.Future[list[str]]) -> None:
     if waiter.done():
-        return  # it was given up
+        return  # the caller gave up
     if (error := done.exception()) is not None:
         waiter.set_exception(error)
     else:
@@ -158,7 +158,7 @@ def _pass_on(done: Future[list[str]], waiter: asyncio.Future[list[str]]) -> None
 
 
 def parse(url: str) -> ParsedUrl:
-    """The URL in parts; `Invalid` unless it is one that every program reads alike."""
+    """Returns the parsed URL; raises `Invalid` unless every program parses it alike."""
     match = _URL.fullmatch(url) if len(url) <= MAX_URL else None
     if match is None:
         raise _invalid(
@@ -166,30 +166,31 @@ def parse(url: str) -> ParsedUrl:
             " user, password, fragment, spaces or backslashes"
         )
     scheme = match["scheme"].lower()
-    host = _host_v6(match["literal"]) if match["literal"] else _host(match["name"])
+    host = _parse_ipv6_host(match["literal"]) if match["literal"] else _parse_host(match["name"])
     port = int(match["port"] or _PORTS[scheme])
     if not 1 <= port <= 65_535:
-        raise _invalid("has a port out of range")
+        raise _invalid("has a port outside of 1 to 65535")
     path = match["path"] or "/"
     return ParsedUrl(
         scheme=scheme, host=host, port=port, path=path if path[0] == "/" else f"/{path}"
     )
 
 
-def _host_v6(literal: str) -> str:
+def _parse_ipv6_host(literal: str) -> str:
     try:
         return str(IPv6Address(literal))
     except ValueError as error:
         raise _invalid("has a host that is not an IPv6 address") from error
 
 
-def _host(name: str) -> str:
-    if len(name) > _LONGEST_NAME:
+def _parse_host(name: str) -> str:
+    """Returns the host in lower-case ASCII; `Invalid` if programs may parse it differently."""
+    if len(name) > _MAX_NAME_LENGTH:
         raise _invalid("has a host name that is too long")
     try:
         host = name.lower() if name.isascii() else idna.encode(name, uts46=True).decode()
     except idna.IDNAError as error:
-        raise _invalid("has a host name that cannot be spelled in ASCII") from error
+        raise _invalid("has a host name that cannot be converted to ASCII") from error
     host = host.removesuffix(".")
     if _NUMBER.fullmatch(host):
         # Octal, hexadecimal and short forms mean different addresses to different programs.
@@ -197,91 +198,98 @@ def _host(name: str) -> str:
             return str(IPv4Address(host))
         except ValueError as error:
             raise _invalid("has an address that is not four decimal numbers") from error
-    if len(host) > _LONGEST_NAME or not _NAME.fullmatch(host):
-        raise _invalid("has a host that is not a name")
+    if len(host) > _MAX_NAME_LENGTH or not _NAME.fullmatch(host):
+        raise _invalid("has an invalid host name")
     return host
 
 
 class UrlGuard:
-    """Decides where webhooks may lead."""
+    """Decides which URLs webhooks may call."""
 
     def __init__(
         self,
         allow: Iterable[str] = (),
         resolve: Resolve = resolve,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = LOOKUP_S,
     ) -> None:
-        """`allow` holds the operator's exceptions: `host`, `host:port`, an address or a network.
+        """`allow` lists the operator's exceptions: `host`, `host:port`, an address or a network.
 
-        A name allowed may lead into private networks, a network allowed is as good as public. Both
+        An allowed name may resolve to private networks; an allowed network counts as public. Both
         may be called without TLS.
         """
         self._resolve = resolve
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._networks: list[Network] = []
         self._names: set[tuple[str, int | None]] = set()
-        for entry in filter(None, (each.strip() for each in allow)):
+        for entry in filter(None, (text.strip() for text in allow)):
             self._add(entry)
 
     def _add(self, entry: str) -> None:
+        """Adds one entry of the operator's list."""
         try:
             self._networks.append(ip_network(entry))
         except ValueError:
-            target = _named(entry)
+            target = _parse_allowed(entry)
             port = target.port if re.search(r":[0-9]+$", entry) else None
             self._names.add((target.host, port))
 
-    async def look_up(self, url: str) -> CheckedUrl:
-        """Where the URL leads, for one connection; `Invalid` when it must not be called."""
+    async def resolve_allowed(self, url: str) -> CheckedUrl:
+        """Resolves a URL for one connection; raises `Invalid` if it must not be called."""
         target = parse(url)
         addresses = tuple([target.literal] if target.literal else await self._addresses(target))
-        named = not self._names.isdisjoint({(target.host, None), (target.host, target.port)})
-        trusted = named or all(map(self._in_allowed_network, addresses))
-        if target.scheme == "http" and not trusted:
+        is_allowed_name = not self._names.isdisjoint(
+            {(target.host, None), (target.host, target.port)}
+        )
+        is_trusted = is_allowed_name or all(map(self._in_allowed_network, addresses))
+        if target.scheme == "http" and not is_trusted:
             raise _forbidden(
                 "must begin with https:// unless the setting webhook_allow names its host"
             )
-        if target.port < 1024 and target.port not in _PORTS.values() and not trusted:
-            raise _forbidden("must use port 443, 80 or one above 1023")
+        if target.port < 1024 and target.port not in _PORTS.values() and not is_trusted:
+            raise _forbidden("must use port 443, port 80 or a port above 1023")
         for address in addresses:
-            self._check(address, named=named)
+            self._check(address, is_allowed_name=is_allowed_name)
         return CheckedUrl(target, addresses)
 
     async def _addresses(self, target: ParsedUrl) -> list[Address]:
+        """Resolves the host; raises `Invalid` without an address."""
         try:
-            async with asyncio.timeout(self._patience_s):
-                found = await self._resolve(target.host, target.port)
+            async with asyncio.timeout(self._timeout_s):
+                resolved = await self._resolve(target.host, target.port)
         except (OSError, UnicodeError) as error:  # a timeout is an OSError, too
-            raise _invalid("has a host that cannot be found") from error
-        if not found:
-            raise _invalid("has a host without an address")
-        return [_address(each) for each in found]
+            raise _invalid("has a host name that cannot be resolved") from error
+        if not resolved:
+            raise _invalid("has a host name without an address")
+        return [_address(text) for text in resolved]
 
     def _in_allowed_network(self, address: Address) -> bool:
         return any(address in network for network in self._networks)
 
-    def _check(self, address: Address, *, named: bool) -> None:
-        may = (
+    def _check(self, address: Address, *, is_allowed_name: bool) -> None:
+        """Raises `Invalid` if the address must not be called."""
+        is_allowed = (
             self._in_allowed_network(address)
             or _is_public(address)
-            or (named and any(address in network for network in _PRIVATE))
+            or (is_allowed_name and any(address in network for network in _PRIVATE))
         )
-        if not may or address in _METADATA:
+        if not is_allowed or address in _METADATA:
             raise _forbidden("leads to an address that webhooks must not call")
 
 
-def _named(entry: str) -> ParsedUrl:
-    wrong = Invalid(f"webhook_allow has a wrong entry: {entry[:100]}")
+def _parse_allowed(entry: str) -> ParsedUrl:
+    """Parses a host entry of the operator's list."""
+    error_to_raise = Invalid(f"webhook_allow has an invalid entry: {entry[:100]}")
     try:
         target = parse(f"http://{entry}/")
     except Invalid as error:
-        raise wrong from error
+        raise error_to_raise from error
     if target.path != "/":
-        raise wrong
+        raise error_to_raise
     return target
 
 
 def _is_public(address: Address) -> bool:
+    """True if the address is publicly routed."""
     if isinstance(address, IPv6Address):
         if address in _NAT64:
             return _is_public(IPv4Address(int(address) & 0xFFFF_FFFF))
@@ -290,9 +298,9 @@ def _is_public(address: Address) -> bool:
     return not any(address in network for network in _SPECIAL)
 
 
-def _invalid(why: str) -> Invalid:
-    return Invalid(f"the URL {why}", "url_invalid", field="url")
+def _invalid(reason: str) -> Invalid:
+    return Invalid(f"the URL {reason}", "url_invalid", field="url")
 
 
-def _forbidden(why: str) -> Invalid:
-    return Invalid(f"the URL {why}", "url_forbidden", field="url")
+def _forbidden(reason: str) -> Invalid:
+    return Invalid(f"the URL {reason}", "url_forbidden", field="url")

@@ -2,16 +2,16 @@
 
 worker: the claim loop.
 attempt: runs one attempt until its outcome is stored.
-context: what a handler receives.
-handler_waits: waits of handlers for subtasks and people.
+context: the object that a handler receives.
+handler_waits: types for handlers that wait for subtasks or people.
 heartbeat: renews leases; delivers cancel and pause requests.
 leases: the leases that this worker holds.
-capacity: how many sessions this machine can start.
-transcript: buffers an attempt's log lines.
-retry_store: delays while the store is away.
+capacity: limits sessions to the number that this machine can start.
+transcript: buffers and stores an attempt's log lines.
+retry_store: retry delays while the store is unavailable.
 engine_protocol: the engine calls that a worker uses.
-process_pool: starts worker processes again when they die.
+process_pool: restarts worker processes that exit.
 session: starts commands under the supervisor.
 supervisor: a program that kills whole process trees.
-runtime: how an attempt runs: handler or command.
+runtime: runs an attempt as a handler or as a command.
 """

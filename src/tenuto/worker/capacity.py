@@ -1,7 +1,7 @@
-"""How many sessions a machine can start.
+"""Limits sessions to the number that the machine can start.
 
-Each takes descriptors, of which a process may have only so many, and memory and processes, of which
-nobody knows how many there are until a start fails.
+Each session needs file descriptors, whose number per process is limited, and memory and processes,
+whose limits are unknown until a start fails.
 """
 
 import os
@@ -10,73 +10,76 @@ from collections.abc import Callable
 
 from tenuto.clock import boot_time
 
-_EACH = 5
-"""Descriptors that a session takes: its control socket and four pipes."""
-_RESERVE = 48
-"""Descriptors for everything else: connections to the store, the heart's own, a start under way."""
-_UNKNOWN = 64
-"""Descriptors taken to be open where the system does not say."""
+_FDS_PER_SESSION = 5
+"""Descriptors of one session: its control socket and four pipes."""
+_RESERVED_FDS = 48
+"""Descriptors for all else: connections to the store, the heartbeat's own, a start in progress."""
+_ASSUMED_OPEN_FDS = 64
+"""Open descriptors to assume where the system cannot list them."""
 _FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 60.0
+_MAX_PAUSE_S = 60.0
 
 
 class SessionCapacity:
-    """What is left for sessions.
+    """Counts the sessions that can still be started.
 
-    After a start that failed for the machine's sake only one is tried at a time, after pauses that
-    grow as long as it fails: a task is not to be used up by a machine that can start none.
+    After a start that failed because of the machine, only one session is tried at a time, after
+    pauses that grow while starts fail: a machine that can start none must not use up its tasks.
     """
 
     def __init__(self, now: Callable[[], float] = boot_time) -> None:
         self._now = now
-        self._most: int | None = None
-        self._pause = 0.0
-        self._next = 0.0
-        self._tried = False
-        """Whether one was let through since the last that failed."""
+        self._max_sessions: int | None = None
+        self._pause_s = 0.0
+        self._next_trial_at = 0.0
+        self._trial_allowed = False
+        """True if a trial start was allowed since the last failed start."""
 
     @property
-    def most(self) -> int:
-        """Sessions at once that the limit of open files allows: one, however low it is."""
-        if self._most is None:
+    def max_sessions(self) -> int:
+        """The sessions at once that the limit of open files allows; at least one."""
+        if self._max_sessions is None:
             limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            free = limit - _open_files() - _RESERVE
-            self._most = 2**31 if limit == resource.RLIM_INFINITY else max(1, free // _EACH)
-        return self._most
+            free = limit - _count_open_files() - _RESERVED_FDS
+            self._max_sessions = (
+                2**31 if limit == resource.RLIM_INFINITY else max(1, free // _FDS_PER_SESSION)
+            )
+        return self._max_sessions
 
-    def left(self, busy: int) -> int:
-        """Sessions that may be started now beside so many; who asks is taken to start them."""
-        left = max(0, self.most - busy)
-        if not self._pause:
-            return left
+    def free_sessions(self, busy: int) -> int:
+        """Returns and reserves the sessions that can be started now while `busy` are running."""
+        free = max(0, self.max_sessions - busy)
+        if not self._pause_s:
+            return free
         now = self._now()
-        if now < self._next or not left:
+        if now < self._next_trial_at or not free:
             return 0
-        self._tried = True
-        self._next = now + self._pause
+        self._trial_allowed = True
+        self._next_trial_at = now + self._pause_s
         return 1
 
-    def failed(self) -> None:
-        """A session could not be started though nothing is wrong with it."""
-        if self._pause and not self._tried:
-            return  # of those that were started together with the first that failed
-        self._tried = False
-        self._pause = min(max(_FIRST_PAUSE_S, 2 * self._pause), _LONGEST_PAUSE_S)
-        self._next = self._now() + self._pause
+    def on_start_failed(self) -> None:
+        """Records that the machine, not the task, prevented the start of a session."""
+        if self._pause_s and not self._trial_allowed:
+            return  # a session that was started together with the first that failed
+        self._trial_allowed = False
+        self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _MAX_PAUSE_S)
+        self._next_trial_at = self._now() + self._pause_s
 
     def release_reservation(self) -> None:
-        """Who was let through found nothing to start: the next one may try at once."""
-        if self._tried:
-            self._tried = False
-            self._next = self._now()
+        """Releases a trial start for which there was no task: the next trial may start at once."""
+        if self._trial_allowed:
+            self._trial_allowed = False
+            self._next_trial_at = self._now()
 
-    def started(self) -> None:
-        """A session was started."""
-        self._pause = 0.0
+    def on_started(self) -> None:
+        """Records that a session was started."""
+        self._pause_s = 0.0
 
 
-def _open_files() -> int:
+def _count_open_files() -> int:
+    """Returns the number of open descriptors of this process."""
     try:
         return len(os.listdir("/dev/fd"))  # noqa: PTH208  names alone
     except OSError:
-        return _UNKNOWN
+        return _ASSUMED_OPEN_FDS

@@ -1,4 +1,4 @@
-"""What a handler gets: its input, and the means to report, checkpoint, and do things once."""
+"""The context that a handler receives: its input, and calls to report, checkpoint and wait."""
 
 import asyncio
 import math
@@ -20,49 +20,49 @@ from tenuto.model.limits.budgets import Usage
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tenancy.redact import Redactor
 from tenuto.worker.engine_protocol import WorkerEngine
-from tenuto.worker.handler_waits import Child, Decision, Names, Parked, WaitKeys, decision_of
-from tenuto.worker.retry_store import LATER, retry_delays
+from tenuto.worker.handler_waits import Child, Decision, Names, Parked, WaitKeys, parse_decision
+from tenuto.worker.retry_store import RETRYABLE_ERRORS, retry_delays
 from tenuto.worker.transcript import Transcript
 
 T = TypeVar("T")
 
 
 class Context:
-    """One attempt, as an async handler sees it."""
+    """The context of one attempt, for an async handler."""
 
     def __init__(
-        self, engine: WorkerEngine, work: ClaimedTask, room: int, redactor: Redactor
+        self, engine: WorkerEngine, work: ClaimedTask, transcript_kb: int, redactor: Redactor
     ) -> None:
         self._engine = engine
         self._work = work
-        self._room = room
+        self._transcript_kb = transcript_kb
         self.redactor = redactor
         self.said: Transcript | None = None
-        """What the attempt has told its transcript, if anything."""
+        """The attempt's transcript; `None` before its first line."""
         self._steps: dict[str, tuple[Any, UUID | None]] | None = None
-        self._saves = work.checkpoint_seq
-        self._reports = 0
+        self._checkpoint_seq = work.checkpoint_seq
+        self._usage_reports = 0
         self.checkpoint: Any = work.checkpoint
         self.warned = False
-        """Whether it runs far past its estimate: it is aborted unless it reports progress."""
+        """True if the attempt is far past its estimate: aborted unless it reports progress."""
         self.parked = False
-        """Whether the attempt is over because the task waits for something."""
+        """True if the attempt is over because the task waits for something."""
         self.stopping = False
-        """Whether the attempt has to end; a long handler on a thread looks at it now and then."""
+        """True if the attempt has to stop; a long handler on a thread checks this now and then."""
         self.longest_grace_s = math.inf
-        """Seconds at most between asking the session to end and killing it."""
+        """Maximum seconds between asking the session to stop and killing it."""
 
     @cached_property
-    def _using(self) -> asyncio.Lock:
+    def _usage_lock(self) -> asyncio.Lock:
         return asyncio.Lock()
 
     @cached_property
     def _step_locks(self) -> defaultdict[str, asyncio.Lock]:
-        """Steps by key: one that is asked for twice at once is done once."""
+        """One lock per step key: a step that is requested twice at the same time runs once."""
         return defaultdict(asyncio.Lock)
 
     @cached_property
-    def _calls(self) -> WaitKeys:
+    def _wait_keys(self) -> WaitKeys:
         return WaitKeys()
 
     @property
@@ -71,50 +71,54 @@ class Context:
 
     @property
     def attempt(self) -> int:
+        """The number of this attempt."""
         return self._work.fence.attempt
 
     @property
     def input(self) -> Any:
+        """The input of the task."""
         return self._work.input
 
     @property
     def key(self) -> str | None:
-        """The name that the task has in its flow."""
+        """The task's key in its flow."""
         return self._work.key
 
     @property
     def previous(self) -> Any:
-        """What the task before it in its flow has made."""
+        """The output of the previous task in the flow."""
         return self._work.previous
 
     @property
     def work(self) -> ClaimedTask:
-        """Everything the claim brought: title, prompt, metadata and more."""
+        """The claimed task: title, prompt, metadata and more."""
         return self._work
 
     @property
     def idempotency_key(self) -> str:
-        """The same in every attempt: hand it to whatever must happen once outside."""
+        """The same in every attempt: pass it to external systems that must act only once."""
         return str(self._work.fence.task)
 
     @property
     def is_full(self) -> bool:
-        """Whether the attempt's transcript takes no more."""
-        return self.said is not None and self.said.full
+        """True if the attempt's transcript has reached its size limit."""
+        return self.said is not None and self.said.is_full
 
     def log(self, text: str, level: str = "INFO") -> None:
-        """Add to the attempt's transcript."""
+        """Adds text to the attempt's transcript."""
         if self.said is None:
-            self.said = Transcript(self._engine, self._work.fence, self._room, self.redactor)
+            self.said = Transcript(
+                self._engine, self._work.fence, self._transcript_kb, self.redactor
+            )
         self.said.add(level, text)
 
     async def flush(self) -> None:
-        """Everything said so far is stored, unless the store refuses."""
+        """Stores all transcript lines so far, unless the store refuses them."""
         if self.said is not None:
             await self.said.close()
 
     async def progress(self, percent: float | None = None, step: str | None = None) -> None:
-        """Say how far the attempt is."""
+        """Reports the attempt's progress."""
         await self._retry_while_unavailable(
             lambda: self._engine.progress(self._work.fence, percent, step)
         )
@@ -127,25 +131,25 @@ class Context:
         cost_usd: float = 0.0,
         model: str | None = None,
     ) -> None:
-        """Say what a model used since the last time; it is counted once, and against budgets."""
-        async with self._using:
-            # Numbered, and one after the other: a report whose answer is lost is not counted twice.
-            self._reports += 1
+        """Reports a model's usage since the last report; it counts once, and against budgets."""
+        async with self._usage_lock:
+            # Numbered, and sent one by one: a report whose reply is lost is not counted twice.
+            self._usage_reports += 1
             usage = Usage(
                 model=model or self._work.model,
                 input_tokens=input_tokens,
                 output_tokens=output_tokens,
                 cost_usd=cost_usd,
-                number=self._reports,
+                number=self._usage_reports,
             )
             await self._retry_while_unavailable(lambda: self._engine.used(self._work.fence, usage))
 
     async def save(self, checkpoint: Any) -> None:
-        """Keep a checkpoint; the next attempt starts with it."""
+        """Saves a checkpoint; the next attempt starts with it."""
         crash_point("worker.before_checkpoint")
-        # Numbered here: of two saves whose answers are lost, the later one must win in any order.
-        self._saves += 1
-        number = self._saves
+        # Numbered here: of two saves whose replies are lost, the later one must win in any order.
+        self._checkpoint_seq += 1
+        number = self._checkpoint_seq
         await self._retry_while_unavailable(
             lambda: self._engine.checkpoint(self._work.fence, checkpoint, number)
         )
@@ -153,29 +157,35 @@ class Context:
         crash_point("worker.checkpoint_saved")
 
     async def step(self, key: str, work: Callable[[], Awaitable[T] | T]) -> T:
-        """The value of `work`, done once per key, as JSON has it: every attempt gets the same."""
+        """Runs `work` once per key and returns its value; every attempt gets the same value.
+
+        The value is stored as JSON and is returned as JSON decodes it.
+        """
         async with self._step_locks[key]:
-            steps = await self._recorded()
-            if not self._is_done(steps, key):
+            steps = await self._load_steps()
+            if not self._is_recorded(steps, key):
                 result = work()
-                done = await result if isawaitable(result) else result
+                output = await result if isawaitable(result) else result
                 await self._retry_while_unavailable(
-                    lambda: self._engine.record_step(self._work.fence, key, done)
+                    lambda: self._engine.record_step(self._work.fence, key, output)
                 )
-                steps[key] = (msgspec.json.decode(msgspec.json.encode(done)), None)
+                steps[key] = (msgspec.json.decode(msgspec.json.encode(output)), None)
             value: T = steps[key][0]
             return value
 
     @staticmethod
-    def _is_done(steps: dict[str, tuple[Any, UUID | None]], key: str) -> bool:
-        """Whether the step is recorded; raises `Conflict` if a child has that key."""
+    def _is_recorded(steps: dict[str, tuple[Any, UUID | None]], key: str) -> bool:
+        """True if the step is recorded; raises `Conflict` if a child task has that key."""
         if key in steps and steps[key][1] is not None:
-            raise Conflict(f"step {key!r} is a child", "step_conflict")
+            raise Conflict(
+                f"key {key!r} belongs to a child task; use another key for the step",
+                "step_conflict",
+            )
         return key in steps
 
     async def spawn(self, key: str, new: NewTask) -> UUID:
-        """A child task, made once per key; a later attempt gets the same child."""
-        steps = await self._recorded()
+        """Creates a child task once per key and returns its id; later attempts get the same."""
+        steps = await self._load_steps()
         if key in steps and steps[key][1] is not None:
             return steps[key][1]  # type: ignore[return-value]  # checked on the line above
         child = await self._retry_while_unavailable(
@@ -189,9 +199,10 @@ class Context:
         children: Names,
         timeout: float | None = None,  # noqa: ASYNC109  the task waits, not the call
     ) -> list[Child]:
-        """How these children ended, by id or key, in order. Until all have, the attempt is over.
+        """Returns the results of these children, by id or key, in this order.
 
-        With a timeout in seconds those that have not ended by then come with the status they have.
+        Until all have finished, the task waits and this attempt is over. After `timeout` seconds,
+        unfinished children are returned with their current status.
         """
         return await self._wait_for(list(children), timeout)
 
@@ -199,7 +210,7 @@ class Context:
         self,
         timeout: float | None = None,  # noqa: ASYNC109  the task waits, not the call
     ) -> list[Child]:
-        """The same for every child that was spawned so far."""
+        """Waits like `wait`, for all children that were spawned so far."""
         return await self._wait_for(None, timeout)
 
     async def approve(
@@ -211,11 +222,14 @@ class Context:
         *,
         default: bool = False,
     ) -> Decision:
-        """A person's yes or no, asked for once per key; `default` when none comes in time."""
+        """Asks a person once per key to approve; returns `default` if nobody decides in time.
+
+        Until then the task waits and this attempt is over.
+        """
         question = Question(
             kind="approval", title=title, body=body, timeout_s=timeout, default=default
         )
-        return decision_of(await self._answer(key, question))
+        return parse_decision(await self._ask_person(key, question))
 
     async def ask(
         self,
@@ -225,39 +239,46 @@ class Context:
         timeout: float | None = None,  # noqa: ASYNC109  the task waits, not the call
         default: Any = None,
     ) -> Any:
-        """A person's answer, asked for once per key; `default` when none comes in time."""
-        asked = Question(
+        """Asks a person once per key and returns the answer; `default` if none comes in time.
+
+        Until then the task waits and this attempt is over.
+        """
+        request = Question(
             kind="question", title=question, body=body, timeout_s=timeout, default=default
         )
-        return (await self._answer(key, asked))["answer"]
+        return (await self._ask_person(key, request))["answer"]
 
     async def _wait_for(
         self, children: list[UUID | str] | None, seconds: float | None
     ) -> list[Child]:
-        name = self._calls.name(children)
-        await self.flush()  # nothing more is heard of an attempt that is over
+        """Waits for these children, or for all of them if `None`."""
+        name = self._wait_keys.next_key(children)
+        await self.flush()  # nothing more is stored of an attempt that is over
         fence = self._work.fence
-        waited = await self._retry_while_unavailable(
+        result = await self._retry_while_unavailable(
             lambda: self._engine.wait(fence, children, seconds, name)
         )
-        self._raise_if_parked(waited.parked)
-        return waited.children
+        self._raise_if_parked(result.parked)
+        return result.children
 
-    async def _answer(self, key: str, question: Question) -> Any:
+    async def _ask_person(self, key: str, question: Question) -> Any:
+        """Returns the answer to the question, or ends the attempt until there is one."""
         await self.flush()
         fence = self._work.fence
-        asked: AskResult = await self._retry_while_unavailable(
+        result: AskResult = await self._retry_while_unavailable(
             lambda: self._engine.ask(fence, key, question)
         )
-        self._raise_if_parked(asked.parked)
-        return asked.answer
+        self._raise_if_parked(result.parked)
+        return result.answer
 
     def _raise_if_parked(self, parked: bool) -> None:
+        """Ends the attempt by `Parked` if the task now waits."""
         if parked:
             self.parked = True
             raise Parked
 
-    async def _recorded(self) -> dict[str, tuple[Any, UUID | None]]:
+    async def _load_steps(self) -> dict[str, tuple[Any, UUID | None]]:
+        """Returns the recorded steps by key: the value, and the id if the step is a child task."""
         if self._steps is None:
             self._steps = await self._retry_while_unavailable(
                 lambda: self._engine.steps(self._work.fence.task)
@@ -265,34 +286,34 @@ class Context:
         return self._steps
 
     async def _retry_while_unavailable(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The store's answer, however long it is away: a handler is not to run again for that.
+        """Calls until the store is available: an outage must not make a handler run again.
 
-        Whatever an attempt says can be said twice: it is known by its fence, number or key.
+        Every report of an attempt can be repeated: its fence, number or key identifies it.
         """
-        pauses = retry_delays()
+        delays = retry_delays()
         while True:
             try:
                 return await call()
-            except LATER:
+            except RETRYABLE_ERRORS:
                 if self.stopping:
                     raise
-                await self._engine.clock.sleep(next(pauses))
+                await self._engine.clock.sleep(next(delays))
 
 
 class SyncContext:
-    """The same for a handler that is a plain function and runs on a thread.
+    """The context for a handler that is a plain function and runs on a thread.
 
-    To the loop's own thread it is the context of a coroutine: a plain function may make one, as
-    most decorators do, and it was handed this.
+    On the event loop's own thread it acts as the async `Context`: a plain function may return a
+    coroutine, as most decorators do, and that coroutine was passed this object.
     """
 
     def __init__(self, context: Context, loop: asyncio.AbstractEventLoop) -> None:
         self._context = context
         self._loop = loop
-        self._home = threading.get_ident()
+        self._loop_thread = threading.get_ident()
 
     def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("_") and threading.get_ident() == self._home:
+        if not name.startswith("_") and threading.get_ident() == self._loop_thread:
             return getattr(self._context, name)
         return super().__getattribute__(name)
 
@@ -301,7 +322,7 @@ class SyncContext:
 
     @property
     def stopping(self) -> bool:
-        """Whether the attempt has to end; a long handler looks at it now and then."""
+        """True if the attempt has to stop; a long handler checks this now and then."""
         return self._context.stopping
 
     @stopping.setter
@@ -322,9 +343,9 @@ class SyncContext:
         self._wait(self._context.save(checkpoint))
 
     def step(self, key: str, work: Callable[[], T]) -> T:
-        steps = self._wait(self._context._recorded())  # noqa: SLF001  one class in two dresses
-        done = None if self._context._is_done(steps, key) else work()  # noqa: SLF001  the same
-        value: T = self._wait(self._context.step(key, lambda: done))
+        steps = self._wait(self._context._load_steps())  # noqa: SLF001  two forms of one class
+        output = None if self._context._is_recorded(steps, key) else work()  # noqa: SLF001  the same
+        value: T = self._wait(self._context.step(key, lambda: output))
         return value
 
     def spawn(self, key: str, new: NewTask) -> UUID:
@@ -332,12 +353,12 @@ class SyncContext:
         return child
 
     def wait(self, children: Names, timeout: float | None = None) -> list[Child]:
-        ended: list[Child] = self._wait(self._context.wait(children, timeout))
-        return ended
+        results: list[Child] = self._wait(self._context.wait(children, timeout))
+        return results
 
     def wait_all(self, timeout: float | None = None) -> list[Child]:
-        ended: list[Child] = self._wait(self._context.wait_all(timeout))
-        return ended
+        results: list[Child] = self._wait(self._context.wait_all(timeout))
+        return results
 
     def approve(
         self,
@@ -348,8 +369,8 @@ class SyncContext:
         *,
         default: bool = False,
     ) -> Decision:
-        made = self._context.approve(key, title, body, timeout, default=default)
-        decision: Decision = self._wait(made)
+        pending = self._context.approve(key, title, body, timeout, default=default)
+        decision: Decision = self._wait(pending)
         return decision
 
     def ask(
@@ -363,4 +384,5 @@ class SyncContext:
         return self._wait(self._context.ask(key, question, body, timeout, default))
 
     def _wait(self, work: Any) -> Any:
+        """Runs a coroutine on the event loop and returns its result; blocks this thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

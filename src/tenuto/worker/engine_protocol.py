@@ -1,4 +1,4 @@
-"""What a worker asks of an engine, be it in this process or behind a server."""
+"""The engine calls that a worker uses, in this process or behind a server."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -19,7 +19,7 @@ from tenuto.model.tasks.transcript import Line
 
 
 class WorkerEngine(Protocol):
-    """The agents' side of an engine; contracts as `Engine` has them."""
+    """The worker's part of an engine; `Engine` documents the contracts."""
 
     workspace: UUID
     actor: str | None
@@ -28,7 +28,7 @@ class WorkerEngine(Protocol):
     def clock(self) -> Clock: ...
 
     @property
-    def within(self) -> bool: ...
+    def is_store_in_process(self) -> bool: ...
 
     async def register_agent(self, profile: AgentProfile) -> AgentProfile: ...
 
@@ -39,10 +39,10 @@ class WorkerEngine(Protocol):
     ) -> list[ClaimedTask]: ...
 
     async def worker_heartbeat(
-        self, who: WorkerInfo, fences: Sequence[Fence], lease_s: int
+        self, worker: WorkerInfo, fences: Sequence[Fence], lease_s: int
     ) -> HeartbeatResult: ...
 
-    async def record_worker(self, who: WorkerInfo) -> bool: ...
+    async def record_worker(self, worker: WorkerInfo) -> bool: ...
 
     async def confirm_gone_sessions(
         self, worker: str, host: str, runs: Callable[[str, UUID], bool]

@@ -1,4 +1,4 @@
-"""What a handler gets that waits for its children or for people."""
+"""Types for handlers that wait for subtasks or people."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -14,11 +14,11 @@ ALL = "*"
 
 
 class Parked(BaseException):
-    """Raised in a handler whose task waits now: the attempt is over. Clean up and let it pass."""
+    """Raised in a handler whose task now waits: the attempt is over. Clean up and let it pass."""
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What a person decided, or what was to be decided when nobody did in time."""
+    """A person's decision, or the default if nobody decided in time."""
 
     approved: bool
     by: str | None = None
@@ -29,22 +29,22 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class WaitKeys:
-    """Names for a handler's waits: the same in every attempt that makes the same calls."""
+    """Names a handler's waits: the same names in every attempt that makes the same calls."""
 
     def __init__(self) -> None:
-        self._made: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
 
-    def name(self, children: Names | None) -> str:
-        """The name of the next wait for these children, or for all."""
-        what = ALL if children is None else "\n".join(map(str, children))
-        number = self._made[what] = self._made.get(what, 0) + 1
-        said = f"{number}\n{what}"
-        return sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    def next_key(self, children: Names | None) -> str:
+        """Returns the key of the next wait for these children, or for all of them if `None`."""
+        target = ALL if children is None else "\n".join(map(str, children))
+        number = self._counts[target] = self._counts.get(target, 0) + 1
+        text = f"{number}\n{target}"
+        return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def decision_of(value: Any) -> Decision:
-    """The decision as it was recorded."""
+def parse_decision(value: Any) -> Decision:
+    """Parses a stored decision."""
     return Decision(value["decision"] == "approved", value.get("by"), value.get("comment"))
 
 
-__all__ = ["Child", "Decision", "Names", "Parked", "WaitKeys", "decision_of"]
+__all__ = ["Child", "Decision", "Names", "Parked", "WaitKeys", "parse_decision"]

@@ -1,10 +1,10 @@
-"""The heart: renews all leases of a worker and passes on what is asked of its attempts.
+"""The heartbeat: renews all leases of a worker and delivers requests to stop its attempts.
 
-It runs on a thread and a database connection of its own, so that a handler which keeps the event
-loop busy cannot starve it; only C code that never lets the interpreter go can.
+It runs on a thread and a database connection of its own, so that a handler that keeps the event
+loop busy cannot starve it; only C code that never releases the interpreter lock can.
 
-When an attempt does not stop though it must, the heart ends the whole worker: killing the process
-is the only way to stop code that will not.
+If an attempt does not stop although it must, the heartbeat ends the whole worker: killing the
+process is the only way to stop such code.
 """
 
 import asyncio
@@ -24,227 +24,248 @@ from tenuto.model.errors import TenutoError, Unavailable
 from tenuto.periodic import run_periodically
 from tenuto.settings import Settings
 from tenuto.worker.engine_protocol import WorkerEngine
-from tenuto.worker.leases import HeldLease, HeldLeases, Reason
+from tenuto.worker.leases import HeldLease, HeldLeases, StopReason
 
 log = logging.getLogger("tenuto.worker")
 
 SWEEP_EVERY = 6
-"""Beats between looks for ends that nobody confirmed."""
+"""Heartbeats between checks for ended sessions that are still unconfirmed."""
 STUCK_EXIT = 70
 """Exit status of a worker that ended itself because a handler would not stop."""
 
 
 def lease_seconds(settings: Settings) -> int:
-    """How long a lease lasts: whole seconds, three beats at least."""
+    """Returns the length of a lease: whole seconds, at least three heartbeats."""
     return max(settings.lease_s, math.ceil(3 * settings.heartbeat_s))
 
 
 class HeartbeatLoop:
-    """Beats for one worker."""
+    """Sends the heartbeats of one worker."""
 
     def __init__(
         self,
         engine: WorkerEngine,
         leases: HeldLeases,
-        who: WorkerInfo,
+        info: WorkerInfo,
         settings: Settings,
-        tell: Callable[[HeldLease, Reason], None],
-        die: Callable[[], None] = lambda: os._exit(STUCK_EXIT),
-        drain: Callable[[], None] = lambda: None,
-        ending: Callable[[], float | None] = lambda: None,
+        stop_attempt: Callable[[HeldLease, StopReason], None],
+        exit_process: Callable[[], None] = lambda: os._exit(STUCK_EXIT),
+        request_drain: Callable[[], None] = lambda: None,
+        draining_since: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._leases = leases
-        self._who = who
+        self._info = info
         self._settings = settings
-        self._tell = tell
-        self._die = die
-        self._drain = drain
-        self._ending = ending
-        """Since when the worker is to end, if it is."""
-        self.poke = asyncio.Event()
-        self._beats = 0
+        self._stop_attempt = stop_attempt
+        self._exit_process = exit_process
+        self._request_drain = request_drain
+        self._draining_since = draining_since
+        """Returns the time since which the worker is draining, or `None`."""
+        self.wake_event = asyncio.Event()
+        self._heartbeat_count = 0
 
     async def run(self, stop: asyncio.Event) -> None:
+        """Sends heartbeats until `stop` is set."""
         await run_periodically(
-            self.heartbeat_once, self._pause, stop, self._engine.clock, self.poke
+            self.heartbeat_once, self._interval, stop, self._engine.clock, self.wake_event
         )
 
-    def _pause(self) -> float:
-        # While something has to stop, look every second whether it has.
-        stopping = any(held.reason is not None for held in self._leases.all())
+    def _interval(self) -> float:
+        """Returns the seconds until the next heartbeat."""
+        # While attempts have to stop, check every second whether they have.
+        stopping = any(lease.reason is not None for lease in self._leases.all())
         return min(1.0, self._settings.heartbeat_s) if stopping else self._settings.heartbeat_s
 
     async def heartbeat_once(self) -> None:
-        """Renew everything; a store that does not answer is asked again at the next beat."""
-        held = self._leases.all()
-        beat: HeartbeatResult | None = None
-        if held:
+        """Renews all leases; if the store does not answer, the next heartbeat tries again."""
+        leases = self._leases.all()
+        reply: HeartbeatResult | None = None
+        if leases:
             crash_point("worker.before_heartbeat")
         try:
-            # A beat that hangs must not keep the next one from trying another connection.
+            # A heartbeat that hangs must not keep the next one from trying another connection.
             async with asyncio.timeout(self._settings.heartbeat_s):
-                fences = [each.fence for each in held]
-                beat = await self._engine.worker_heartbeat(
-                    self._who, fences, lease_seconds(self._settings)
+                fences = [lease.fence for lease in leases]
+                reply = await self._engine.worker_heartbeat(
+                    self._info, fences, lease_seconds(self._settings)
                 )
-            if held:
+            if leases:
                 crash_point("worker.heartbeat_answered")
-            self._apply_reply(held, beat)
+            self._apply_reply(leases, reply)
             async with asyncio.timeout(self._settings.heartbeat_s):
                 await self._register_and_sweep()
         except (Unavailable, TimeoutError) as error:
-            if beat is None:
-                PROCESS_METRICS.count("tenuto_lease_renew_failures_total", by=len(held))
+            if reply is None:
+                PROCESS_METRICS.count("tenuto_lease_renew_failures_total", by=len(leases))
             log.warning("heartbeat failed: %s", str(error) or "the store does not answer in time")
-        self._end_drain()
+        self._stop_after_drain()
         await self._exit_if_stuck()
 
-    def _apply_reply(self, held: list[HeldLease], beat: HeartbeatResult) -> None:
-        lost = {(fence.task, fence.attempt) for fence in beat.lost}
+    def _apply_reply(self, leases: list[HeldLease], reply: HeartbeatResult) -> None:
+        """Stops or warns the attempts for which the reply to a heartbeat requires it."""
+        lost = {(fence.task, fence.attempt) for fence in reply.lost}
         PROCESS_METRICS.count("tenuto_lease_renew_failures_total", by=len(lost))
-        for each in held:
-            task = each.fence.task
-            if (task, each.fence.attempt) in lost:
-                self._ask(each, "lost")
-            elif beat.held[task].cancel:
-                self._ask(each, "cancel")
-            elif beat.held[task].pause:
-                self._ask(each, "pause")
-            elif beat.held[task].hung and not each.warned:
-                each.warned = True
-                each.warn()
+        for lease in leases:
+            task = lease.fence.task
+            if (task, lease.fence.attempt) in lost:
+                self._request_stop(lease, "lost")
+            elif reply.held[task].cancel:
+                self._request_stop(lease, "cancel")
+            elif reply.held[task].pause:
+                self._request_stop(lease, "pause")
+            elif reply.held[task].hung and not lease.warned:
+                lease.warned = True
+                lease.warn()
 
     async def _register_and_sweep(self) -> None:
-        if await self._engine.record_worker(self._who):
-            self._drain()
-        if self._beats % SWEEP_EVERY == 0:
-            await self._engine.confirm_gone_sessions(self._who.worker, self._who.host, self._runs)
-        self._beats += 1
+        """Records this worker as alive, and drains it if an operator requested that.
 
-    def _runs(self, worker: str, task: UUID) -> bool:
-        """Whether a session of the task may run: here while held, elsewhere while its worker lives.
-
-        A dead worker's supervisors have killed its sessions.
+        Now and then confirms ended sessions of this host.
         """
-        if worker == self._who.worker:
-            return self._leases.runs(task)
-        pid = worker.removeprefix(f"{self._who.host}:").partition(":")[0]
+        if await self._engine.record_worker(self._info):
+            self._request_drain()
+        if self._heartbeat_count % SWEEP_EVERY == 0:
+            await self._engine.confirm_gone_sessions(
+                self._info.worker, self._info.host, self._may_be_running
+            )
+        self._heartbeat_count += 1
+
+    def _may_be_running(self, worker: str, task: UUID) -> bool:
+        """True if a session of the task may be running on this host, under the given worker.
+
+        In this worker that is while it holds a lease of the task, in another while its process is
+        alive: a dead worker's supervisors have killed its sessions.
+        """
+        if worker == self._info.worker:
+            return self._leases.is_running(task)
+        pid = worker.removeprefix(f"{self._info.host}:").partition(":")[0]
         return not pid.isdigit() or _is_alive(int(pid))
 
-    def _ask(self, held: HeldLease, reason: Reason) -> None:
-        # A lost lease overrules what was asked before: there is nothing left to confirm.
-        if not self._leases.holds(held) or held.reason in (reason, "lost"):
+    def _request_stop(self, lease: HeldLease, reason: StopReason) -> None:
+        """Requests an attempt to stop, unless it was already requested for the same reason."""
+        # A lost lease overrides earlier requests: there is nothing left to confirm.
+        if not self._leases.holds(lease) or lease.reason in (reason, "lost"):
             return
-        if held.reason is None:
-            held.asked_at = self._engine.clock.elapsed()
-        held.reason = reason
-        self._tell(held, reason)
+        if lease.reason is None:
+            lease.stop_requested_at = self._engine.clock.elapsed()
+        lease.reason = reason
+        self._stop_attempt(lease, reason)
 
-    def _end_drain(self) -> None:
-        """Ask what still runs to stop, when the time to finish is over.
+    def _stop_after_drain(self) -> None:
+        """Requests all running attempts to stop when the drain time is over.
 
-        The worker does so itself, unless a handler keeps its event loop busy.
+        The worker itself does so too, unless a handler keeps its event loop busy.
         """
-        since = self._ending()
+        since = self._draining_since()
         if since is None or self._engine.clock.elapsed() - since < self._settings.drain_s + 1.0:
             return
-        for held in self._leases.all():
-            if held.reason is None and not held.ended:
-                self._ask(held, "drain")
+        for lease in self._leases.all():
+            if lease.reason is None and not lease.ended:
+                self._request_stop(lease, "drain")
 
     async def _exit_if_stuck(self) -> None:
+        """Exits the process, after a report, if an attempt does not stop in time."""
         now = self._engine.clock.elapsed()
-        stopping = [each for each in self._leases.all() if each.reason and not each.ended]
-        for each in stopping:
-            each.looks += 1
-        stuck = [each for each in stopping if self._is_stuck(each, now)]
+        stopping = [lease for lease in self._leases.all() if lease.reason and not lease.ended]
+        for lease in stopping:
+            lease.checks += 1
+        stuck = [lease for lease in stopping if self._is_stuck(lease, now)]
         if stuck:
-            log.error("%d handlers do not stop; ending this worker to stop them", len(stuck))
-            self._drain()  # what is given back must not be claimed here again
-            await self._give_back(stuck)
-            self._die()
+            log.error(
+                "%d handlers did not stop in time; exiting with code %d to stop them",
+                len(stuck),
+                STUCK_EXIT,
+            )
+            self._request_drain()  # released tasks must not be claimed here again
+            await self._report_all(stuck)
+            self._exit_process()
 
-    def _is_stuck(self, held: HeldLease, now: float) -> bool:
-        # Both by the clock and by looks: a machine that slept gave the handler no time to stop.
-        limit = min(self._settings.grace_s, held.longest_grace_s) + 2.0
-        return now - held.asked_at > limit and held.looks > limit / self._pause()
+    def _is_stuck(self, lease: HeldLease, now: float) -> bool:
+        """True if a stopping attempt has had its stop time, by clock and by heartbeats."""
+        # By time and by heartbeats: a machine that slept gave the handler no time to stop.
+        limit = min(self._settings.grace_s, lease.longest_grace_s) + 2.0
+        return now - lease.stop_requested_at > limit and lease.checks > limit / self._interval()
 
-    async def _give_back(self, stuck: list[HeldLease]) -> None:
+    async def _report_all(self, stuck: list[HeldLease]) -> None:
+        """Reports the end of all attempts before the process exits; releases those not stuck."""
         receipt = {"state": "killed", "how": "the worker process ended itself"}
-        for held in self._leases.all():
-            if held.ended:
-                continue  # its outcome is being told
-            fence = held.fence
+        for lease in self._leases.all():
+            if lease.ended:
+                continue  # its outcome is being reported
+            fence = lease.fence
             with suppress(TenutoError):
-                if held not in stuck or held.reason == "drain":
+                if lease not in stuck or lease.reason == "drain":
                     await self._engine.release(fence)
-                elif held.reason == "cancel":
+                elif lease.reason == "cancel":
                     await self._engine.confirm_cancel(fence, receipt)
-                elif held.reason == "pause":
+                elif lease.reason == "pause":
                     await self._engine.confirm_pause(fence, receipt)
-                elif held.reason == "timeout":
+                elif lease.reason == "timeout":
                     await self._engine.time_out(fence, receipt)
 
 
 class HeartbeatThread:
-    """A heart on a thread, an event loop and an engine of its own."""
+    """Runs the heartbeat on a thread, an event loop and an engine of its own."""
 
     def __init__(
         self,
         connect: Callable[[], AbstractAsyncContextManager[WorkerEngine]],
-        make: Callable[[WorkerEngine], HeartbeatLoop],
+        create_loop: Callable[[WorkerEngine], HeartbeatLoop],
         clock: Clock,
     ) -> None:
         self._connect = connect
-        self._make = make
+        self._create_loop = create_loop
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._heart: HeartbeatLoop | None = None
+        self._heartbeat: HeartbeatLoop | None = None
         self._stop: asyncio.Event | None = None
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._main, name="tenuto-heart", daemon=True)
+        self._thread = threading.Thread(target=self._main, name="tenuto-heartbeat", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def poke(self) -> None:
-        """Beat now."""
-        self._call(lambda: self._heart.poke.set() if self._heart else None)
+    def wake(self) -> None:
+        """Sends a heartbeat now. For any thread."""
+        self._call_on_loop(lambda: self._heartbeat.wake_event.set() if self._heartbeat else None)
 
     async def close(self) -> None:
-        """The last beat is over when this returns."""
+        """Stops the thread and waits until the last heartbeat is sent."""
         await asyncio.get_running_loop().run_in_executor(None, self._ready.wait, 10)
-        self._call(lambda: self._stop.set() if self._stop else None)
+        self._call_on_loop(lambda: self._stop.set() if self._stop else None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join, 10)
 
-    def _call(self, what: Callable[[], None]) -> None:
+    def _call_on_loop(self, callback: Callable[[], None]) -> None:
+        """Calls the function on the heartbeat's event loop, if the loop is running."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(what)
+                loop.call_soon_threadsafe(callback)
 
     def _main(self) -> None:
-        asyncio.run(self._live())
+        asyncio.run(self._run())
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
+        """Runs the heartbeat until it is stopped; after an error it connects again."""
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._ready.set()
         while not self._stop.is_set():
             try:
                 async with self._connect() as engine:
-                    self._heart = self._make(engine)
-                    await self._heart.run(self._stop)
+                    self._heartbeat = self._create_loop(engine)
+                    await self._heartbeat.run(self._stop)
             except TenutoError as error:
-                log.warning("the heart cannot reach the store: %s", error)
+                log.warning("the heartbeat cannot reach the store and tries again: %s", error)
                 await self._clock.sleep(1.0)
             except Exception:
-                log.exception("a fault in the heart; it starts again")
+                log.exception("internal error in the heartbeat; it is restarted")
                 await self._clock.sleep(1.0)
 
 
 def _is_alive(pid: int) -> bool:
+    """True if a process with this pid exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

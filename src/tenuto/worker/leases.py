@@ -1,4 +1,4 @@
-"""What a worker holds. Shared by the worker's loop and its heart, which may be another thread."""
+"""The leases of a worker. Shared by its event loop and its heartbeat, which may be a thread."""
 
 import math
 from collections.abc import Callable
@@ -9,62 +9,65 @@ import msgspec
 
 from tenuto.model.tasks.task import Fence
 
-Reason = Literal["cancel", "pause", "lost", "timeout", "drain"]
+StopReason = Literal["cancel", "pause", "lost", "timeout", "drain"]
 
 
-def _nobody() -> None:
-    """Warns a session that has ended."""
+def _ignore_warning() -> None:
+    """Does nothing: the session has ended or accepts no warning."""
 
 
 class HeldLease(msgspec.Struct, eq=False):
-    """One running attempt: its fence, and why and since when it has to stop."""
+    """The lease of one running attempt, and why and since when the attempt has to stop."""
 
     fence: Fence
-    stop: Callable[[Reason], None]
-    reason: Reason | None = None
-    asked_at: float = 0.0
+    stop: Callable[[StopReason], None]
+    reason: StopReason | None = None
+    stop_requested_at: float = 0.0
     longest_grace_s: float = math.inf
-    """Seconds at most that it has to stop."""
-    looks: int = 0
-    """How often the heart has found it still running since it was asked to stop."""
+    """Maximum seconds that the attempt has to stop."""
+    checks: int = 0
+    """Heartbeats at which the attempt was still running after it was asked to stop."""
     ended: bool = False
-    """The session is over; only its outcome is still to be told."""
-    warn: Callable[[], None] = _nobody
-    """Tells the session, from whatever thread, that it seems to hang."""
+    """True if the session has ended and only its outcome must still be reported."""
+    warn: Callable[[], None] = _ignore_warning
+    """Warns the session, from any thread, that it seems to hang."""
     warned: bool = False
 
 
 class HeldLeases:
-    """The attempts a worker runs, by task. Single operations on it are atomic between threads."""
+    """The leases of a worker, by task. Each single operation is thread-safe."""
 
     def __init__(self) -> None:
-        self._held: dict[int, tuple[HeldLease, ...]] = {}
+        self._by_task: dict[int, tuple[HeldLease, ...]] = {}
 
-    def add(self, held: HeldLease) -> None:
-        """Hold an attempt; earlier ones of the same task are lost, though they were ours."""
-        task = held.fence.task.int
-        before = self._held.get(task, ())
-        self._held[task] = (*before, held)
-        for each in before:
-            each.stop("lost")
+    def add(self, lease: HeldLease) -> None:
+        """Adds a lease and stops older attempts at the same task in this worker as lost."""
+        task = lease.fence.task.int
+        older = self._by_task.get(task, ())
+        self._by_task[task] = (*older, lease)
+        for older_lease in older:
+            older_lease.stop("lost")
 
-    def remove(self, held: HeldLease) -> None:
-        task = held.fence.task.int
-        mine = self._held.get(task, ())
-        if mine == (held,):
-            del self._held[task]
-        elif mine:
-            self._held[task] = tuple(each for each in mine if each is not held)
+    def remove(self, lease: HeldLease) -> None:
+        """Removes this attempt's lease; leases of other attempts at the task stay."""
+        task = lease.fence.task.int
+        attempts = self._by_task.get(task, ())
+        if attempts == (lease,):
+            del self._by_task[task]
+        elif attempts:
+            self._by_task[task] = tuple(attempt for attempt in attempts if attempt is not lease)
 
-    def holds(self, held: HeldLease) -> bool:
-        return held in self._held.get(held.fence.task.int, ())
+    def holds(self, lease: HeldLease) -> bool:
+        """True if this lease was added and not removed."""
+        return lease in self._by_task.get(lease.fence.task.int, ())
 
-    def runs(self, task: UUID) -> bool:
-        """Whether any attempt of the task is held."""
-        return task.int in self._held
+    def is_running(self, task: UUID) -> bool:
+        """True if any attempt at the task is running here."""
+        return task.int in self._by_task
 
     def all(self) -> list[HeldLease]:
-        return [held for attempts in list(self._held.values()) for held in attempts]
+        """Returns all leases, in a list of its own."""
+        return [lease for attempts in list(self._by_task.values()) for lease in attempts]
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._by_task)

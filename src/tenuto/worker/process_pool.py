@@ -1,4 +1,4 @@
-"""Worker processes under a parent that sees them die: their tasks go on at once, and so do they."""
+"""Worker processes under a parent that restarts them and releases the tasks of crashed ones."""
 
 import asyncio
 import logging
@@ -15,62 +15,79 @@ from tenuto.settings import Settings
 
 log = logging.getLogger("tenuto")
 
-LONGEST_PAUSE_S = 30.0
+MAX_PAUSE_S = 30.0
 HEALTHY_S = 10.0
-HANDED_ON = (
+PASSED_SETTINGS = (
     *("heartbeat_s", "lease_s", "tick_s", "poll_s", "grace_s", "drain_s", "slots"),
     *("task_env", "task_folders"),
     *("pooler", "database_runtime", "database_direct"),
 )
-"""The settings that flags of the parent may have changed."""
+"""Settings passed on to the workers, because flags of the parent may have changed them."""
 
 
 class WorkerPool:
-    """So many workers, each started again when it ends unasked."""
+    """Runs `n` worker processes and restarts each that exits without being asked to."""
 
     def __init__(self, engine: Engine, settings: Settings, n: int) -> None:
         self._engine = engine
         self._settings = settings
-        self._n = n
+        self._count = n
 
     async def run(self, stop: asyncio.Event) -> None:
-        await asyncio.gather(*(self._keep(number, stop) for number in range(self._n)))
+        """Runs the workers until `stop` is set and they are drained."""
+        await asyncio.gather(*(self._keep_running(number, stop) for number in range(self._count)))
 
-    async def _keep(self, number: int, stop: asyncio.Event) -> None:
-        """Keep one worker alive until `stop`, then let it drain."""
-        pause = 0.5
+    async def _keep_running(self, number: int, stop: asyncio.Event) -> None:
+        """Restarts one worker whenever it exits, until `stop` is set; then drains it."""
+        pause_s = 0.5
         while not stop.is_set():
-            started = self._engine.clock.elapsed()
+            started_at = self._engine.clock.elapsed()
             try:
                 child = await self._start()
-            except OSError as error:  # no memory, no descriptors: the others go on meanwhile
+            except OSError as error:  # no memory or descriptors: the other workers continue
                 log.warning("cannot start worker %d: %s", number, error)
-                pause = min(pause * 2, LONGEST_PAUSE_S)
-                await wait_first_event([stop], pause, self._engine.clock)
+                pause_s = min(pause_s * 2, MAX_PAUSE_S)
+                await wait_first_event([stop], pause_s, self._engine.clock)
                 continue
             ended = asyncio.Event()
-            watch = asyncio.get_running_loop().create_task(_announce_end(child, ended))
+            watcher = asyncio.get_running_loop().create_task(_set_when_exited(child, ended))
             await wait_first_event([stop, ended], float(10**9), self._engine.clock)
             if stop.is_set():
                 await self._drain(child, ended)
-                await watch
+                await watcher
                 return
             if child.returncode == 0 and await self._was_drained(child.pid):
-                log.warning("worker %d (pid %d) ended as it was asked to", number, child.pid)
+                log.warning(
+                    "worker %d (pid %d) was drained and exited; it is not restarted",
+                    number,
+                    child.pid,
+                )
                 await wait_first_event([stop], float(10**9), self._engine.clock)
                 return
-            log.error("worker %d (pid %d) ended with %s", number, child.pid, child.returncode)
+            log.error(
+                "worker %d (pid %d) exited with %s; it will be restarted",
+                number,
+                child.pid,
+                child.returncode,
+            )
             await self._expire_leases_of(child.pid)
-            healthy = self._engine.clock.elapsed() - started > HEALTHY_S
-            pause = 0.5 if healthy else min(pause * 2, LONGEST_PAUSE_S)
-            await wait_first_event([stop], pause, self._engine.clock)
+            was_healthy = self._engine.clock.elapsed() - started_at > HEALTHY_S
+            pause_s = 0.5 if was_healthy else min(pause_s * 2, MAX_PAUSE_S)
+            await wait_first_event([stop], pause_s, self._engine.clock)
 
     async def _start(self) -> asyncio.subprocess.Process:
-        env = os.environ | {"TENUTO_PARENT_PIPE": "1", "TENUTO_DATABASE": self._settings.url()}
-        env |= {"TENUTO_DATA": str(self._settings.folder()), "TENUTO_KEYS": self._settings.keys}
+        """Starts a worker process with this process's settings."""
+        env = os.environ | {
+            "TENUTO_PARENT_PIPE": "1",
+            "TENUTO_DATABASE": self._settings.database_url(),
+        }
+        env |= {
+            "TENUTO_DATA": str(self._settings.data_folder()),
+            "TENUTO_KEYS": self._settings.keys,
+        }
         for name in ("TENUTO_URL", "TENUTO_WORKSPACE"):
-            env.pop(name, None)  # they work on the database, whatever commands here are for
-        for name in HANDED_ON:
+            env.pop(name, None)  # the workers use the database, not a server
+        for name in PASSED_SETTINGS:
             env[f"TENUTO_{name.upper()}"] = str(getattr(self._settings, name))
         return await asyncio.create_subprocess_exec(
             *(
@@ -84,43 +101,48 @@ class WorkerPool:
             ),
             stdin=asyncio.subprocess.PIPE,
             env=env,
-            start_new_session=True,  # a Ctrl-C for the parent must not end the sessions first
+            start_new_session=True,  # a Ctrl-C for the parent must not stop the sessions first
         )
 
     async def _drain(self, child: asyncio.subprocess.Process, ended: asyncio.Event) -> None:
+        """Asks the worker to drain; kills it if it does not exit in time."""
         if child.returncode is None:
             child.send_signal(signal.SIGTERM)
-        patience = self._settings.drain_s + self._settings.grace_s + 35
-        await wait_first_event([ended], patience, self._engine.clock)
+        timeout_s = self._settings.drain_s + self._settings.grace_s + 35
+        await wait_first_event([ended], timeout_s, self._engine.clock)
         if child.returncode is None:
             child.kill()
 
     async def _was_drained(self, pid: int) -> bool:
-        """Whether somebody asked the worker to end: then no other takes its place."""
+        """True if the worker was asked to drain: then it is not restarted."""
         host = socket.gethostname()
         try:
             rows = await self._engine.query.workers(self._engine.workspace)
         except TenutoError:
             return False
-        mine = (row for row in rows if row["host"] == host and row["pid"] == pid)
-        return any(row["drain_requested_at"] is not None for row in mine)
+        own_rows = (row for row in rows if row["host"] == host and row["pid"] == pid)
+        return any(row["drain_requested_at"] is not None for row in own_rows)
 
     async def _expire_leases_of(self, pid: int) -> None:
-        """Expire what the dead worker held, now instead of at the end of its leases."""
-        host, upkeep = socket.gethostname(), self._engine.upkeep
+        """Expires the crashed worker's leases now instead of when they end."""
+        host, maintenance = socket.gethostname(), self._engine.maintenance
         try:
             for row in await self._engine.query.workers(self._engine.workspace):
                 if row["host"] == host and row["pid"] == pid and row["status"] != "STOPPED":
-                    lost = await upkeep.expire_worker(row["worker_id"], "parent")
-                    log.warning("worker %s died; %d tasks go on elsewhere", row["worker_id"], lost)
-                    for _ in range(0, lost, BATCH):
-                        # Whether the living are late is the coordinator's matter, which knows of
-                        # pauses.
-                        await upkeep.promote_once("parent", spared=EVERY_LEASE)
+                    expired = await maintenance.expire_worker(row["worker_id"], "parent")
+                    log.warning(
+                        "worker %s crashed; %d tasks were released to other workers",
+                        row["worker_id"],
+                        expired,
+                    )
+                    for _ in range(0, expired, BATCH):
+                        # Only the coordinator judges the leases of other workers: it detects
+                        # suspensions.
+                        await maintenance.promote_once("parent", exempt=EVERY_LEASE)
         except TenutoError as error:
-            log.warning("cannot expire the dead worker's leases: %s", error)
+            log.warning("cannot expire the crashed worker's leases: %s", error)
 
 
-async def _announce_end(child: asyncio.subprocess.Process, ended: asyncio.Event) -> None:
+async def _set_when_exited(child: asyncio.subprocess.Process, ended: asyncio.Event) -> None:
     await child.wait()
     ended.set()

@@ -1,17 +1,17 @@
-"""How an attempt waits for a store that is away."""
+"""Retry delays while the store is unavailable."""
 
 from collections.abc import Iterator
 
 from tenuto.model.errors import TooMany, Unavailable
 
-LATER = (Unavailable, TooMany)
-"""What the same call may get over by waiting."""
-_LONGEST_PAUSE_S = 5.0
+RETRYABLE_ERRORS = (Unavailable, TooMany)
+"""Errors after which the same call may succeed later."""
+_MAX_PAUSE_S = 5.0
 
 
 def retry_delays() -> Iterator[float]:
-    """How long to wait before each time that something is said again."""
+    """Yields the seconds to wait before each retry: 0.1, then twice as long each time, up to 5."""
     pause = 0.1
     while True:
         yield pause
-        pause = min(pause * 2, _LONGEST_PAUSE_S)
+        pause = min(pause * 2, _MAX_PAUSE_S)

@@ -1,4 +1,4 @@
-"""Commands as sessions: a process tree that is killed as a whole and dies with the worker.
+"""Starts commands as sessions: process trees that are killed as a whole and die with the worker.
 
 `Supervisor` talks to the small program in `supervisor.py`, which starts and watches the commands.
 """
@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 PROGRAM = Path(__file__).with_name("supervisor.py")
-STARTING_LIMIT = 32  # keeps the descriptors in flight to the zygote far below the system's limit
+MAX_STARTING = 32  # keeps the descriptors in flight to the zygote far below the system's limit
 START_ATTEMPTS = 3
-CONTROL_LIMIT = 1 << 20
-LOST: dict[str, Any] = {"killed": [], "killed_count": 0, "how": "lost", "remaining": None}
+MAX_CONTROL_LINE_BYTES = 1 << 20
+LOST_RECEIPT: dict[str, Any] = {"killed": [], "killed_count": 0, "how": "lost", "remaining": None}
 
 
 class SpawnError(Exception):
-    """A command was not started; `code` is the supervisor's word for why."""
+    """A command was not started; `code` is the supervisor's code of the reason."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -33,10 +33,10 @@ class SpawnError(Exception):
 
 
 class SessionEnd(msgspec.Struct, frozen=True):
-    """How a command ended and what was killed with it.
+    """How a command ended, and the processes that were killed with it.
 
-    The receipt's `how` is `exited`, `SIGTERM`, `SIGKILL`, or `lost` when the session's supervisor
-    died: its tree is killed then too, but nobody counted what remained.
+    The receipt's `how` is `exited`, `SIGTERM`, `SIGKILL`, or `lost` if the session's supervisor
+    died: its tree is killed then, too, but the remaining processes were not counted.
     """
 
     exit_code: int | None
@@ -46,7 +46,7 @@ class SessionEnd(msgspec.Struct, frozen=True):
 
 
 class _SessionFds(NamedTuple):
-    """The worker's ends of what joins it to one session."""
+    """The worker's ends of the pipes and the control socket of one session."""
 
     control: socket.socket
     stdin: FileIO | None
@@ -65,7 +65,7 @@ class _ControlChannel(NamedTuple):
     writer: asyncio.StreamWriter
 
     async def receive(self) -> bytes:
-        """The next line; nothing when the session supervisor is gone."""
+        """Returns the next line; empty if the session supervisor is gone."""
         try:
             return await self.reader.readline()
         except OSError:
@@ -76,13 +76,14 @@ class _ControlChannel(NamedTuple):
 
 
 class _PipeProtocol(asyncio.StreamReaderProtocol):
-    """Feeds a reader and closes the pipe at its end, which not every loop does by itself."""
+    """Feeds a reader and closes the pipe at its end, which not every event loop does."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         super().__init__(reader)
         self.reader = reader
 
-    def itself(self) -> "_PipeProtocol":
+    def as_factory(self) -> "_PipeProtocol":
+        """Returns this object: event loops take a factory of protocols."""
         return self
 
     def eof_received(self) -> bool:
@@ -96,7 +97,7 @@ class _Pipes(NamedTuple):
 
 
 class Session:
-    """One running command; the caller drains its pipes."""
+    """One running command; the caller must read its pipes."""
 
     def __init__(self, pid: int, pipes: _Pipes, control: _ControlChannel) -> None:
         self.pid = pid
@@ -106,18 +107,18 @@ class Session:
         self._end = asyncio.create_task(self._read_end(), name=f"session {pid}")
 
     async def wait(self) -> SessionEnd:
-        """The end of the command and of everything it started; any number may wait."""
+        """Waits for the end of the command and of everything it started. Many callers may wait."""
         return await asyncio.shield(self._end)
 
     async def kill(self, grace: float) -> SessionEnd:
-        """SIGTERM to the whole tree, SIGKILL to what is left after `grace` seconds."""
+        """Sends SIGTERM to the whole tree, and SIGKILL to what is left after `grace` seconds."""
         if not self._end.done():
             self._control.send({"kill": {"grace": grace}})
         return await self.wait()
 
     @property
-    def drained(self) -> bool:
-        """Ended, and everything it wrote has been received."""
+    def is_drained(self) -> bool:
+        """True if the session has ended and its pipes are closed: read to the end, or dropped."""
         return self._end.done() and all(pipe.is_closing() for pipe in self._transports)
 
     def drop(self) -> None:
@@ -126,25 +127,26 @@ class Session:
             transport.close()
 
     async def _read_end(self) -> SessionEnd:
+        """Waits for the final message of the session supervisor and returns it."""
         line = await self._control.receive()
         self._control.writer.close()
         if not line:
-            return SessionEnd(exit_code=None, signal=9, oom=False, receipt=dict(LOST))
+            return SessionEnd(exit_code=None, signal=9, oom=False, receipt=dict(LOST_RECEIPT))
         return msgspec.json.decode(line, type=SessionEnd)
 
 
 class Supervisor:
-    """Starts commands below one zygote process, which is replaced when it dies."""
+    """Starts commands as children of one zygote process, which is replaced if it dies."""
 
     def __init__(self) -> None:
         self._zygote: _Zygote | None = None
-        self._changing = asyncio.Lock()
-        self._starting = asyncio.Semaphore(STARTING_LIMIT)
+        self._zygote_lock = asyncio.Lock()
+        self._starting = asyncio.Semaphore(MAX_STARTING)
         self._sessions: set[Session] = set()
         self._closed = False
 
     async def start(self) -> None:
-        """Returns when commands can be spawned; a spawn does this too when it has to."""
+        """Returns when commands can be spawned; a spawn also starts the zygote if needed."""
         await self._running_zygote()
 
     async def spawn(
@@ -156,19 +158,19 @@ class Supervisor:
         stdin: bytes = b"",
         limit: int = 1 << 16,
     ) -> Session:
-        """Starts the command with exactly that environment; SpawnError when it did not start.
+        """Starts the command with exactly this environment; raises `SpawnError` if it cannot start.
 
         `limit` bounds the buffer of each pipe's reader, and so the longest line it can return.
         """
         request = {"argv": list(argv), "cwd": cwd, "env": dict(env)}
-        with contextlib.ExitStack() as undo:
+        with contextlib.ExitStack() as cleanup:
             async with self._starting:
-                wires, control = await self._connect(undo, feed=bool(stdin))
+                fds, control = await self._start_session_supervisor(cleanup, has_stdin=bool(stdin))
                 pid = await _start_command(control, request)
-            pipes = await _open_pipes(undo, wires, stdin, limit)
+            pipes = await _open_pipes(cleanup, fds, stdin, limit)
             session = Session(pid, pipes, control)
-            undo.pop_all()
-        self._sessions = {known for known in self._sessions if not known.drained} | {session}
+            cleanup.pop_all()
+        self._sessions = {live for live in self._sessions if not live.is_drained} | {session}
         if self._closed:
             await self._end_sessions()
             raise SpawnError("spawn_failed", "the supervisor was closed")
@@ -178,46 +180,50 @@ class Supervisor:
         """Kills every session and ends the zygote; nothing can be spawned afterwards."""
         self._closed = True
         await self._end_sessions()
-        async with self._changing:
+        async with self._zygote_lock:
             if self._zygote is not None:
                 self._zygote.socket.close()
                 await self._zygote.process.wait()
                 self._zygote = None
 
     async def _end_sessions(self) -> None:
+        """Kills all sessions at once and waits for their ends."""
         sessions, self._sessions = self._sessions, set()
         await asyncio.gather(*(session.kill(0) for session in sessions))
         for session in sessions:
             session.drop()
 
-    async def _connect(
-        self, undo: contextlib.ExitStack, *, feed: bool
+    async def _start_session_supervisor(
+        self, cleanup: contextlib.ExitStack, *, has_stdin: bool
     ) -> tuple[_SessionFds, _ControlChannel]:
-        """A session supervisor that is ready for its command.
+        """Starts a session supervisor and returns when it is ready for its command.
 
-        Before it says so nothing has run, so a zygote found dead is replaced and asked again.
+        Nothing has run until it is ready, so a dead zygote is replaced and the start is repeated.
         """
         for _ in range(START_ATTEMPTS):
             zygote = await self._running_zygote()
-            with contextlib.ExitStack() as attempt:
-                wires = await _send_wires(attempt, zygote, feed=feed)
-                if wires is None:
+            with contextlib.ExitStack() as attempt_cleanup:
+                fds = await _send_session_fds(attempt_cleanup, zygote, has_stdin=has_stdin)
+                if fds is None:
                     continue
                 control = _ControlChannel(
-                    *await asyncio.open_unix_connection(sock=wires.control, limit=CONTROL_LIMIT)
+                    *await asyncio.open_unix_connection(
+                        sock=fds.control, limit=MAX_CONTROL_LINE_BYTES
+                    )
                 )
-                attempt.callback(control.writer.close)
+                attempt_cleanup.callback(control.writer.close)
                 if await control.receive():
-                    undo.push(attempt.pop_all())
-                    return wires, control
+                    cleanup.push(attempt_cleanup.pop_all())
+                    return fds, control
         raise SpawnError("spawn_failed", "no session supervisor could be started")
 
     async def _running_zygote(self) -> _Zygote:
-        # Shielded, so that a spawn given up leaves no half-started zygote behind.
+        # Shielded, so that a cancelled spawn leaves no half-started zygote behind.
         return await asyncio.shield(self._ensure_zygote())
 
     async def _ensure_zygote(self) -> _Zygote:
-        async with self._changing:
+        """Returns the zygote; starts a new one if there is none or it has died."""
+        async with self._zygote_lock:
             if self._closed:
                 raise SpawnError("spawn_failed", "the supervisor is closed")
             if self._zygote is not None and self._zygote.process.returncode is not None:
@@ -230,40 +236,41 @@ class Supervisor:
 
 async def _start_zygote() -> _Zygote:
     try:
-        return await _started_zygote()
+        return await _spawn_zygote()
     except OSError as error:
         raise SpawnError("spawn_failed", str(error)) from error
 
 
-async def _started_zygote() -> _Zygote:
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    with contextlib.ExitStack() as undo:
-        undo.callback(ours.close)
-        with theirs:
+async def _spawn_zygote() -> _Zygote:
+    """Starts the supervisor program and waits until it is ready."""
+    worker_end, zygote_end = socket.socketpair()
+    worker_end.setblocking(False)
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(worker_end.close)
+        with zygote_end:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", "-X", "utf8", str(PROGRAM), str(theirs.fileno())),
+                *(sys.executable, "-I", "-S", "-X", "utf8", str(PROGRAM), str(zygote_end.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(zygote_end.fileno(),),
                 start_new_session=True,
             )
-        if not await asyncio.get_running_loop().sock_recv(ours, 1):
+        if not await asyncio.get_running_loop().sock_recv(worker_end, 1):
             await process.wait()
             raise SpawnError("spawn_failed", f"{PROGRAM.name} did not start")
-        undo.pop_all()
-    return _Zygote(process, ours)
+        cleanup.pop_all()
+    return _Zygote(process, worker_end)
 
 
-async def _send_wires(
-    undo: contextlib.ExitStack, zygote: _Zygote, *, feed: bool
+async def _send_session_fds(
+    cleanup: contextlib.ExitStack, zygote: _Zygote, *, has_stdin: bool
 ) -> _SessionFds | None:
-    """Sends the session's ends to the zygote and keeps ours; None when the zygote is dead."""
+    """Sends the session's ends to the zygote and returns ours; `None` if the zygote is dead."""
     try:
-        with contextlib.ExitStack() as theirs:
-            wires, sent = _open_wires(undo, theirs, feed=feed)
-            socket.send_fds(zygote.socket, [b"+"], sent)
-            return wires
+        with contextlib.ExitStack() as supervisor_ends:
+            fds, supervisor_fds = _open_session_fds(cleanup, supervisor_ends, has_stdin=has_stdin)
+            socket.send_fds(zygote.socket, [b"+"], supervisor_fds)
+            return fds
     except (BrokenPipeError, ConnectionResetError):
         await zygote.process.wait()
         return None
@@ -271,35 +278,50 @@ async def _send_wires(
         raise SpawnError("spawn_failed", str(error)) from error
 
 
-def _open_wires(
-    ours: contextlib.ExitStack, theirs: contextlib.ExitStack, *, feed: bool
+def _open_session_fds(
+    worker_ends: contextlib.ExitStack, supervisor_ends: contextlib.ExitStack, *, has_stdin: bool
 ) -> tuple[_SessionFds, list[int]]:
-    """Our ends, and the descriptors of theirs in the supervisor's order."""
+    """Returns the worker's ends, and the supervisor's descriptors in the order of `RECEIVED`."""
 
-    def pipe(reads: contextlib.ExitStack, writes: contextlib.ExitStack) -> tuple[FileIO, FileIO]:
+    def pipe(
+        reader_end: contextlib.ExitStack, writer_end: contextlib.ExitStack
+    ) -> tuple[FileIO, FileIO]:
         reader, writer = (FileIO(fd, mode) for fd, mode in zip(os.pipe(), "rw", strict=True))
-        reads.callback(_close, reader)
-        writes.callback(_close, writer)
+        reader_end.callback(_close, reader)
+        writer_end.callback(_close, writer)
         return reader, writer
 
-    their_control, control = socket.socketpair()
-    theirs.callback(their_control.close)
-    ours.callback(control.close)
-    their_stdin, stdin = pipe(theirs, ours) if feed else (FileIO(os.devnull), None)
-    theirs.callback(their_stdin.close)
-    (stdout, out), (stderr, err), (report, rep) = (pipe(ours, theirs) for _ in range(3))
-    wires = _SessionFds(control, stdin, stdout, stderr, report)
-    return wires, [end.fileno() for end in (their_stdin, out, err, rep, their_control)]
+    supervisor_control, control = socket.socketpair()
+    supervisor_ends.callback(supervisor_control.close)
+    worker_ends.callback(control.close)
+    supervisor_stdin, stdin = (
+        pipe(supervisor_ends, worker_ends) if has_stdin else (FileIO(os.devnull), None)
+    )
+    supervisor_ends.callback(supervisor_stdin.close)
+    (stdout, stdout_writer), (stderr, stderr_writer), (report, report_writer) = (
+        pipe(worker_ends, supervisor_ends) for _ in range(3)
+    )
+    fds = _SessionFds(control, stdin, stdout, stderr, report)
+    return fds, [
+        end.fileno()
+        for end in (
+            supervisor_stdin,
+            stdout_writer,
+            stderr_writer,
+            report_writer,
+            supervisor_control,
+        )
+    ]
 
 
 def _close(file: FileIO) -> None:
-    # A loop may have closed the descriptor below the file together with its transport.
+    # An event loop may have closed the file's descriptor together with its transport.
     with contextlib.suppress(OSError):
         file.close()
 
 
 async def _start_command(control: _ControlChannel, request: dict[str, Any]) -> int:
-    """The pid of the command that the ready session supervisor has started."""
+    """Starts the command in a ready session supervisor and returns the command's pid."""
     control.send(request)
     line = await control.receive()
     if not line:
@@ -311,21 +333,21 @@ async def _start_command(control: _ControlChannel, request: dict[str, Any]) -> i
 
 
 async def _open_pipes(
-    undo: contextlib.ExitStack, wires: _SessionFds, stdin: bytes, limit: int
+    cleanup: contextlib.ExitStack, fds: _SessionFds, stdin: bytes, limit: int
 ) -> _Pipes:
-    """Streams over our ends of the pipes; `stdin` is fed as fast as the command reads it."""
+    """Opens streams on the worker's pipe ends; writes `stdin` as fast as the command reads it."""
     loop = asyncio.get_running_loop()
     pipes = _Pipes([], [])
-    for file in (wires.stdout, wires.stderr, wires.report):
+    for file in (fds.stdout, fds.stderr, fds.report):
         protocol = _PipeProtocol(asyncio.StreamReader(limit=limit))
-        source, _ = await loop.connect_read_pipe(protocol.itself, file)
-        undo.callback(source.close)
+        transport, _ = await loop.connect_read_pipe(protocol.as_factory, file)
+        cleanup.callback(transport.close)
         pipes.readers.append(protocol.reader)
-        pipes.transports.append(source)
-    if wires.stdin is not None:
-        feed, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, wires.stdin)
-        undo.callback(feed.abort)
-        pipes.transports.append(feed)
-        feed.write(stdin)
-        feed.close()  # after what is written
+        pipes.transports.append(transport)
+    if fds.stdin is not None:
+        stdin_transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, fds.stdin)
+        cleanup.callback(stdin_transport.abort)
+        pipes.transports.append(stdin_transport)
+        stdin_transport.write(stdin)
+        stdin_transport.close()  # after what is written
     return pipes

@@ -2,11 +2,11 @@
 
 `python -I -S supervisor.py FD` is the zygote: for each message on the socket FD it forks a
 session supervisor, which starts one command, waits for it and kills its whole tree when the
-worker asks for that, when the command ends, or when the control socket closes because the worker
-is dead. Both are subreapers: what a command leaves behind falls to its session supervisor, and
-what a dead session supervisor leaves behind falls to the zygote, which kills it.
+worker requests it, when the command ends, or when the control socket closes because the worker is
+dead. Both are subreapers: orphans of a command become children of its session supervisor, and
+orphans of a dead session supervisor become children of the zygote, which kills them.
 
-A message to the zygote is one byte with the descriptors of `RECEIVED`. On the control socket go
+A message to the zygote is one byte with the descriptors of `RECEIVED`. The control socket carries
 lines of JSON. To the worker: `{"ready": true}`, then `{"pid"}` or `{"error": {"code", "message"}}`,
 then `{"exit_code", "signal", "oom", "receipt": {"killed", "killed_count", "how", "remaining"}}`.
 From the worker: `{"argv", "cwd", "env"}`, then any number of `{"kill": {"grace"}}`.
@@ -35,17 +35,17 @@ RECEIVED = ("stdin", "stdout", "stderr", "report", "control")
 REPORT_FD = 3
 CONTROL_FD = 4
 LOG_FD = 5
-HIGH_FD = 16  # above every descriptor that a session ends up with
-END_FD = 64  # above every descriptor that the zygote or a session ever holds
+HIGH_FD = 16  # above every descriptor that a session finally uses
+END_FD = 64  # above every descriptor that the zygote or a session ever has
 
-GIVE_UP = 5.0  # seconds of SIGKILL after which what still lives cannot be killed by us
-FIRST_PAUSE = 0.01
-LONGEST_PAUSE = 0.5
+GIVE_UP_S = 5.0  # seconds of SIGKILL after which surviving processes count as unkillable
+FIRST_PAUSE_S = 0.01
+MAX_PAUSE_S = 0.5
 RECEIPT_LIMIT = 200
 
 PR_SET_CHILD_SUBREAPER = 36
-# Caught, not ignored: an ignored signal would stay ignored in the command. They must not end us
-# either, because a service manager sends SIGTERM to every process while the worker still drains.
+# Caught, not ignored: an ignored signal would stay ignored in the command. They must not end this
+# program, because a service manager sends SIGTERM to all processes while the worker still drains.
 CAUGHT = ("SIGCHLD", "SIGHUP", "SIGINT", "SIGPIPE", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 
 SPAWN_CODES = {
@@ -66,8 +66,8 @@ class Process(NamedTuple):
     dead: bool
 
 
-def read(path: str) -> str:
-    """The start of a small kernel file, without the cost of a file object."""
+def read_kernel_file(path: str) -> str:
+    """Returns the first 16 KiB of a kernel file, without the cost of a file object."""
     fd = os.open(path, os.O_RDONLY)
     try:
         return os.read(fd, 1 << 14).decode(errors="replace")
@@ -76,40 +76,40 @@ def read(path: str) -> str:
 
 
 def parse_stat(text: str) -> Process:
-    """The process that a line of /proc/PID/stat describes; its comm may hold any character."""
+    """Parses a line of /proc/PID/stat; the `comm` in it may contain any character."""
     head, _, tail = text.rpartition(")")
     pid, _, comm = head.partition(" (")
     state, parent, group = tail.split(maxsplit=3)[:3]
     return Process(int(pid), int(parent), int(group), comm, state in "ZX")
 
 
-def processes() -> Iterator[Process]:
-    """Every process in /proc that does not vanish while it is read."""
+def list_processes() -> Iterator[Process]:
+    """Yields every process in /proc that does not exit while it is read."""
     with os.scandir("/proc") as entries:
         names = [entry.name for entry in entries if entry.name.isdigit()]
     for name in names:
         try:
-            yield parse_stat(read(f"/proc/{name}/stat"))
+            yield parse_stat(read_kernel_file(f"/proc/{name}/stat"))
         except OSError:
             continue
 
 
-def descendants(spare: Container[int] = ()) -> list[Process]:
-    """The processes below this one, without those in `spare` and what is below them."""
+def descendants(exempt: Container[int] = ()) -> list[Process]:
+    """Returns this process's descendants, without the pids in `exempt` and their descendants."""
     children: dict[int, list[Process]] = defaultdict(list)
-    for process in processes():
+    for process in list_processes():
         children[process.parent].append(process)
-    found: list[Process] = []
+    result: list[Process] = []
     parents = [os.getpid()]
     while parents:
-        kept = [child for child in children.pop(parents.pop(), ()) if child.pid not in spare]
-        found += kept
-        parents += [child.pid for child in kept]
-    return found
+        remaining = [child for child in children.pop(parents.pop(), ()) if child.pid not in exempt]
+        result += remaining
+        parents += [child.pid for child in remaining]
+    return result
 
 
 def reap() -> tuple[dict[int, int], bool]:
-    """The wait status of each child that has ended, and whether no child is left at all."""
+    """Returns the wait status of each ended child by pid, and True if no child is left."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -122,7 +122,7 @@ def reap() -> tuple[dict[int, int], bool]:
 
 
 def send_signal(pid: int, signum: int) -> bool:
-    """Signals a process, or a group when negative; False when it is gone or not ours to signal."""
+    """Signals a process, or a group if negative; False if it is gone or may not be signalled."""
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
@@ -130,36 +130,38 @@ def send_signal(pid: int, signum: int) -> bool:
     return True
 
 
-def signal_all(found: list[Process], signum: int) -> list[Process]:
-    """Signals each process once; those that lived and were reached.
+def signal_all(processes: list[Process], signum: int) -> list[Process]:
+    """Signals each process once and returns those that were alive and got the signal.
 
-    By group, because no process of a group can escape by forking. A command leads a session of
-    its own, so that all members of such a group are below it. For our own group, and for 0 and 1,
-    which would stand for far more than a group, process by process.
+    Signals by group, because no process of a group can escape by forking. A command leads a session
+    of its own, so all members of such a group are below it. The processes of this program's own
+    group, and of groups 0 and 1, which mean far more than a group to `kill`, are signalled singly.
     """
-    single = (0, 1, os.getpgrp())
-    targets = {process.pid if process.group in single else -process.group for process in found}
+    not_by_group = (0, 1, os.getpgrp())
+    targets = {
+        process.pid if process.group in not_by_group else -process.group for process in processes
+    }
     reached = {target for target in targets if send_signal(target, signum)}
     return [
         process
-        for process in found
+        for process in processes
         if not process.dead and not reached.isdisjoint((process.pid, -process.group))
     ]
 
 
 def become_subreaper() -> bool:
-    """Makes orphans below this process its children; False where that or /proc is missing."""
+    """Makes orphans below this process its children; False if that or /proc is not available."""
     try:
-        import ctypes  # noqa: PLC0415  some builds lack it; they lose only this
+        import ctypes  # noqa: PLC0415  some Python builds lack it and only lose this
 
         done: int = ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        return done == 0 and parse_stat(read("/proc/self/stat")).pid == os.getpid()
+        return done == 0 and parse_stat(read_kernel_file("/proc/self/stat")).pid == os.getpid()
     except (ImportError, OSError, AttributeError):
         return False
 
 
 def catch_signals() -> None:
-    """Leaves no signal ignored or blocked that a command would inherit."""
+    """Unblocks all signals and ignores none, because a command would inherit that."""
     for signum in signal.valid_signals():
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
@@ -169,7 +171,7 @@ def catch_signals() -> None:
 
 
 def open_child_events() -> int:
-    """A descriptor that turns readable when a child ends."""
+    """Returns a descriptor that becomes readable when a child ends."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
@@ -178,8 +180,8 @@ def open_child_events() -> int:
 
 
 def wait_for(sources: list[int], events: int, timeout: float | None) -> list[int]:
-    """The readable ones of `sources`, after one of them, a child's end or the timeout."""
-    poll = select.poll()  # select knows no descriptor from 1,024 on
+    """Waits for a readable source, a child's end or the timeout; returns the readable sources."""
+    poll = select.poll()  # select supports no descriptor above 1,023
     for source in (*sources, events):
         poll.register(source, select.POLLIN)
     ready = [source for source, _ in poll.poll(None if timeout is None else timeout * 1000)]
@@ -189,43 +191,43 @@ def wait_for(sources: list[int], events: int, timeout: float | None) -> list[int
     return ready
 
 
-def oom_kills() -> int:
-    """How many processes of this cgroup the kernel has killed for memory; 0 where it cannot say."""
+def count_oom_kills() -> int:
+    """Returns the number of out-of-memory kills in this cgroup; 0 if it is unknown."""
     try:
-        for line in read("/proc/self/cgroup").splitlines():
+        for line in read_kernel_file("/proc/self/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
-                return oom_counter(f"/sys/fs/cgroup{path}/memory.events")
+                return read_oom_counter(f"/sys/fs/cgroup{path}/memory.events")
             if "memory" in controllers.split(","):
-                return oom_counter(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+                return read_oom_counter(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
     except (OSError, ValueError):
         pass
     return 0
 
 
-def oom_counter(path: str) -> int:
-    counters = dict(line.split(maxsplit=1) for line in read(path).splitlines())
+def read_oom_counter(path: str) -> int:
+    counters = dict(line.split(maxsplit=1) for line in read_kernel_file(path).splitlines())
     return int(counters.get("oom_kill", 0))
 
 
 class ScanBackoff:
-    """When /proc may be walked again: at once, then ever less often."""
+    """Decides when /proc may be scanned again: at once, then less and less often."""
 
     def __init__(self) -> None:
-        self._next = 0.0
-        self._pause = FIRST_PAUSE
-        self.again = False
+        self._next_scan_at = 0.0
+        self._pause = FIRST_PAUSE_S
+        self.scanned_before = False
 
-    def due(self) -> bool:
-        return time.monotonic() >= self._next
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._next_scan_at
 
-    def left(self) -> float:
-        return max(0.0, self._next - time.monotonic())
+    def seconds_left(self) -> float:
+        return max(0.0, self._next_scan_at - time.monotonic())
 
-    def walked(self) -> None:
-        self._next = time.monotonic() + self._pause
-        self._pause = min(self._pause * 2, LONGEST_PAUSE)
-        self.again = True
+    def on_scanned(self) -> None:
+        self._next_scan_at = time.monotonic() + self._pause
+        self._pause = min(self._pause * 2, MAX_PAUSE_S)
+        self.scanned_before = True
 
 
 class SpawnRefused(Exception):
@@ -237,7 +239,7 @@ class SpawnRefused(Exception):
 
 
 def launch(argv: list[str], cwd: str | None, env: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Starts the command as leader of its own session, with descriptors 0 to 3 of this process."""
+    """Starts the command as leader of its own session, with this process's descriptors 0 to 3."""
     try:
         if cwd is not None:
             os.chdir(cwd)
@@ -255,33 +257,34 @@ def launch(argv: list[str], cwd: str | None, env: dict[str, str]) -> subprocess.
 
 
 class ControlChannel:
-    """Lines of JSON to and from the worker; `open` until a read finds the worker gone."""
+    """Lines of JSON to and from the worker; `is_open` until a read finds the worker gone."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._rest = b""
-        self.open = True
+        self.is_open = True
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages that one read completes; blocks when nothing is there to read."""
+        """Returns the messages that one read completes; blocks if there is nothing to read."""
         try:
             data = self._connection.recv(1 << 16)
         except OSError:
             data = b""
         if not data:
-            self.open = False
+            self.is_open = False
             return []
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
     def receive_first(self) -> dict[str, Any] | None:
-        while self.open:
+        """Returns the first message of one read; drops the others of that read."""
+        while self.is_open:
             for message in self.receive():
                 return message
         return None
 
     def send(self, message: dict[str, Any]) -> None:
-        """Sends it, or does nothing when the worker is gone: the next read tells."""
+        """Sends a message, or does nothing if the worker is gone: the next read detects that."""
         with contextlib.suppress(OSError):
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
@@ -289,18 +292,18 @@ class ControlChannel:
 class ProcessTree:
     """A command and everything it started: exactly the children of this subreaper.
 
-    Without a subreaper (`exact` False) it is the command's process group.
+    Without a subreaper (`exact` is False) it is the command's process group.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], *, exact: bool) -> None:
-        self._process = process  # kept, because its destructor would reap the child
+        self._process = process  # referenced, because its destructor would reap the child
         self.main = process.pid
         self.exact = exact
         self.status: int | None = None
         self.killed: dict[int, str] = {}
 
     def reap(self) -> bool:
-        """Collects the dead; True when nothing is left, which no fork can make untrue."""
+        """Reaps ended children; returns True if none is left, which no fork can change."""
         ended, gone = reap()
         if self.status is None and self.main in ended:
             self.status = ended[self.main]
@@ -309,7 +312,7 @@ class ProcessTree:
         return gone
 
     def signal(self, signum: int) -> None:
-        """Signals every process of the tree that can be found now."""
+        """Signals every process that a scan of the tree finds now."""
         if self.exact:
             reached = signal_all(descendants(), signum)
             self.killed |= {process.pid: process.comm for process in reached}
@@ -317,40 +320,41 @@ class ProcessTree:
             self.signal_group(signum)
 
     def signal_group(self, signum: int) -> None:
-        """Signals the command's process group: all of most trees."""
+        """Signals the command's process group, which is the whole tree in most cases."""
         if self.status is None and send_signal(-self.main, signum):
             self.killed.setdefault(self.main, "")
 
     def survivors(self) -> list[int]:
+        """Returns the pids that are left; empty without a subreaper."""
         return [process.pid for process in descendants()] if self.exact else []
 
 
 class SessionSupervisor:
-    """The supervision of one command until nothing of it is left."""
+    """Supervises one command until nothing of its tree is left."""
 
     def __init__(self, tree: ProcessTree, control: ControlChannel, events: int) -> None:
         self._tree = tree
         self._control = control
         self._events = events
-        self._oom_kills = oom_kills()
+        self._oom_kills = count_oom_kills()
         self._kill_at: float | None = None
-        self._asked = False
+        self._kill_requested = False
         self._how = "exited"
-        self._pace = ScanBackoff()
+        self._backoff = ScanBackoff()
 
     def run(self) -> bool:
-        """Returns when nothing is left of the tree, or False when the rest cannot be killed."""
+        """Returns True when nothing is left of the tree, False if the rest cannot be killed."""
         while not self._tree.reap():
             now = time.monotonic()
             if self._kill_at is None and self._tree.status is not None:
                 self._kill_at = now  # a session ends with its main process
-            if self._kill_at is not None and now > self._kill_at + GIVE_UP:
+            if self._kill_at is not None and now > self._kill_at + GIVE_UP_S:
                 return False
-            self._wait(self._press(now))
+            self._wait(self._kill_if_due(now))
         return True
 
     def result(self, *, gone: bool) -> dict[str, Any]:
-        """What the worker is told at the end."""
+        """Returns the final message for the worker."""
         code = None if self._tree.status is None else os.waitstatus_to_exitcode(self._tree.status)
         survivors = [] if gone else self._tree.survivors()
         killed = [
@@ -361,7 +365,7 @@ class SessionSupervisor:
         return {
             "exit_code": code if code is not None and code >= 0 else None,
             "signal": -code if code is not None and code < 0 else None,
-            "oom": self._out_of_memory(code),
+            "oom": self._is_out_of_memory(code),
             "receipt": {
                 "killed": killed[:RECEIPT_LIMIT],
                 "killed_count": len(killed),
@@ -370,51 +374,51 @@ class SessionSupervisor:
             },
         }
 
-    def _press(self, now: float) -> float | None:
-        """Kills the tree when its time is over; the seconds until the next look at it."""
+    def _kill_if_due(self, now: float) -> float | None:
+        """Kills the tree if its time is over; returns the seconds until the next check, if any."""
         if self._kill_at is None:
             return None
         if now < self._kill_at:
             return self._kill_at - now
-        if self._pace.due():
+        if self._backoff.is_due():
             self._tree.signal(signal.SIGKILL)
-            self._pace.walked()
-            self._how = "SIGKILL" if self._asked else "exited"
-        return self._pace.left()
+            self._backoff.on_scanned()
+            self._how = "SIGKILL" if self._kill_requested else "exited"
+        return self._backoff.seconds_left()
 
     def _wait(self, timeout: float | None) -> None:
-        sources = [CONTROL_FD] if self._control.open else []
+        sources = [CONTROL_FD] if self._control.is_open else []
         if not wait_for(sources, self._events, timeout):
             return
         for message in self._control.receive():
-            self._ask(float(message["kill"]["grace"]))
-        if not self._control.open:
-            self._ask(0.0)
-            self._tree.signal_group(signal.SIGKILL)  # often enough, and needs no walk
-            self._pace.walked()
+            self._request_kill(float(message["kill"]["grace"]))
+        if not self._control.is_open:
+            self._request_kill(0.0)
+            self._tree.signal_group(signal.SIGKILL)  # often enough, and needs no scan
+            self._backoff.on_scanned()
 
-    def _ask(self, grace: float) -> None:
-        """The tree has that long from now; an earlier limit stays."""
+    def _request_kill(self, grace: float) -> None:
+        """Schedules SIGKILL in `grace` seconds, or earlier if so requested; sends SIGTERM once."""
         kill_at = time.monotonic() + grace
-        first = self._kill_at is None
+        is_first = self._kill_at is None
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
-        self._asked = self._asked or self._tree.status is None
-        if first and grace > 0:
+        self._kill_requested = self._kill_requested or self._tree.status is None
+        if is_first and grace > 0:
             self._tree.signal(signal.SIGTERM)
             self._how = "SIGTERM"
 
-    def _out_of_memory(self, code: int | None) -> bool:
-        """The kernel ended the main process, or what a shell waited for, for want of memory."""
-        died = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
-        return died and self._how != "SIGKILL" and oom_kills() > self._oom_kills
+    def _is_out_of_memory(self, code: int | None) -> bool:
+        """True if the kernel killed the main process, or a shell's child, for lack of memory."""
+        was_killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+        return was_killed and self._how != "SIGKILL" and count_oom_kills() > self._oom_kills
 
 
-def take_descriptors(fds: list[int]) -> None:
-    """Gives the received descriptors and the log their numbers and closes all others.
+def install_descriptors(fds: list[int]) -> None:
+    """Moves the received descriptors and the log to their fixed numbers and closes all others.
 
     A control socket kept open by a sibling would hide the worker's death.
     """
-    signal.set_wakeup_fd(-1)  # the zygote's, whose number gets another meaning here
+    signal.set_wakeup_fd(-1)  # it was the zygote's; its number is reused here
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH_FD) for fd in [*fds, 2]]
     for number, fd in enumerate(high):
         os.dup2(fd, number, inheritable=False)
@@ -424,7 +428,7 @@ def take_descriptors(fds: list[int]) -> None:
 
 
 def release_descriptors() -> None:
-    """Lets go of the command's streams and directory, so that they end when its tree does."""
+    """Closes the command's streams and leaves its folder, so that only its tree uses them."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -435,8 +439,8 @@ def release_descriptors() -> None:
 
 
 def run_session(fds: list[int]) -> int:
-    """Runs one command; 0 when nothing of it is left."""
-    take_descriptors(fds)
+    """Runs one command and returns the exit status: 0 if nothing of the command is left."""
+    install_descriptors(fds)
     control = ControlChannel(socket.socket(fileno=CONTROL_FD))
     control.send({"ready": True})
     request = control.receive_first()
@@ -458,7 +462,7 @@ def run_session(fds: list[int]) -> int:
 
 
 class Zygote:
-    """Forks session supervisors and kills what one that failed has left behind."""
+    """Forks session supervisors and kills the processes that a failed one leaves behind."""
 
     def __init__(self, worker: socket.socket) -> None:
         self._worker = worker
@@ -466,39 +470,43 @@ class Zygote:
         self._events = open_child_events()
         self._supervisors: set[int] = set()
         self._worker_gone = False
-        self._give_up = math.inf
-        self._strays: ScanBackoff | None = None
+        self._give_up_at = math.inf
+        self._stray_backoff: ScanBackoff | None = None
 
     def run(self) -> None:
-        """Returns after the worker has gone and every child with it."""
-        while not (self._reap() and self._worker_gone) and time.monotonic() < self._give_up:
+        """Runs until the worker and all children are gone."""
+        while not (self._reap() and self._worker_gone) and time.monotonic() < self._give_up_at:
             sources = [] if self._worker_gone else [self._worker.fileno()]
-            if wait_for(sources, self._events, self._sweep()):
+            if wait_for(sources, self._events, self._kill_strays_if_due()):
                 self._receive()
 
     def _reap(self) -> bool:
+        """Reaps ended children; returns True if no child is left.
+
+        Schedules a scan for strays if a supervisor failed.
+        """
         ended, gone = reap()
         failed = [pid for pid, status in ended.items() if status and pid in self._supervisors]
         self._supervisors -= ended.keys()
         if failed and self._exact:
-            self._strays = ScanBackoff()
+            self._stray_backoff = ScanBackoff()
         return gone
 
-    def _sweep(self) -> float | None:
-        """Kills strays when it is time to; the seconds until the next look, None without any.
+    def _kill_strays_if_due(self) -> float | None:
+        """Kills stray processes if a scan is due; returns the seconds until the next scan, if any.
 
-        One walk can miss a process whose parent ends meanwhile, so the first is never the last.
+        One scan can miss a process whose parent ends meanwhile, so one scan is never enough.
         """
-        if self._strays is None:
+        if self._stray_backoff is None:
             return None
-        if self._strays.due():
-            found = descendants(spare=self._supervisors)
-            signal_all(found, signal.SIGKILL)
-            if not found and self._strays.again:
-                self._strays = None
+        if self._stray_backoff.is_due():
+            strays = descendants(exempt=self._supervisors)
+            signal_all(strays, signal.SIGKILL)
+            if not strays and self._stray_backoff.scanned_before:
+                self._stray_backoff = None
                 return None
-            self._strays.walked()
-        return self._strays.left()
+            self._stray_backoff.on_scanned()
+        return self._stray_backoff.seconds_left()
 
     def _receive(self) -> None:
         try:
@@ -506,25 +514,25 @@ class Zygote:
         except OSError:
             data, fds = b"", []
         if not data:
-            self._lose_worker()
+            self._on_worker_gone()
         elif len(fds) == len(RECEIVED):
             self._fork(fds)
         for fd in fds:
             os.close(fd)
 
-    def _lose_worker(self) -> None:
-        """Takes part in the killing: one walk for all, and supervisors may be stopped or stuck."""
+    def _on_worker_gone(self) -> None:
+        """Starts to kill all sessions: one scan serves all; supervisors may hang or be stopped."""
         self._worker_gone = True
-        self._give_up = time.monotonic() + GIVE_UP
+        self._give_up_at = time.monotonic() + GIVE_UP_S
         if self._exact:
             self._supervisors.clear()
-            self._strays = ScanBackoff()
+            self._stray_backoff = ScanBackoff()
 
     def _fork(self, fds: list[int]) -> None:
         try:
             pid = os.fork()
         except OSError:
-            return  # the worker sees its control socket close before `ready`
+            return  # the worker sees its control socket close before it gets `ready`
         if pid == 0:
             status = 1
             try:
@@ -542,7 +550,7 @@ def main() -> None:
     worker = socket.socket(fileno=int(sys.argv[1]))
     worker.set_inheritable(False)
     zygote = Zygote(worker)
-    with contextlib.suppress(OSError):  # a worker that died meanwhile: `run` finds out
+    with contextlib.suppress(OSError):  # the worker has died: `run` detects it
         worker.sendall(b"+")
     zygote.run()
 

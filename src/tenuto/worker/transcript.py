@@ -1,91 +1,100 @@
-"""An attempt's transcript: lines gathered, capped and written behind the attempt's back."""
+"""An attempt's transcript: buffers lines, caps their size, and stores them in the background."""
 
 import asyncio
 import logging
 
-from tenuto.model.bounds import clean
+from tenuto.model.bounds import make_storable
 from tenuto.model.errors import TenutoError
 from tenuto.model.tasks.task import Fence
-from tenuto.model.tasks.transcript import Line, full_text
+from tenuto.model.tasks.transcript import Line, truncation_notice
 from tenuto.model.tenancy.redact import Redactor
 from tenuto.worker.engine_protocol import WorkerEngine
-from tenuto.worker.retry_store import LATER, retry_delays
+from tenuto.worker.retry_store import RETRYABLE_ERRORS, retry_delays
 
 log = logging.getLogger("tenuto.worker")
 
 LEVELS = frozenset({"DEBUG", "INFO", "WARN", "ERROR", "CRITICAL"})
-GATHER_S = 0.2
-LONGEST_LINE = 16_384
-MOST_LINES = 500
+FLUSH_DELAY_S = 0.2
+MAX_LINE_CHARS = 16_384
+MAX_LINES_PER_WRITE = 500
 
 
 class Transcript:
-    """What one attempt said."""
+    """The transcript of one attempt, stored up to `max_kb` kilobytes."""
 
-    def __init__(
-        self, engine: WorkerEngine, fence: Fence, most_kb: int, redactor: Redactor
-    ) -> None:
+    def __init__(self, engine: WorkerEngine, fence: Fence, max_kb: int, redactor: Redactor) -> None:
         self._engine = engine
         self._fence = fence
         self._redactor = redactor
-        self._most_kb = most_kb
-        self._room = most_kb * 1024
-        self._next = 0
-        self._waiting: list[Line] = []
-        self._flushing: asyncio.Task[None] | None = None
-        self._full = False
+        self._max_kb = max_kb
+        self._bytes_left = max_kb * 1024
+        self._next_number = 0
+        self._unwritten: list[Line] = []
+        self._flush_task: asyncio.Task[None] | None = None
+        self._is_full = False
 
     @property
-    def full(self) -> bool:
-        """Whether nothing more is kept."""
-        return self._full
+    def is_full(self) -> bool:
+        """True if the size limit is reached and later lines are dropped."""
+        return self._is_full
 
     def add(self, level: str, text: str) -> None:
-        """Remember text, line by line; beyond the cap one last line says so."""
+        """Adds text, line by line; at the size limit, one last line says that it is reached."""
         level = level if isinstance(level, str) and level in LEVELS else "INFO"
-        for line in self._redactor.text(text).splitlines() or [""]:
-            for start in range(0, max(len(line), 1), LONGEST_LINE):
-                self._line(level, line[start : start + LONGEST_LINE])
+        for line in self._redactor.redact_text(text).splitlines() or [""]:
+            for start in range(0, max(len(line), 1), MAX_LINE_CHARS):
+                self._add_line(level, line[start : start + MAX_LINE_CHARS])
 
-    def _line(self, level: str, text: str) -> None:
-        if self._full:
+    def _add_line(self, level: str, text: str) -> None:
+        """Buffers one line; the line that exceeds the size limit is replaced by a final note."""
+        if self._is_full:
             return
-        line = Line(self._next, level, clean(text, LONGEST_LINE))
-        self._room -= line.size
-        if self._room < 0:
-            self._full = True
-            line = Line(self._next, "WARN", full_text(self._most_kb))
-        self._waiting.append(line)
-        self._next += 1
-        if self._flushing is None:
-            self._flushing = asyncio.get_running_loop().create_task(self._flush_soon())
+        line = Line(self._next_number, level, make_storable(text, MAX_LINE_CHARS))
+        self._bytes_left -= line.size
+        if self._bytes_left < 0:
+            self._is_full = True
+            line = Line(self._next_number, "WARN", truncation_notice(self._max_kb))
+        self._unwritten.append(line)
+        self._next_number += 1
+        if self._flush_task is None:
+            self._flush_task = asyncio.get_running_loop().create_task(self._flush_soon())
 
     async def close(self) -> None:
-        """Everything said so far is stored, unless the store refuses; while it is away, we wait."""
-        if self._flushing is not None:
-            self._flushing.cancel()
-            await asyncio.gather(self._flushing, return_exceptions=True)
-            self._flushing = None
+        """Stores all lines added so far unless the store refuses; waits while it is unavailable."""
+        if self._flush_task is not None:
+            self._flush_task.cancel()
+            await asyncio.gather(self._flush_task, return_exceptions=True)
+            self._flush_task = None
         await self._flush()
 
     async def _flush_soon(self) -> None:
+        """Stores the buffered lines after a short delay, until none is left."""
         while True:
-            await self._engine.clock.sleep(GATHER_S)
+            await self._engine.clock.sleep(FLUSH_DELAY_S)
             await self._flush()
-            if not self._waiting:
-                self._flushing = None
+            if not self._unwritten:
+                self._flush_task = None
                 return
 
     async def _flush(self) -> None:
-        pauses = retry_delays()
-        while self._waiting:
-            lines = self._waiting[:MOST_LINES]
+        """Stores the buffered lines in batches; retries while the store is unavailable."""
+        delays = retry_delays()
+        while self._unwritten:
+            lines = self._unwritten[:MAX_LINES_PER_WRITE]
             try:
                 await self._engine.append(self._fence, lines)
-            except LATER as error:
-                log.warning("transcript of %s not written yet: %s", self._fence.task, error)
-                await self._engine.clock.sleep(next(pauses))
+            except RETRYABLE_ERRORS as error:
+                log.warning(
+                    "transcript of task %s is not stored yet and is retried: %s",
+                    self._fence.task,
+                    error,
+                )
+                await self._engine.clock.sleep(next(delays))
                 continue
             except TenutoError as error:
-                log.warning("transcript of %s refused: %s", self._fence.task, error)
-            self._waiting = self._waiting[len(lines) :]
+                log.warning(
+                    "transcript lines of task %s were refused and dropped: %s",
+                    self._fence.task,
+                    error,
+                )
+            self._unwritten = self._unwritten[len(lines) :]

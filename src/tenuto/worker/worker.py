@@ -1,4 +1,4 @@
-"""The worker: claims for its agents while it has a free slot, and runs what it claimed."""
+"""The worker: claims tasks for its agents while it has free slots, and runs them."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.broker.protocol import EVERYTHING
+from tenuto.broker.protocol import ALL_TOPICS
 from tenuto.crash_points import crash_point
 from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.engine.tasks.report import WorkerInfo
@@ -25,33 +25,33 @@ from tenuto.settings import Settings
 from tenuto.worker.attempt import AttemptRunner
 from tenuto.worker.engine_protocol import WorkerEngine
 from tenuto.worker.heartbeat import HeartbeatLoop, HeartbeatThread, lease_seconds
-from tenuto.worker.leases import HeldLease, HeldLeases, Reason
+from tenuto.worker.leases import HeldLease, HeldLeases, StopReason
 from tenuto.worker.runtime.function import FunctionRuntime, Handler
 from tenuto.worker.runtime.protocol import Runtime
 
 log = logging.getLogger("tenuto.worker")
 
-CLAIM_MOST = 1000
+MAX_CLAIM = 1000
 """Tasks in one claim: enough to share its cost, few enough to spread over workers."""
 
-_PORTION = 100
-"""Attempts started in one turn of the loop, where the store needs it, too."""
+_START_BATCH = 100
+"""Attempts started per event-loop tick if the store runs on the same loop."""
 
-_SIGN_OFF_S = 5.0
-"""How long a worker that ends waits to say so: a store that hangs must not keep it."""
+_SIGN_OFF_TIMEOUT_S = 5.0
+"""Seconds that a stopping worker waits to report it: a store that hangs must not delay it."""
 
 Connect = Callable[[], AbstractAsyncContextManager[WorkerEngine]]
 
 
 class HostedAgent(msgspec.Struct, frozen=True):
-    """An agent and how its attempts are run."""
+    """An agent and the runtime of its attempts."""
 
     profile: AgentProfile
     runtime: Runtime
 
 
 class Worker:
-    """A process that hosts agents. `connect` gives the heart a connection of its own."""
+    """A process that hosts agents. `connect` opens a separate connection for the heartbeat."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Worker:
         settings: Settings | None = None,
         *,
         connect: Connect | None = None,
-        die: Callable[[], None] | None = None,
+        exit_process: Callable[[], None] | None = None,
         name: str | None = None,
     ) -> None:
         self.engine = engine
@@ -67,45 +67,50 @@ class Worker:
         host, pid = socket.gethostname(), os.getpid()
         self.id = name or f"{host}:{pid}:{engine.clock.new_id()}"
         self._connect = connect
-        self._die = die
+        self._exit_process = exit_process
         self._hosted: list[HostedAgent] = []
         self._leases = HeldLeases()
         self._running: set[asyncio.Task[None]] = set()
-        self._sessions = 0
-        self._who = WorkerInfo(self.id, host, pid)
-        self._heart: HeartbeatLoop | HeartbeatThread | None = None
+        """Attempts whose outcome is not stored yet."""
+        self._session_count = 0
+        """Attempts whose session has not ended."""
+        self._info = WorkerInfo(self.id, host, pid)
+        self._heartbeat: HeartbeatLoop | HeartbeatThread | None = None
         self._claims: set[asyncio.Task[None]] = set()
-        self._asking = 0
-        """Claims that have not been answered."""
+        self._unanswered_claims = 0
+        """Claims without a reply yet."""
         self._reserved = 0
-        self._turn = 0
-        self._dry: set[int] = set()
-        self._hints = 0
-        self._plenty = False
-        self._reaching = False
+        """Slots of claims without a reply yet."""
+        self._last_agent_index = 0
+        self._agents_without_tasks: set[int] = set()
+        """Agents, by index, whose last claim found fewer tasks than requested."""
+        self._wake_count = 0
+        """Hints and polls so far; one during a claim means that more tasks may be ready."""
+        self._last_claim_was_full = False
+        self._claim_scheduled = False
         self._stopping = False
-        self._asked = asyncio.Event()
-        """Somebody asked this worker to end."""
-        self._ending: float | None = None
-        """Since when it is to end, if it is."""
-        self._refused: set[int] = set()
-        """Agents that are to take no more tasks, as was said once."""
+        self._drain_requested = asyncio.Event()
+        """Set when the engine asks this worker to drain."""
+        self._draining_since: float | None = None
+        """When this worker began to drain, on the scale of `elapsed`; `None` before."""
+        self._refused_agents: set[int] = set()
+        """Agents, by index, that may not claim; each is logged once."""
         self._context = copy_context()
         self._loop: asyncio.AbstractEventLoop
 
     async def host(self, profile: AgentProfile, runtime: Runtime) -> AgentProfile:
-        """Take an agent in; it is known to everybody when this returns."""
-        known = await self.engine.register_agent(profile.hosted())
-        if profile.accept_commands and not known.accept_commands:
+        """Registers an agent that this worker hosts and returns its registered profile."""
+        registered = await self.engine.register_agent(profile.with_worker_means())
+        if profile.accept_commands and not registered.accept_commands:
             log.warning(
                 "agent %s does not accept commands; run: orchestrate agent update --accept-commands"
                 " -- %s",
-                known.name,
-                shlex.quote(known.name),
+                registered.name,
+                shlex.quote(registered.name),
             )
-        self._hosted.append(HostedAgent(known, runtime))
-        self._who.agents.append(known.name)
-        return known
+        self._hosted.append(HostedAgent(registered, runtime))
+        self._info.agents.append(registered.name)
+        return registered
 
     async def host_functions(
         self,
@@ -117,10 +122,12 @@ class Worker:
         agent_type: str | None = None,
         max_concurrent: int | None = None,
     ) -> AgentProfile:
-        """Take in an agent whose tasks are run by these handlers, by task type; `None`: any."""
+        """Registers an agent whose tasks run in these handlers, by task type; `None`: any type."""
         runtime = FunctionRuntime()
         runtime.handlers |= handlers
-        types = None if None in handlers else tuple(sorted(str(each) for each in handlers))
+        types = (
+            None if None in handlers else tuple(sorted(str(task_type) for task_type in handlers))
+        )
         profile = AgentProfile(
             id=self.engine.clock.new_id(),
             workspace=self.engine.workspace,
@@ -135,39 +142,39 @@ class Worker:
         return await self.host(profile, runtime)
 
     def request_drain(self) -> None:
-        """Note that this worker is to end. For any thread, and for the handler of a signal.
+        """Records that this worker must drain. For any thread, and for a signal handler.
 
-        A busy event loop does not hear of it in time; the heart does.
+        A busy event loop would notice a signal too late; the heartbeat does not.
         """
-        if self._ending is None:
-            self._ending = self.engine.clock.elapsed()
-        if isinstance(self._heart, HeartbeatThread):
-            self._heart.poke()
+        if self._draining_since is None:
+            self._draining_since = self.engine.clock.elapsed()
+        if isinstance(self._heartbeat, HeartbeatThread):
+            self._heartbeat.wake()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop`; then finish or give back what is running."""
-        self._who.slots = self._usable_slots()
+        """Works until `stop` is set; then finishes or releases the running tasks."""
+        self._info.slots = self._usable_slots()
         self._context = copy_context()
         self._loop = asyncio.get_running_loop()
         unsubscribe = self.engine.subscribe(self._on_hint)
-        self._start_heart()
+        self._start_heartbeat()
         try:
-            ends = [stop, self._asked]
-            while not any(each.is_set() for each in ends):
+            stop_events = [stop, self._drain_requested]
+            while not any(event.is_set() for event in stop_events):
                 self._start_claims()
-                if not await wait_first_event(ends, self.settings.poll_s, self.engine.clock):
-                    self._look_again()
+                if not await wait_first_event(stop_events, self.settings.poll_s, self.engine.clock):
+                    self._retry_all_agents()
         finally:
             unsubscribe()
             await self._drain()
-            await self._stop_heart()
+            await self._stop_heartbeat()
 
     def _usable_slots(self) -> int:
-        """Slots that the machine has room for, with a warning where there are more."""
+        """Returns the slots that the machine can fill; logs a warning if more are configured."""
         slots, usable = self.settings.slots, []
         for hosted in self._hosted:
-            room = hosted.runtime.free_sessions(0)
-            usable.append(slots if room is None else min(slots, room))
+            free = hosted.runtime.free_sessions(0)
+            usable.append(slots if free is None else min(slots, free))
             if usable[-1] < slots:
                 log.warning(
                     "%d slots, but the limit of open files is enough for %d sessions of agent %s",
@@ -178,261 +185,294 @@ class Worker:
         return max(usable, default=slots)
 
     def _start_claims(self) -> None:
-        """Start to claim for the free slots, unless every agent was just left without a task.
+        """Starts claims for the free slots, unless each agent's last claim found too few tasks.
 
-        A second claim may be under way while the queue is full: the store works while we do.
+        Two claims may run at once while claims come back full: the store works in parallel.
         """
-        self._reaching = False
-        while self._asking < (2 if self._plenty else 1):
-            n = min(self._free(), CLAIM_MOST)
+        self._claim_scheduled = False
+        while self._unanswered_claims < (2 if self._last_claim_was_full else 1):
+            n = min(self._free_slots(), MAX_CLAIM)
             index = self._next_agent()
             if n <= 0 or index is None or self._stopping:
                 return
-            n = self._startable(index, n)
+            n = self._limit_to_capacity(index, n)
             if n <= 0:
-                self._dry.add(index)  # until the next look
+                self._agents_without_tasks.add(index)  # until the next poll
                 continue
-            self._asking += 1
+            self._unanswered_claims += 1
             self._reserved += n
-            # In a context of our own: what a claim starts must not inherit that of its cause.
+            # In its own context: what a claim starts must not inherit the context of its trigger.
             context = self._context.copy()
             claim = self._loop.create_task(self._claim(index, n), context=context)
             self._claims.add(claim)
             claim.add_done_callback(self._claims.discard)
 
-    def _free(self) -> int:
-        """Slots without a session.
+    def _free_slots(self) -> int:
+        """Returns the slots without a session.
 
-        The next task need not wait until an outcome is stored, but not too many may be untold.
+        The next task does not wait until an outcome is stored, but each unreported outcome beyond
+        `MAX_CLAIM` takes a slot.
         """
-        untold = len(self._running) - self._sessions
-        return self.settings.slots - self._sessions - self._reserved - max(0, untold - CLAIM_MOST)
+        unreported = len(self._running) - self._session_count
+        return (
+            self.settings.slots
+            - self._session_count
+            - self._reserved
+            - max(0, unreported - MAX_CLAIM)
+        )
 
-    def _startable(self, index: int, n: int) -> int:
-        """As many of n sessions as the agent's runtime can start now."""
-        room = self._hosted[index].runtime.free_sessions(self._sessions + self._reserved)
-        return n if room is None else min(n, room)
+    def _limit_to_capacity(self, index: int, n: int) -> int:
+        """Returns how many of n sessions the agent's runtime can start now."""
+        free = self._hosted[index].runtime.free_sessions(self._session_count + self._reserved)
+        return n if free is None else min(n, free)
 
     def _next_agent(self) -> int | None:
-        """Agents take turns; those left without a task wait for a hint."""
+        """Returns the next agent's index, in turn, without those that wait for a hint or poll."""
         for _ in self._hosted:
-            self._turn = (self._turn + 1) % len(self._hosted)
-            if self._turn not in self._dry:
-                return self._turn
+            self._last_agent_index = (self._last_agent_index + 1) % len(self._hosted)
+            if self._last_agent_index not in self._agents_without_tasks:
+                return self._last_agent_index
         return None
 
-    def _look_again(self) -> None:
-        self._hints += 1
-        self._dry.clear()
+    def _retry_all_agents(self) -> None:
+        """Allows claims for all agents again, even if their last claims found too few tasks."""
+        self._wake_count += 1
+        self._agents_without_tasks.clear()
 
     async def _claim(self, index: int, n: int) -> None:
-        """Claim up to n tasks for an agent and start them."""
-        hosted, hints = self._hosted[index], self._hints
-        works = self._release_unsupported(hosted.profile.means, await self._claimed(index, n))
-        self._asking -= 1
+        """Claims up to n tasks for an agent and starts them."""
+        hosted, wake_count = self._hosted[index], self._wake_count
+        claimed = self._release_unsupported(
+            hosted.profile.means, await self._claim_from_store(index, n)
+        )
+        self._unanswered_claims -= 1
         self._reserved -= n
-        if not works:
+        if not claimed:
             hosted.runtime.release_reservation()
         if self._stopping:
-            await self._release_all(works)
+            await self._release_all(claimed)
             return
-        self._sessions += len(works)
-        self._plenty = len(works) == n
-        if not self._plenty and hints == self._hints:
-            self._dry.add(index)
-        self._start_claims()  # first: the store takes the next ones while we start these
-        await self._start_all(works, hosted.runtime)
+        self._session_count += len(claimed)
+        self._last_claim_was_full = len(claimed) == n
+        if not self._last_claim_was_full and wake_count == self._wake_count:
+            self._agents_without_tasks.add(index)
+        self._start_claims()  # first: the store claims the next ones meanwhile
+        await self._start_all(claimed, hosted.runtime)
 
     def _release_unsupported(
-        self, means: SupportedWork | None, works: list[ClaimedTask]
+        self, supported: SupportedWork | None, claimed: list[ClaimedTask]
     ) -> list[ClaimedTask]:
-        """What can be run here; what cannot goes back, though no store should have given it."""
-        if means is None:
-            return works
-        kinds = {_kind(work) for work in works}
-        lacking = {kind: lacks for kind in kinds if (lacks := means.missing_support(*kind))}
-        if not lacking:
-            return works
-        for work in works:
-            if lacks := lacking.get(_kind(work)):
-                log.error("cannot run %s: the worker %s", work.fence.task, lacks)
-                giving = self._loop.create_task(self._give_back(work))
-                self._claims.add(giving)
-                giving.add_done_callback(self._claims.discard)
-        return [work for work in works if _kind(work) not in lacking]
+        """Returns the tasks that can run here; releases others, which no store should return."""
+        if supported is None:
+            return claimed
+        kinds = {_work_kind(work) for work in claimed}
+        missing_by_kind = {
+            kind: missing for kind in kinds if (missing := supported.missing_support(*kind))
+        }
+        if not missing_by_kind:
+            return claimed
+        for work in claimed:
+            if missing := missing_by_kind.get(_work_kind(work)):
+                log.error(
+                    "cannot run task %s, releasing it: the worker %s", work.fence.task, missing
+                )
+                release = self._loop.create_task(self._release(work))
+                self._claims.add(release)
+                release.add_done_callback(self._claims.discard)
+        return [work for work in claimed if _work_kind(work) not in missing_by_kind]
 
-    async def _claimed(self, index: int, n: int) -> list[ClaimedTask]:
-        """What the store has for an agent; nothing when it does not answer."""
+    async def _claim_from_store(self, index: int, n: int) -> list[ClaimedTask]:
+        """Claims up to n tasks for an agent; returns none if the claim fails."""
         hosted = self._hosted[index]
         try:
             crash_point("worker.before_claim")
-            works = await self.engine.claim(
+            claimed = await self.engine.claim(
                 hosted.profile, self.id, n, lease_seconds(self.settings)
             )
             crash_point("worker.claimed")
         except Forbidden as error:
-            # Not before somebody changes the agent: said once, not at every look.
+            # Lasts until the agent is changed: logged once, not at every poll.
             PROCESS_METRICS.count("tenuto_claims_total", "error")
-            if index not in self._refused:
-                log.warning("agent %s takes nothing: %s", hosted.profile.name, error)
-            self._refused.add(index)
+            if index not in self._refused_agents:
+                log.warning("agent %s cannot claim tasks: %s", hosted.profile.name, error)
+            self._refused_agents.add(index)
         except TenutoError as error:
             PROCESS_METRICS.count("tenuto_claims_total", "error")
-            log.warning("cannot claim: %s", error)
+            log.warning("cannot claim tasks, trying again later: %s", error)
         except Exception:
             PROCESS_METRICS.count("tenuto_claims_total", "error")
-            log.exception("a fault while claiming; the next look goes on")
+            log.exception("internal error in a claim; the next poll retries")
         else:
-            if not works:
+            if not claimed:
                 PROCESS_METRICS.count("tenuto_claims_total", "empty")
-            return works
+            return claimed
         return []
 
-    async def _start_all(self, works: list[ClaimedTask], runtime: Runtime) -> None:
-        """Start them; a store within this process is heard, and given work, every so many."""
-        portion = _PORTION if self.engine.within else CLAIM_MOST
-        for at in range(0, len(works), portion):
-            if at > 0:
+    async def _start_all(self, claimed: list[ClaimedTask], runtime: Runtime) -> None:
+        """Starts the tasks; in batches if the store runs in this process and needs the loop."""
+        batch = _START_BATCH if self.engine.is_store_in_process else MAX_CLAIM
+        for start in range(0, len(claimed), batch):
+            if start > 0:
                 await NextTick()
             if self._stopping:
-                await self._release_all(works[at:])
+                await self._release_all(claimed[start:])
                 return
-            for work in works[at : at + portion]:
+            for work in claimed[start : start + batch]:
                 self._start(work, runtime)
 
     def _start(self, work: ClaimedTask, runtime: Runtime) -> None:
+        """Starts the attempt of a claimed task."""
         attempt = AttemptRunner(
             self.engine,
             work,
             runtime,
             self._leases,
             self.settings,
-            self._session_ended,
-            self._ended,
+            self._on_session_ended,
+            self._on_attempt_ended,
         )
         self._running.add(attempt.start(self._loop))
 
-    def _session_ended(self) -> None:
-        self._sessions -= 1
-        self._reach_soon()
+    def _on_session_ended(self) -> None:
+        """Frees the slot of an ended session."""
+        self._session_count -= 1
+        self._schedule_claims()
 
-    def _ended(self, task: "asyncio.Task[None] | None") -> None:
+    def _on_attempt_ended(self, task: "asyncio.Task[None] | None") -> None:
+        """Forgets an ended attempt and claims again."""
         if task is not None:
             self._running.discard(task)
-        self._look_again()  # an agent that had reached its own limit may take one more
-        self._reach_soon()
+        self._retry_all_agents()  # an agent at its own limit may claim one more
+        self._schedule_claims()
 
     def _on_hint(self, topic: str) -> None:
+        """Reacts to a hint: sends a heartbeat, or claims tasks."""
         if topic == f"worker:{self.id}":
-            if self._heart is not None:
+            if self._heartbeat is not None:
                 self._wake_heartbeat()
-        elif topic.startswith("lane:") or topic == EVERYTHING:
-            self._look_again()
+        elif topic.startswith("lane:") or topic == ALL_TOPICS:
+            self._retry_all_agents()
             self._start_claims()
 
-    def _reach_soon(self) -> None:
-        """Reach once for all who end at this turn of the loop."""
-        if not self._reaching:
-            self._reaching = True
+    def _schedule_claims(self) -> None:
+        """Schedules one round of claims for all attempts that end in this event-loop tick."""
+        if not self._claim_scheduled:
+            self._claim_scheduled = True
             self._loop.call_soon(self._start_claims)
 
     def _wake_heartbeat(self) -> None:
-        if isinstance(self._heart, HeartbeatThread):
-            self._heart.poke()
-        elif self._heart is not None:
-            self._heart.poke.set()
+        if isinstance(self._heartbeat, HeartbeatThread):
+            self._heartbeat.wake()
+        elif self._heartbeat is not None:
+            self._heartbeat.wake_event.set()
 
-    def _start_heart(self) -> None:
+    def _start_heartbeat(self) -> None:
+        """Starts the heartbeat: on its own thread if it can have its own connection."""
         loop = self._loop
 
-        def tell(held: HeldLease, reason: Reason) -> None:
-            loop.call_soon_threadsafe(held.stop, reason)
+        def stop_attempt(lease: HeldLease, reason: StopReason) -> None:
+            loop.call_soon_threadsafe(lease.stop, reason)
 
-        def drain() -> None:
-            if not self._asked.is_set():
+        def request_drain() -> None:
+            if not self._drain_requested.is_set():
                 self.request_drain()
-                loop.call_soon_threadsafe(self._asked.set)
+                loop.call_soon_threadsafe(self._drain_requested.set)
 
-        def make(engine: WorkerEngine) -> HeartbeatLoop:
-            die: dict[str, Any] = {} if self._die is None else {"die": self._die}
-            means = {"drain": drain, "ending": lambda: self._ending, **die}
-            return HeartbeatLoop(engine, self._leases, self._who, self.settings, tell, **means)
+        def create_loop(engine: WorkerEngine) -> HeartbeatLoop:
+            exit_option: dict[str, Any] = (
+                {} if self._exit_process is None else {"exit_process": self._exit_process}
+            )
+            options = {
+                "request_drain": request_drain,
+                "draining_since": lambda: self._draining_since,
+                **exit_option,
+            }
+            return HeartbeatLoop(
+                engine, self._leases, self._info, self.settings, stop_attempt, **options
+            )
 
         if self._connect is None:
-            self._heart = make(self.engine)
-            self._beating = asyncio.Event()
-            self._heart_task = loop.create_task(self._keep_beating(self._heart))
+            self._heartbeat = create_loop(self.engine)
+            self._stop_heartbeat_event = asyncio.Event()
+            self._heartbeat_task = loop.create_task(self._run_heartbeat(self._heartbeat))
         else:
-            self._heart = HeartbeatThread(self._connect, make, self.engine.clock)
-            self._heart.start()
+            self._heartbeat = HeartbeatThread(self._connect, create_loop, self.engine.clock)
+            self._heartbeat.start()
 
-    async def _keep_beating(self, heart: HeartbeatLoop) -> None:
-        """Beat until the end, whatever comes up: without beats every task is lost."""
-        while not self._beating.is_set():
+    async def _run_heartbeat(self, heartbeat: HeartbeatLoop) -> None:
+        """Runs the heartbeat until the end despite errors: without it every task is lost."""
+        while not self._stop_heartbeat_event.is_set():
             try:
-                await heart.run(self._beating)
+                await heartbeat.run(self._stop_heartbeat_event)
             except TenutoError as error:
                 log.warning("heartbeat failed: %s", error)
                 await self.engine.clock.sleep(1.0)
             except Exception:
-                log.exception("a fault in the heart; it starts again")
+                log.exception("internal error in the heartbeat; it is restarted")
                 await self.engine.clock.sleep(1.0)
 
-    async def _stop_heart(self) -> None:
-        self._who.status = "STOPPED"
-        if isinstance(self._heart, HeartbeatThread):
-            await self._heart.close()
-        elif self._heart is not None:
-            self._beating.set()
-            await self._heart_task
+    async def _stop_heartbeat(self) -> None:
+        """Stops the heartbeat and reports the worker as STOPPED."""
+        self._info.status = "STOPPED"
+        if isinstance(self._heartbeat, HeartbeatThread):
+            await self._heartbeat.close()
+        elif self._heartbeat is not None:
+            self._stop_heartbeat_event.set()
+            await self._heartbeat_task
         try:
-            async with asyncio.timeout(_SIGN_OFF_S):
-                await self.engine.record_worker(self._who)
+            async with asyncio.timeout(_SIGN_OFF_TIMEOUT_S):
+                await self.engine.record_worker(self._info)
         except (TenutoError, TimeoutError) as error:
-            log.warning("cannot sign off: %s", str(error) or "the store does not answer in time")
+            log.warning(
+                "worker could not report its shutdown: %s",
+                str(error) or "the store does not answer in time",
+            )
 
-    async def _release_all(self, works: Sequence[ClaimedTask]) -> None:
-        await asyncio.gather(*(self._give_back(work) for work in works))
+    async def _release_all(self, claimed: Sequence[ClaimedTask]) -> None:
+        await asyncio.gather(*(self._release(work) for work in claimed))
 
-    async def _give_back(self, work: ClaimedTask) -> None:
-        """Release a task that was claimed and not begun."""
+    async def _release(self, work: ClaimedTask) -> None:
+        """Releases a task that was claimed but not started."""
         try:
             await self.engine.release(work.fence)
         except TenutoError as error:
-            log.warning("cannot give back %s: %s", work.fence.task, error)
+            log.warning("cannot release task %s: %s", work.fence.task, error)
 
     async def _drain(self) -> None:
-        """No new claims; what runs may finish for a while, then goes back with its try."""
+        """Stops claiming; running tasks may finish for a while, then are released.
+
+        A release does not count the try.
+        """
         self._stopping = True
         self.request_drain()
-        self._who.status = "DRAINING"
+        self._info.status = "DRAINING"
         crash_point("worker.draining")
         if self._running:
             log.info(
-                "takes no more; %d running tasks get %g s to finish",
+                "draining: no more claims; %d running tasks get %g s to finish",
                 len(self._running),
                 self.settings.drain_s,
             )
-        if under_way := self._claims | self._running:
-            await asyncio.wait(under_way, timeout=self.settings.drain_s)
+        if pending := self._claims | self._running:
+            await asyncio.wait(pending, timeout=self.settings.drain_s)
         if self._running:
             log.info(
-                "stops %d tasks, within %g s, and gives them back",
+                "draining: stopping %d tasks within %g s and releasing them",
                 len(self._running),
                 self.settings.grace_s,
             )
-        for held in self._leases.all():
-            held.stop("drain")
+        for lease in self._leases.all():
+            lease.stop("drain")
         if self._running:
             await asyncio.wait(self._running, timeout=self.settings.grace_s + 30)
-        if self._claims:  # what they bring is given back
-            await asyncio.wait(self._claims, timeout=_SIGN_OFF_S)
+        if self._claims:  # the tasks they return are released
+            await asyncio.wait(self._claims, timeout=_SIGN_OFF_TIMEOUT_S)
 
     def holds(self, task: UUID) -> bool:
-        """Whether this worker runs an attempt of the task."""
-        return self._leases.runs(task)
+        """True if this worker runs an attempt at the task."""
+        return self._leases.is_running(task)
 
 
-def _kind(work: ClaimedTask) -> tuple[str, bool]:
-    """What running a task takes: its type, and whether it brings a command."""
+def _work_kind(work: ClaimedTask) -> tuple[str, bool]:
+    """Returns what a worker must support to run the task: its type, and if it has a command."""
     return work.task_type, work.command is not None

@@ -30,7 +30,7 @@ def deaf_thread(ctx: Any) -> None:
 async def busy(ctx: Any) -> None:
     """Keeps the event loop to itself."""
     ctx.log("up")
-    await ctx.heard()
+    await ctx.flush()
     threading.Event().wait()
 
 

@@ -18,7 +18,7 @@ from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import Settings
 from tenuto.worker.runtime.command import CommandRuntime
-from tenuto.worker.runtime.environment import allowed_by
+from tenuto.worker.runtime.environment import allowed_environment
 from tenuto.worker.session import Supervisor
 from tenuto.worker.worker import Worker
 
@@ -107,7 +107,7 @@ def faults() -> Iterator[list[logging.LogRecord]]:
 
 
 async def migrated(url: str) -> None:
-    store = app.open_store(url)
+    store = app.create_store(url)
     await store.migrate()
     await store.close()
 
@@ -144,7 +144,7 @@ async def working(
                 runtimes=("command",) if own else (),
                 accept_commands=own is None,
             )
-            runtime = CommandRuntime(supervisor, own, allowed_by(settings))
+            runtime = CommandRuntime(supervisor, own, allowed_environment(settings))
             await worker.host(profile, runtime)
         else:
             await worker.host_functions("local", handlers)
@@ -159,6 +159,6 @@ async def working(
                 async with asyncio.timeout(PATIENCE + 40):
                     await asyncio.gather(*running)
                 await supervisor.close()
-        assert await engine.upkeep.audit() == []
+        assert await engine.maintenance.audit() == []
         told = [(record.getMessage(), record.exc_info) for record in found]
         assert bool(told) is faulty, told

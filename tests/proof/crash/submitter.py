@@ -20,7 +20,7 @@ async def main(task: str, point: str = "") -> None:
         before = msgspec.structs.replace(new, idempotency_key=None)
         sys.stdout.write(f"{(await engine.submit(before)).id}\n")
         sys.stdout.flush()
-        crash_points._AT = point or None
+        crash_points._CRASH_AT = point or None
         sys.stdout.write(f"{(await engine.submit(new)).id}\n")
 
 

@@ -228,7 +228,7 @@ class System:
             assert outcomes.count("COMPLETED") == 1, (task, outcomes)
             assert outcomes[-1] == "COMPLETED"
             await self._check_legal(task)
-        assert await self.engine.upkeep.audit() == []
+        assert await self.engine.maintenance.audit() == []
 
     async def _check_legal(self, task: UUID) -> None:
         for event in (await self.engine.events(task))[1:]:
@@ -255,7 +255,7 @@ class System:
 async def system(url: str, folder: Path) -> AsyncIterator[System]:
     """A system on an empty database; nothing of it is left, and none of it ended in a fault."""
     made = System(url, folder)
-    store = app.open_store(url)
+    store = app.create_store(url)
     await store.migrate()
     await store.close()
     try:
@@ -297,7 +297,7 @@ def stopped(*processes: Process, free: Callable[[], bool] = lambda: True) -> Ite
 def frozen(root: int) -> Iterator[None]:
     """A process and its children that stand still meanwhile, such as a database server."""
     os.kill(root, signal.SIGSTOP)
-    below = [each.pid for each in supervisor.processes() if each.parent == root]
+    below = [each.pid for each in supervisor.list_processes() if each.parent == root]
     for pid in below:
         os.kill(pid, signal.SIGSTOP)
     try:

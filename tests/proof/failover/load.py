@@ -16,14 +16,14 @@ from tests.services.postgres import ROOT
 from tests.waiting import eventually
 
 from tenuto import app
-from tenuto.chaos.checker import Verdict, judge
-from tenuto.chaos.recorder import FILE, Recorder
+from tenuto.chaos.checker import Verdict, check_run
+from tenuto.chaos.recorder import RECORD_VARIABLE, Recorder
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import ALERTS
 from tenuto.engine.operations.audit import AuditReader
 from tenuto.periodic import wait_first_event
 from tenuto.settings import Settings, environment_without_settings
-from tenuto.store.postgres.admin import make_database
+from tenuto.store.postgres.admin import create_database
 
 TASKS = int(os.environ.get("TENUTO_PROOF_TASKS", "10000"))
 RATE = 200.0
@@ -131,12 +131,14 @@ class Load:
             proof = AuditReader(engine.system)
 
             async def rested() -> bool:
-                return not await proof.open() and not await proof.untold(ALERTS, errors=True)
+                return not await proof.count_unfinished() and not await proof.count_unread(
+                    ALERTS, errors=True
+                )
 
             with suppress(AssertionError):  # what is stuck is found by the verdict
                 await eventually(rested, REST_S, 0.25)
             record = self.record.read()
-            verdict = await judge(engine, record)
+            verdict = await check_run(engine, record)
             tasks = await proof.tasks()
         never_ran = sum(max(0, task.tries - record.starts[str(task.id)]) for task in tasks)
         acknowledged = len(record.acknowledged)
@@ -156,15 +158,19 @@ class Load:
     def _start(self, name: str, *words: str) -> Process:
         env = environment_without_settings()
         env |= {"TENUTO_DATABASE": self._url, "TENUTO_DATA": str(self._folder)}
-        env |= {"TENUTO_SLOTS": str(SLOTS), FILE: str(self.record.path), "PYTHONPATH": str(ROOT)}
+        env |= {
+            "TENUTO_SLOTS": str(SLOTS),
+            RECORD_VARIABLE: str(self.record.path),
+            "PYTHONPATH": str(ROOT),
+        }
         return Process([sys.executable, *words], env, self._folder / f"{name}.log")
 
 
 @asynccontextmanager
 async def load(folder: Path, leader: str, name: str, address: str) -> AsyncIterator[Load]:
     """A load on the new database `name`, made on the leader and used through `address`."""
-    made = await make_database(leader, name)
-    store = app.open_store(made)
+    made = await create_database(leader, name)
+    store = app.create_store(made)
     await store.migrate()
     await store.close()
     running = Load(folder, address)

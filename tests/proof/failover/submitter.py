@@ -9,8 +9,8 @@ import asyncio
 import sys
 
 from tenuto import app
-from tenuto.chaos.client import SOON
-from tenuto.chaos.recorder import note
+from tenuto.chaos.client import QUICK_RETRY
+from tenuto.chaos.recorder import append_lines
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Unavailable
 from tenuto.model.tasks.submission import NewTask
@@ -35,7 +35,7 @@ def task(number: int) -> NewTask:
         title=kind,
         task_type=kind,
         max_attempts=1 if number % ONCE_EVERY == 1 else TRIES,
-        retry=SOON,
+        retry=QUICK_RETRY,
         idempotency_key=f"submitter.{number}.{kind}",
     )
 
@@ -48,7 +48,7 @@ async def submit(engine: Engine, new: NewTask) -> None:
         except Unavailable:
             await wait_first_event([], AGAIN_S, engine.clock)
             continue
-        note(f"ack {new.idempotency_key} {made.id}", f"at {engine.clock.elapsed()}")
+        append_lines(f"ack {new.idempotency_key} {made.id}", f"at {engine.clock.elapsed()}")
         return
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ from tests.chaos.test_signals import leaves_nothing
 from tests.proof.crash.system import ROOT
 from tests.proof.planted_chaos import PLANTS
 from tests.proof.test_chaos import HURRY, hold
+from tests.services.postgres import PostgresServer
 
-from tenuto.chaos.plan import EVERY_S, ON_OWN_SERVER, ChaosPlan
-from tenuto.chaos.report import lines
-from tenuto.chaos.run import perform
+from tenuto.chaos.plan import FAULT_INTERVALS_S, OWN_SERVER_FAULTS, ChaosPlan
+from tenuto.chaos.report import format_lines, to_json
+from tenuto.chaos.run import run_plan
 
 WRONG = {
     "complete_guarded_by_owner": "stale commits accepted",
@@ -39,11 +41,39 @@ UNDER: dict[str, dict[str, Any]] = {
 
 
 def test_a_run_on_a_private_postgres_holds_under_every_fault() -> None:
-    plan = ChaosPlan(tasks=150, database="postgresql:", seed=5, every_s=EVERY_S | HURRY)
-    report = perform(plan, lambda _: None)
+    plan = ChaosPlan(tasks=150, database="postgresql:", seed=5, every_s=FAULT_INTERVALS_S | HURRY)
+    report = run_plan(plan, lambda _: None)
     hold(report)
-    assert set(report.faults) == set(ON_OWN_SERVER)
+    assert set(report.faults) == set(OWN_SERVER_FAULTS)
     assert report.verdict.told["leases taken over"] > 0
+
+
+def test_a_database_of_its_own_on_the_users_server(postgres: PostgresServer) -> None:
+    url = postgres.create_database()
+    plan = ChaosPlan(
+        tasks=40, database=url, faults=("cut", "swallow"), every_s=HURRY, mixture={"short": 1}
+    )
+    report = run_plan(plan, lambda _: None)
+    hold(report)
+    listed = postgres_names(postgres)
+    assert not [name for name in listed if name.startswith("tenuto_chaos")]
+    postgres.drop_database(url)
+
+
+def postgres_names(server: PostgresServer) -> list[str]:
+    command = [str(server._binaries / "psql"), "-XAt", "-d", server.url("postgres")]
+    asked = [*command, "-c", "select datname from pg_database"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_a_fault_that_never_happened_makes_the_run_invalid() -> None:
+    plan = ChaosPlan(minutes=0.05, faults=("stop",), every_s={"stop": 1000.0}, mixture={"short": 1})
+    report = run_plan(plan, lambda _: None)
+    assert report.verdict.holds
+    assert not report.holds
+    assert report.missing == ["stop"]
+    assert "INVALID: never happened: stop" in format_lines(report)
+    assert to_json(report)["holds"] is False
 
 
 def test_every_plant_is_tried() -> None:
@@ -58,11 +88,11 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     program = ("tests.proof.planted_chaos", name)
     for seed in (1, 2, 3):  # faults strike by chance: a run may miss what the next one meets
         plan = ChaosPlan(program=program, staff=staff, seed=seed, **options)
-        if not (report := perform(plan, lambda _: None)).holds:
+        if not (report := run_plan(plan, lambda _: None)).holds:
             break
     assert not report.holds
     found = [kind for kind, cases in report.verdict.breaches.items() if cases]
-    assert set(found) & set(WRONG[name].split("|")), "\n".join(lines(report))
+    assert set(found) & set(WRONG[name].split("|")), "\n".join(format_lines(report))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

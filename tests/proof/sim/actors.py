@@ -96,7 +96,7 @@ async def work(scene: Scene, process: Process, slot: int) -> None:
         process.kill()
 
     plan = scene.plan
-    worker = Worker(scene.engine(process), plan.settings, name=worker_id(process), die=die)
+    worker = Worker(scene.engine(process), plan.settings, name=worker_id(process), exit_process=die)
     handlers = Handlers(process, scene.recorder, scene.faults)
     await until_heard(
         lambda: worker.host_functions(
@@ -156,8 +156,8 @@ async def see_death(scene: Scene, parent: Process, dead: Process) -> None:
     """As the parent of worker processes does."""
     engine = scene.engine(parent)
     try:
-        await engine.upkeep.expire_worker(worker_id(dead), "parent")
-        await engine.upkeep.promote_once("parent")
+        await engine.maintenance.expire_worker(worker_id(dead), "parent")
+        await engine.maintenance.promote_once("parent")
     except Unavailable:
         return
     scene.faults.happened["death seen"] += 1

@@ -115,7 +115,7 @@ def check(recorder: Recorder, database: Database, more: Sequence["Oracle"] = ())
     found: list[Broken] = []
     for oracle in (*ORACLES, *more):
         found += oracle(recorder, outcome)
-    mismatches = run_now(Engine(database.store).upkeep.audit())
+    mismatches = run_now(Engine(database.store).maintenance.audit())
     return found + [("I13", text) for text in mismatches]
 
 

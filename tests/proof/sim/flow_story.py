@@ -26,7 +26,7 @@ from tenuto.engine.tasks import retry
 from tenuto.model.errors import Conflict, Unavailable
 from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto, GroupSpec
 from tenuto.model.flows.plan import Plan as FlowPlan
-from tenuto.model.flows.plan import Spec, plan_for
+from tenuto.model.flows.plan import Spec, build_plan
 from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import NewTask
 
@@ -145,7 +145,7 @@ def make_flow(seed: int, twist: Twist) -> FlowPlan:
     ]
     known = {spec.key or "": spec for spec in specs}
     known["yes2"] = msgspec.structs.replace(known["yes2"], next="final")
-    return plan_for("list", known.get)
+    return build_plan("list", known.get)
 
 
 def _engine(key: str, control: Any, **fields: Any) -> NewTask:
@@ -352,7 +352,7 @@ def bounded(bound: int) -> Iterator[None]:
     """Cascades of so many rows."""
     with ExitStack() as stack:
         for module in (activation, advance, retry):
-            stack.enter_context(patch.object(module, "CASCADE", bound))
+            stack.enter_context(patch.object(module, "MAX_CASCADE_ROWS", bound))
         yield
 
 

@@ -61,7 +61,7 @@ class SimWakeups:
     async def close(self) -> None:
         pass
 
-    def announce(self, topics: Iterable[str]) -> None:
+    def notify(self, topics: Iterable[str]) -> None:
         if self._process.state == "running":
             for topic in sorted(topics):
                 self._broker.send(topic)

@@ -12,7 +12,7 @@ from tests.proof.sim.loop import Process, VirtualLoop
 from tenuto.engine.agents.subtasks import Child
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.claim import ClaimedTask
-from tenuto.engine.tasks.maintenance import APART
+from tenuto.engine.tasks.maintenance import SYSTEM_WORKSPACE
 from tenuto.engine.tasks.report import HeartbeatResult
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.limits.budgets import Usage
@@ -147,7 +147,7 @@ class Recorder:
         return not heard or any(each.deaf and each.process is process for each in self.handling)
 
     def deliver(self, events: Sequence[Row]) -> None:
-        mine = [event for event in events if event["workspace"] != APART]
+        mine = [event for event in events if event["workspace"] != SYSTEM_WORKSPACE]
         self.delivered += [(event["task"], event["seq"]) for event in mine]
 
 

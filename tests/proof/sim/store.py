@@ -13,7 +13,7 @@ from tests.proof.sim.recorder import Recorder
 
 from tenuto.clock import Clock
 from tenuto.model.errors import TenutoError, Unavailable
-from tenuto.store.protocol import Row, SchemaState, Script, Statement, gathered
+from tenuto.store.protocol import Row, SchemaState, Script, Statement, collect_script
 from tenuto.store.sqlite.store import SqliteStore
 
 T = TypeVar("T")
@@ -68,11 +68,11 @@ class SimStore:
         self._faults = faults
         self._recorder = recorder
 
-    def within(self, workspace: UUID) -> "SimStore":
+    def for_workspace(self, workspace: UUID) -> "SimStore":
         del workspace
         return self
 
-    def unhurried(self) -> "SimStore":
+    def for_maintenance(self) -> "SimStore":
         return self
 
     async def open(self) -> None:
@@ -112,11 +112,11 @@ class SimStore:
 
         return await self._call(lambda: run_now(self._database.transact(named)), names)
 
-    async def once(self, script: Callable[[], Script[T]]) -> T:
+    async def transact_one(self, script: Callable[[], Script[T]]) -> T:
         return await self.transact(script)
 
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
-        await self.transact(await gathered(statements))
+        await self.transact(await collect_script(statements))
 
     async def _call(self, run: Callable[[], T], names: str | list[str]) -> T:
         loop = asyncio.get_running_loop()

@@ -1,9 +1,9 @@
-"""Who is calling, and what they may do.
+"""Authentication and authorisation of requests.
 
-route_access: the table of all routes with the role that each needs.
-authentication: resolves tokens to callers, cached for a second.
+route_access: table of all routes with the role and scope that each needs.
+authentication: resolves tokens to callers; results are cached for one second.
 attempt_tokens: signed tokens of attempts.
-agent_tokens: what the token of one agent reaches.
-logins: slows down wrong passwords.
-throttling: requests per token, quotas per workspace.
+agent_tokens: limits an agent's token to its own agent, tasks and workers.
+logins: limits login tries and slows down wrong passwords.
+throttling: request rate per token, task rate per workspace.
 """

@@ -1,6 +1,6 @@
-"""What an agent's own token reaches: its agent, the tasks it had, the workers it registered.
+"""Limits an agent's token to its agent, the tasks it runs or ran, and the workers it registered.
 
-Whatever else there is looks missing. A person's or program's token is not asked.
+All other objects look missing (`NotFound`). Tokens of users and programs are not limited here.
 """
 
 from collections.abc import Sequence
@@ -12,41 +12,41 @@ from tenuto.model.tasks.task import Fence
 from tenuto.store.protocol import Statement
 
 
-async def check_task(desk: RequestContext, task: UUID) -> None:
-    """Raise `NotFound` for a task that the caller's agent neither runs nor ran."""
-    if desk.caller.agent is not None and not await _tasks(desk, desk.caller.agent, [task]):
+async def check_task(ctx: RequestContext, task: UUID) -> None:
+    """Raises `NotFound` for a task that the caller's agent neither runs nor ran."""
+    if ctx.caller.agent is not None and not await _tasks_of_agent(ctx, ctx.caller.agent, [task]):
         raise NotFound(f"no task {task}")
 
 
-async def check_worker(desk: RequestContext, worker: str) -> None:
-    """Raise `NotFound` for a worker that the caller's agent did not register; a new one is fine."""
-    if desk.caller.agent is None:
+async def check_worker(ctx: RequestContext, worker: str) -> None:
+    """Raises `NotFound` for a worker that another caller registered; unknown ones are allowed."""
+    if ctx.caller.agent is None:
         return
-    params = {"workspace": desk.workspace, "id": worker}
-    rows = await desk.engine.core.store.fetch(Statement("worker_registered_by", params))
-    if rows and rows[0]["registered_by"] != desk.caller.agent:
+    params = {"workspace": ctx.workspace, "id": worker}
+    rows = await ctx.engine.core.store.fetch(Statement("worker_registered_by", params))
+    if rows and rows[0]["registered_by"] != ctx.caller.agent:
         raise NotFound(f"no worker {worker!r}")
 
 
-async def check_names(desk: RequestContext, names: Sequence[str]) -> None:
-    """Raise `NotFound` for a name that is not the caller's agent's."""
-    if desk.caller.agent is None or not names:
+async def check_agent_names(ctx: RequestContext, names: Sequence[str]) -> None:
+    """Raises `NotFound` for an agent name other than that of the caller's agent."""
+    if ctx.caller.agent is None or not names:
         return
-    own = (await desk.registry.show(desk.caller.agent)).name
+    own_name = (await ctx.agents.show(ctx.caller.agent)).name
     for name in names:
-        if name != own:
+        if name != own_name:
             raise NotFound(f"no agent {name!r}")
 
 
-async def own_fences(desk: RequestContext, fences: Sequence[Fence]) -> list[Fence]:
-    """Those fences that are of tasks which the caller's agent runs or ran."""
-    if desk.caller.agent is None or not fences:
+async def filter_own_fences(ctx: RequestContext, fences: Sequence[Fence]) -> list[Fence]:
+    """Returns the fences whose tasks the caller's agent runs or ran; all for other callers."""
+    if ctx.caller.agent is None or not fences:
         return list(fences)
-    mine = await _tasks(desk, desk.caller.agent, [fence.task for fence in fences])
-    return [fence for fence in fences if fence.task in mine]
+    own_tasks = await _tasks_of_agent(ctx, ctx.caller.agent, [fence.task for fence in fences])
+    return [fence for fence in fences if fence.task in own_tasks]
 
 
-async def _tasks(desk: RequestContext, agent: UUID, tasks: Sequence[UUID]) -> set[UUID]:
-    params = {"workspace": desk.workspace, "agent": agent, "ids": list(tasks)}
-    rows = await desk.engine.core.store.fetch(Statement("tasks_of_agent", params))
+async def _tasks_of_agent(ctx: RequestContext, agent: UUID, tasks: Sequence[UUID]) -> set[UUID]:
+    params = {"workspace": ctx.workspace, "agent": agent, "ids": list(tasks)}
+    rows = await ctx.engine.core.store.fetch(Statement("tasks_of_agent", params))
     return {row["id"] for row in rows}

@@ -1,7 +1,7 @@
-"""Tokens of attempts: a signed fence, good for one agent, task and attempt while it is current.
+"""Tokens of attempts: signed JWTs that hold the fence of one attempt.
 
-Whether it is current only the store knows: every write under such a token carries its fence. The
-token's own end is far away and moves on with each heartbeat.
+Only the store knows whether the attempt still owns its task: every write with such a token presents
+its fence. The token itself expires after 24 hours, and each agent heartbeat returns a new one.
 """
 
 from datetime import datetime, timedelta
@@ -20,14 +20,14 @@ from tenuto.model.tenancy.access import Caller, Role
 
 ISSUER = "tenuto"
 AUDIENCE = "tenuto-attempt"
-KIND = "attempt+jwt"
+JWT_TYPE = "attempt+jwt"
 ALGORITHM = "HS256"
 PURPOSE = "attempt-token"
-LASTS = timedelta(hours=24)
+LIFETIME = timedelta(hours=24)
 
 
 class _Claims(msgspec.Struct, frozen=True):
-    """What a token says, each claim of its one type."""
+    """The JWT claims of an attempt token."""
 
     iss: str
     aud: str
@@ -41,20 +41,20 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 class AttemptTokens:
-    """Issues and reads them, with keys of the vault's ring."""
+    """Issues and verifies attempt tokens, signed with keys derived from the key ring."""
 
     def __init__(self, vault: KeyRing, clock: Clock) -> None:
         self._vault = vault
         self._clock = clock
 
     def issue(self, agent: UUID, workspace: UUID, fence: Fence) -> tuple[str, datetime]:
-        """A token for an attempt, and when it ends unless it is renewed."""
+        """Returns a token for the attempt and the time when it expires."""
         now = self._clock.now()
         claims = {
             "iss": ISSUER,
             "aud": AUDIENCE,
             "iat": int(now.timestamp()),
-            "exp": int((now + LASTS).timestamp()),
+            "exp": int((now + LIFETIME).timestamp()),
             "sub": str(agent),
             "ws": str(workspace),
             "task": str(fence.task),
@@ -62,13 +62,17 @@ class AttemptTokens:
             "tok": fence.token,
         }
         key = self._vault.derive(PURPOSE)
-        headers = {"kid": self._vault.current, "typ": KIND}
-        return jwt.encode(claims, key, algorithm=ALGORITHM, headers=headers), now + LASTS
+        headers = {"kid": self._vault.current, "typ": JWT_TYPE}
+        return jwt.encode(claims, key, algorithm=ALGORITHM, headers=headers), now + LIFETIME
 
-    def caller(self, token: str, wanted: UUID | None) -> Caller:
-        """The attempt that bears the token."""
-        claims = self._claims(token)
-        if wanted not in (None, claims.ws):
+    def caller_of(self, token: str, workspace: UUID | None) -> Caller:
+        """Returns the attempt as a caller.
+
+        Raises `Unauthenticated` if the token is not valid, `Forbidden` if `workspace` is another
+        one than the token's.
+        """
+        claims = self._decode(token)
+        if workspace not in (None, claims.ws):
             raise Forbidden("the token is for another workspace")
         return Caller(
             workspace=claims.ws,
@@ -80,14 +84,14 @@ class AttemptTokens:
             fence=Fence(claims.task, claims.att, claims.tok),
         )
 
-    def _claims(self, token: str) -> _Claims:
+    def _decode(self, token: str) -> _Claims:
         try:
             header = jwt.get_unverified_header(token)
             key = self._vault.derive_from(header["kid"], PURPOSE)
-            if header.get("typ") != KIND:
-                raise Unauthenticated("the token is not one of ours")
-            # Time is checked below, by the clock that rules in the store.
-            said: dict[str, Any] = jwt.decode(
+            if header.get("typ") != JWT_TYPE:
+                raise Unauthenticated("the token is not valid")
+            # Expiry is checked below, with the clock of the store.
+            payload: dict[str, Any] = jwt.decode(
                 token,
                 key,
                 algorithms=[ALGORITHM],
@@ -95,9 +99,9 @@ class AttemptTokens:
                 issuer=ISSUER,
                 options={"verify_exp": False, "verify_iat": False, "verify_nbf": False},
             )
-            claims = msgspec.convert(said, _Claims)
+            claims = msgspec.convert(payload, _Claims)
         except (jwt.PyJWTError, KeyError, TypeError, ValueError, Incompatible, Invalid) as error:
-            raise Unauthenticated("the token is not one of ours") from error
+            raise Unauthenticated("the token is not valid") from error
         if claims.exp <= self._clock.now().timestamp():
-            raise Unauthenticated("the token has ended")
+            raise Unauthenticated("the token has expired")
         return claims

@@ -1,4 +1,4 @@
-"""Who bears which token, believed for a moment."""
+"""Resolves tokens to callers; results are cached for one second."""
 
 from uuid import UUID
 
@@ -7,36 +7,43 @@ from tenuto.engine.tenancy.accounts import Identity
 from tenuto.model.errors import Unauthenticated
 from tenuto.model.tenancy.access import Caller
 
-BELIEVED_S = 1.0
-"""Seconds that a token is believed without a look into the store: a revoked one dies so soon."""
-REMEMBERED = 10_000
-LONGEST_TOKEN = 4096
+CACHE_S = 1.0
+"""Seconds that a caller is cached; a revoked token is refused after this time at the latest."""
+MAX_CACHED = 10_000
+MAX_TOKEN_LENGTH = 4096
 
 
 class TokenCache:
-    """Who bears which token, believed for a moment."""
+    """Resolves tokens to callers, with a cache for tokens of users, programs and agents.
+
+    Tokens of attempts are verified by their signature and are not cached.
+    """
 
     def __init__(self, identity: Identity, attempts: AttemptTokens) -> None:
         self._identity = identity
         self._attempts = attempts
-        self._known: dict[tuple[str, UUID | None], tuple[float, Caller]] = {}
+        self._cache: dict[tuple[str, UUID | None], tuple[float, Caller]] = {}
 
-    def forget(self) -> None:
-        """Look everybody up again."""
-        self._known.clear()
+    def clear(self) -> None:
+        """Empties the cache, so that each token is looked up again."""
+        self._cache.clear()
 
-    async def of(self, token: str, wanted: UUID | None) -> Caller:
-        """The bearer of a token; raises `Unauthenticated` unless it holds."""
-        if len(token) > LONGEST_TOKEN or not token.isascii():
-            raise Unauthenticated("the token is not one of ours")
+    async def caller_of(self, token: str, workspace: UUID | None) -> Caller:
+        """Returns the caller that the token belongs to, in the requested workspace if one is given.
+
+        Raises `Unauthenticated` if the token is not valid, `Forbidden` if it has no access to the
+        workspace.
+        """
+        if len(token) > MAX_TOKEN_LENGTH or not token.isascii():
+            raise Unauthenticated("the token is not valid")
         if token.count(".") == 2:
-            return self._attempts.caller(token, wanted)
+            return self._attempts.caller_of(token, workspace)
         now = self._identity.clock.elapsed()
-        found = self._known.get((token, wanted))
-        if found is not None and now - found[0] < BELIEVED_S:
-            return found[1]
-        caller = await self._identity.caller(token, wanted)
-        if len(self._known) >= REMEMBERED:
-            self._known.clear()
-        self._known[token, wanted] = (now, caller)
+        cached = self._cache.get((token, workspace))
+        if cached is not None and now - cached[0] < CACHE_S:
+            return cached[1]
+        caller = await self._identity.authenticate(token, workspace)
+        if len(self._cache) >= MAX_CACHED:
+            self._cache.clear()
+        self._cache[token, workspace] = (now, caller)
         return caller

@@ -1,4 +1,4 @@
-"""Who may try to log in: wrong passwords slow down whoever gives them, and nobody else."""
+"""Limits login tries. Wrong passwords slow down only the user and address that sent them."""
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Hashable
@@ -7,52 +7,54 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from tenuto.api.edge.forwarded import place_of
-from tenuto.api.edge.rotation import Turns
+from tenuto.api.edge.forwarded import address_key
+from tenuto.api.edge.rotation import FairQueue
 from tenuto.clock import Clock
 from tenuto.model.errors import TooMany
 
-KEPT = 10_000
-"""Entries of each kind that are remembered; the one used longest ago is forgotten."""
+MAX_ENTRIES = 10_000
+"""Maximum entries of each kind; the one set longest ago is dropped."""
 FREE_TRIES = 5
-"""Failures in a row of one user from one address before its tries have to wait."""
+"""Failed tries in a row of one user from one address before tries have to wait."""
 WAIT_S = 5.0
-AT_ONCE = 60
-PER_S = 1.0
-VERIFIED_AT_ONCE = 2
-"""Passwords that are verified at the same time: each takes a core and 64 MB for a moment."""
+"""Seconds between tries after `FREE_TRIES` failures."""
+BURST = 60
+"""Size of the token bucket of an address, or of a user known there, in tries."""
+REFILL_PER_S = 1.0
+MAX_CONCURRENT_CHECKS = 2
+"""Passwords verified at the same time; each takes a CPU core and 64 MB for a moment."""
 RETRY_S = 5.0
-WAITING_OF_HOLDER = 5
-"""Tries of one address, or of one user known there, that may wait to be verified."""
-WAITING = 60
-"""Tries that may wait in all, but for those of users who are known at their addresses."""
-LONGEST_NAME = 200
+MAX_WAITING_PER_HOLDER = 5
+"""Tries of one address, or of one user known there, that may wait for verification."""
+MAX_WAITING = 60
+"""Tries that may wait in total, not counting users known at their addresses."""
+MAX_NAME_LENGTH = 200
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Who(msgspec.Struct, frozen=True):
-    """Who is to log in, and from where."""
+class LoginSource(msgspec.Struct, frozen=True):
+    """User name and client address of a login try."""
 
-    place: str
+    address: str
     name: str
     workspace: str = ""
-    """As it is spelled: by name, by id or not at all."""
+    """As sent by the client: name, id or empty."""
 
 
-class _Recent(OrderedDict[K, V], Generic[K, V]):
-    """A dictionary that forgets the entry set longest ago when it has `KEPT`."""
+class _BoundedDict(OrderedDict[K, V], Generic[K, V]):
+    """A dictionary of at most `MAX_ENTRIES` entries; drops the one set longest ago."""
 
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
         self.move_to_end(key)
-        if len(self) > KEPT:
+        if len(self) > MAX_ENTRIES:
             self.popitem(last=False)
 
 
-class _Tries(msgspec.Struct):
-    """Tries for one name from one address."""
+class _TryCount(msgspec.Struct):
+    """Number and time of tries for one name from one address."""
 
     count: int
     last: float
@@ -63,85 +65,94 @@ class _Bucket(msgspec.Struct):
     at: float
 
 
-class Tries:
-    """Decides whether a try may be made now. Counts wrong passwords by address and name together.
+class LoginThrottle:
+    """Decides whether a login try is allowed now. Counts wrong passwords per address and name.
 
-    The workspace does not count there: it can be spelled in several ways. Who has logged in before,
-    with this spelling, has a bucket of their own: wrong passwords from elsewhere, or for other
-    users at the address, cannot shut them out.
+    The workspace is not part of that key, because it can be given in several ways: by name, by id
+    or not at all. A user who logged in before from the address, with the same workspace text, has
+    an own bucket: wrong passwords from other addresses, or for other users at the address, cannot
+    lock that user out.
     """
 
     def __init__(self) -> None:
-        self._tries: _Recent[tuple[str, str], _Tries] = _Recent()
-        self._known: _Recent[Who, bool] = _Recent()
-        self._buckets: _Recent[str | Who, _Bucket] = _Recent()
+        self._tries: _BoundedDict[tuple[str, str], _TryCount] = _BoundedDict()
+        self._known: _BoundedDict[LoginSource, bool] = _BoundedDict()
+        self._buckets: _BoundedDict[str | LoginSource, _Bucket] = _BoundedDict()
 
-    def begin(self, who: Who, now: float) -> None:
-        """Counts a try; raises `TooMany` when it has to wait."""
-        if who in self._known:
-            self._take(who, now)
+    def count_try(self, source: LoginSource, now: float) -> None:
+        """Counts a try; raises `TooMany` if it must wait. `now` is monotonic, in seconds."""
+        if source in self._known:
+            self._use_bucket(source, now)
             return
-        key = (who.place, who.name)
-        tries = self._tries.get(key) or _Tries(0, now)
+        key = (source.address, source.name)
+        tries = self._tries.get(key) or _TryCount(0, now)
         wait = tries.last + WAIT_S - now
         if tries.count >= FREE_TRIES and wait > 0:
-            raise TooMany("too many wrong passwords; wait", retry_after=wait)
-        self._take(who.place, now)
-        # Counted before the password is verified: tries that come together count, too.
-        self._tries[key] = _Tries(tries.count + 1, now)
+            raise TooMany("too many wrong passwords; wait before the next try", retry_after=wait)
+        self._use_bucket(source.address, now)
+        # Counted before the password is verified, so that concurrent tries count, too.
+        self._tries[key] = _TryCount(tries.count + 1, now)
 
-    def is_known(self, who: Who) -> bool:
-        """Whether the user has logged in from the address before."""
-        return who in self._known
+    def is_known(self, source: LoginSource) -> bool:
+        """True if the user has logged in from the address before."""
+        return source in self._known
 
-    def succeed(self, who: Who) -> None:
-        """Notes that the password was right: the user is known there from now on.
+    def record_success(self, source: LoginSource) -> None:
+        """Records that the password was right: the user is known at the address from now on.
 
-        That one does not count, wrong ones before it do: they may have been for somebody of that
-        name in another workspace.
+        This try is not counted any more. Wrong tries before it still count: they may have been for
+        a user of the same name in another workspace.
         """
-        tries = self._tries.get((who.place, who.name))
-        if tries is not None and who not in self._known:
+        tries = self._tries.get((source.address, source.name))
+        if tries is not None and source not in self._known:
             tries.count -= 1
-        self._known[who] = True
+        self._known[source] = True
 
-    def _take(self, key: str | Who, now: float) -> None:
-        bucket = self._buckets.get(key) or _Bucket(AT_ONCE, now)
-        level = min(AT_ONCE, bucket.level + (now - bucket.at) * PER_S)
+    def _use_bucket(self, key: str | LoginSource, now: float) -> None:
+        bucket = self._buckets.get(key) or _Bucket(BURST, now)
+        level = min(BURST, bucket.level + (now - bucket.at) * REFILL_PER_S)
         if level < 1:
-            raise TooMany("too many logins from this address", retry_after=(1 - level) / PER_S)
+            raise TooMany(
+                "too many logins from this address", retry_after=(1 - level) / REFILL_PER_S
+            )
         self._buckets[key] = _Bucket(level - 1, now)
 
 
-class Logins:
-    """Lets few logins at once through, and those that may not be made now not at all."""
+class LoginLimiter:
+    """Admits login tries: few at the same time, and none that the throttle refuses."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._tries = Tries()
-        self._turns = Turns(VERIFIED_AT_ONCE)
+        self._throttle = LoginThrottle()
+        self._queue = FairQueue(MAX_CONCURRENT_CHECKS)
 
     @asynccontextmanager
-    async def trying(
+    async def admit(
         self, address: str, name: str, workspace: str | None = None
     ) -> AsyncIterator[None]:
-        """Verify the password in the block, which raises `Unauthenticated` if it is wrong."""
-        named = (workspace or "")[:LONGEST_NAME]
-        who = Who(place_of(address), name[:LONGEST_NAME], named)
-        known = self._tries.is_known(who)
-        holder = who if known else who.place
-        self._check_room(holder, known=known)
-        self._tries.begin(who, self._clock.elapsed())
-        async with self._turns.turn(holder, preferred=known):
-            yield
-        self._tries.succeed(who)
+        """Runs the block when the try is allowed; raises `TooMany` if it is not.
 
-    def _check_room(self, holder: Hashable, *, known: bool) -> None:
-        """Raises `TooMany` if others wait already: a queue without an end would hold up everybody.
-
-        Addresses take turns, so a flood from one makes another wait for one try at a time.
+        The block verifies the password and raises `Unauthenticated` if it is wrong.
         """
-        if self._turns.waiting(holder) >= WAITING_OF_HOLDER:
-            raise TooMany("too many logins from this address at once; try again", retry_after=1.0)
-        if not known and self._turns.waiting_in_all() >= WAITING:
-            raise TooMany("too many logins wait; try again", retry_after=RETRY_S)
+        workspace_name = (workspace or "")[:MAX_NAME_LENGTH]
+        source = LoginSource(address_key(address), name[:MAX_NAME_LENGTH], workspace_name)
+        is_known = self._throttle.is_known(source)
+        holder = source if is_known else source.address
+        self._check_queue(holder, is_known=is_known)
+        self._throttle.count_try(source, self._clock.elapsed())
+        async with self._queue.acquire(holder, preferred=is_known):
+            yield
+        self._throttle.record_success(source)
+
+    def _check_queue(self, holder: Hashable, *, is_known: bool) -> None:
+        """Raises `TooMany` if too many tries wait already: the queue must be bounded.
+
+        Addresses are served in rotation, so that a flood from one address delays a try from
+        another one by one verification at a time.
+        """
+        if self._queue.waiting_count(holder) >= MAX_WAITING_PER_HOLDER:
+            raise TooMany(
+                "too many logins from this address at once; try again later", retry_after=1.0
+            )
+        if not is_known and self._queue.total_waiting() >= MAX_WAITING:
+            raise TooMany("too many logins are waiting; try again later", retry_after=RETRY_S)

@@ -1,4 +1,4 @@
-"""Who may call which route: one table that names them all, and the guard that reads it."""
+"""Role and scope that each route needs: one table of all routes, and the checks that use it."""
 
 from functools import lru_cache
 from typing import Any
@@ -18,24 +18,25 @@ from tenuto.model.tenancy.access import Caller, Role, Scope
 
 
 class RouteAccess(msgspec.Struct, frozen=True):
-    """What a caller needs for a route.
+    """Role and scope that a caller needs for a route.
 
-    `own`: an agent's token does, for its own agent or task. `attempt`: an attempt's does, too.
+    `agent_token`: an agent's token is allowed, for its own agent and tasks.
+    `attempt_token`: an attempt's token is allowed, for its own task.
     """
 
     role: Role
     scope: Scope
-    own: bool = False
-    attempt: bool = False
+    agent_token: bool = False
+    attempt_token: bool = False
 
 
 PUBLIC = None
-_SEE = RouteAccess(Role.VIEWER, "read")
-_USE = RouteAccess(Role.MEMBER, "write")
-_WORK = RouteAccess(Role.MEMBER, "work", own=True, attempt=True)
-_HOST = RouteAccess(Role.MEMBER, "work", own=True)
-_RULE = RouteAccess(Role.ADMIN, "admin")
-_OWN = RouteAccess(Role.OWNER, "admin")
+_READ = RouteAccess(Role.VIEWER, "read")
+_WRITE = RouteAccess(Role.MEMBER, "write")
+_WORK = RouteAccess(Role.MEMBER, "work", agent_token=True, attempt_token=True)
+_HOST = RouteAccess(Role.MEMBER, "work", agent_token=True)
+_ADMIN = RouteAccess(Role.ADMIN, "admin")
+_OWNER = RouteAccess(Role.OWNER, "admin")
 
 V1 = "/api/v1"
 ROUTES: dict[str, RouteAccess | None] = {
@@ -47,168 +48,172 @@ ROUTES: dict[str, RouteAccess | None] = {
     "GET /docs": PUBLIC,
     f"POST {V1}/login": PUBLIC,
     f"POST {V1}/logout": RouteAccess(Role.VIEWER, "read"),
-    f"GET {V1}/me": _SEE,
+    f"GET {V1}/me": _READ,
     f"PUT {V1}/me/password": RouteAccess(Role.VIEWER, "read"),
-    f"POST {V1}/agent-tasks": _USE,
-    f"POST {V1}/agent-tasks/bulk": _USE,
-    f"POST {V1}/agent-tasks/actions": _USE,
-    f"GET {V1}/agent-tasks": _SEE,
-    f"GET {V1}/agent-tasks/{{task_id}}": _SEE,
-    f"PATCH {V1}/agent-tasks/{{task_id}}": _USE,
-    f"DELETE {V1}/agent-tasks/{{task_id}}": _USE,
-    f"POST {V1}/agent-tasks/{{task_id}}/cancel": _USE,
-    f"POST {V1}/agent-tasks/{{task_id}}/retry": _USE,
-    f"POST {V1}/agent-tasks/{{task_id}}/pause": _USE,
-    f"POST {V1}/agent-tasks/{{task_id}}/resume": _USE,
-    f"POST {V1}/agent-tasks/{{task_id}}/start": _USE,
-    f"POST {V1}/agent-tasks/{{task_id}}/rerun": _USE,
-    f"POST {V1}/agent-tasks/{{task_id}}/assign": _USE,
-    f"POST {V1}/agent-tasks/{{task_id}}/reassign": _USE,
-    f"POST {V1}/agent-tasks/{{task_id}}/archive": _USE,
-    f"GET {V1}/agent-tasks/{{task_id}}/logs": _SEE,
-    f"GET {V1}/agent-tasks/{{task_id}}/attempts": _SEE,
-    f"GET {V1}/agent-tasks/{{task_id}}/transcript": _SEE,
-    f"GET {V1}/agent-tasks/{{task_id}}/explain": _SEE,
-    f"GET {V1}/agent-tasks/{{task_id}}/events": _SEE,
+    f"POST {V1}/agent-tasks": _WRITE,
+    f"POST {V1}/agent-tasks/bulk": _WRITE,
+    f"POST {V1}/agent-tasks/actions": _WRITE,
+    f"GET {V1}/agent-tasks": _READ,
+    f"GET {V1}/agent-tasks/{{task_id}}": _READ,
+    f"PATCH {V1}/agent-tasks/{{task_id}}": _WRITE,
+    f"DELETE {V1}/agent-tasks/{{task_id}}": _WRITE,
+    f"POST {V1}/agent-tasks/{{task_id}}/cancel": _WRITE,
+    f"POST {V1}/agent-tasks/{{task_id}}/retry": _WRITE,
+    f"POST {V1}/agent-tasks/{{task_id}}/pause": _WRITE,
+    f"POST {V1}/agent-tasks/{{task_id}}/resume": _WRITE,
+    f"POST {V1}/agent-tasks/{{task_id}}/start": _WRITE,
+    f"POST {V1}/agent-tasks/{{task_id}}/rerun": _WRITE,
+    f"POST {V1}/agent-tasks/{{task_id}}/assign": _WRITE,
+    f"POST {V1}/agent-tasks/{{task_id}}/reassign": _WRITE,
+    f"POST {V1}/agent-tasks/{{task_id}}/archive": _WRITE,
+    f"GET {V1}/agent-tasks/{{task_id}}/logs": _READ,
+    f"GET {V1}/agent-tasks/{{task_id}}/attempts": _READ,
+    f"GET {V1}/agent-tasks/{{task_id}}/transcript": _READ,
+    f"GET {V1}/agent-tasks/{{task_id}}/explain": _READ,
+    f"GET {V1}/agent-tasks/{{task_id}}/events": _READ,
     f"PATCH {V1}/agent-tasks/{{task_id}}/progress": _WORK,
     f"POST {V1}/agent-tasks/{{task_id}}/complete": _WORK,
     f"POST {V1}/agent-tasks/{{task_id}}/fail": _WORK,
     f"POST {V1}/agent-tasks/{{task_id}}/park": _WORK,
     f"POST {V1}/agent-tasks/{{task_id}}/release": _WORK,
     f"POST {V1}/agent-tasks/{{task_id}}/transcript": _WORK,
-    f"GET {V1}/agent-tasks/find": _SEE,
-    f"GET {V1}/agent-tasks/{{task_id}}/trail": _SEE,
+    f"GET {V1}/agent-tasks/find": _READ,
+    f"GET {V1}/agent-tasks/{{task_id}}/trail": _READ,
     f"POST {V1}/agent-tasks/{{task_id}}/checkpoint": _WORK,
     f"GET {V1}/agent-tasks/{{task_id}}/steps": _WORK,
     f"POST {V1}/agent-tasks/{{task_id}}/steps": _WORK,
     f"POST {V1}/agent-tasks/{{task_id}}/children": _WORK,
-    f"GET {V1}/agent-tasks/{{task_id}}/children": _SEE,
+    f"GET {V1}/agent-tasks/{{task_id}}/children": _READ,
     f"POST {V1}/agent-tasks/{{task_id}}/ask": _WORK,
     f"POST {V1}/agent-tasks/{{task_id}}/not-started": _WORK,
     f"POST {V1}/agent-tasks/{{task_id}}/timed-out": _WORK,
     f"POST {V1}/agent-tasks/{{task_id}}/confirm-cancel": _WORK,
     f"POST {V1}/agent-tasks/{{task_id}}/confirm-pause": _WORK,
     f"POST {V1}/agent-tasks/{{task_id}}/confirm-gone": _WORK,
-    f"GET {V1}/agents": _SEE,
+    f"GET {V1}/agents": _READ,
     f"POST {V1}/agents": _HOST,
-    f"GET {V1}/agents/{{agent_id}}": _SEE,
-    f"PUT {V1}/agents/{{agent_id}}": _USE,
-    f"DELETE {V1}/agents/{{agent_id}}": _RULE,
-    f"GET {V1}/agents/{{agent_id}}/health": _SEE,
-    f"GET {V1}/agents/{{agent_id}}/explain": _SEE,
-    f"GET {V1}/agents/{{agent_id}}/tasks": _SEE,
-    f"GET {V1}/agents/{{agent_id}}/messages": _SEE,
-    f"POST {V1}/agents/{{agent_id}}/messages": _USE,
+    f"GET {V1}/agents/{{agent_id}}": _READ,
+    f"PUT {V1}/agents/{{agent_id}}": _WRITE,
+    f"DELETE {V1}/agents/{{agent_id}}": _ADMIN,
+    f"GET {V1}/agents/{{agent_id}}/health": _READ,
+    f"GET {V1}/agents/{{agent_id}}/explain": _READ,
+    f"GET {V1}/agents/{{agent_id}}/tasks": _READ,
+    f"GET {V1}/agents/{{agent_id}}/messages": _READ,
+    f"POST {V1}/agents/{{agent_id}}/messages": _WRITE,
     f"POST {V1}/agents/{{agent_id}}/messages/dequeue": _WORK,
-    f"POST {V1}/agents/{{agent_id}}/terminate": _USE,
-    f"POST {V1}/agents/{{agent_id}}/token": _RULE,
+    f"POST {V1}/agents/{{agent_id}}/terminate": _WRITE,
+    f"POST {V1}/agents/{{agent_id}}/token": _ADMIN,
     f"POST {V1}/agents/{{agent_id}}/claim": _HOST,
     f"POST {V1}/agents/{{agent_id}}/heartbeat": _WORK,
-    f"GET {V1}/workers": _SEE,
-    f"POST {V1}/workers/{{worker_id}}/drain": _RULE,
+    f"GET {V1}/workers": _READ,
+    f"POST {V1}/workers/{{worker_id}}/drain": _ADMIN,
     f"POST {V1}/workers/{{worker_id}}/heartbeat": _HOST,
     f"POST {V1}/workers/{{worker_id}}/claim": _HOST,
     f"POST {V1}/workers/{{worker_id}}/sweep": _HOST,
-    f"GET {V1}/definitions": _SEE,
-    f"POST {V1}/definitions": _USE,
-    f"POST {V1}/definitions/apply": _USE,
-    f"GET {V1}/definitions/{{key}}": _SEE,
-    f"PUT {V1}/definitions/{{key}}": _USE,
-    f"DELETE {V1}/definitions/{{key}}": _USE,
-    f"GET {V1}/flows": _SEE,
-    f"POST {V1}/flows": _USE,
-    f"GET {V1}/flows/{{flow_id}}": _SEE,
-    f"GET {V1}/flows/{{flow_id}}/tasks": _SEE,
-    f"GET {V1}/flows/{{flow_id}}/graph": _SEE,
-    f"POST {V1}/flows/{{flow_id}}/cancel": _USE,
-    f"POST {V1}/flows/{{flow_id}}/pause": _USE,
-    f"POST {V1}/flows/{{flow_id}}/resume": _USE,
-    f"POST {V1}/flows/{{flow_id}}/rerun": _USE,
-    f"GET {V1}/groups": _SEE,
-    f"POST {V1}/groups": _USE,
-    f"GET {V1}/groups/{{group_id}}": _SEE,
-    f"GET {V1}/groups/{{group_id}}/graph": _SEE,
-    f"POST {V1}/groups/{{group_id}}/start": _USE,
-    f"POST {V1}/groups/{{group_id}}/cancel": _USE,
-    f"POST {V1}/groups/{{group_id}}/pause": _USE,
-    f"POST {V1}/groups/{{group_id}}/resume": _USE,
-    f"GET {V1}/inbox": _SEE,
-    f"GET {V1}/inbox/{{item_id}}": _SEE,
-    f"POST {V1}/inbox/{{item_id}}/approve": _USE,
-    f"POST {V1}/inbox/{{item_id}}/reject": _USE,
-    f"POST {V1}/inbox/{{item_id}}/answer": _USE,
-    f"GET {V1}/gates": _SEE,
-    f"POST {V1}/gates": _RULE,
-    f"DELETE {V1}/gates/{{kind}}/{{subject}}": _RULE,
-    f"GET {V1}/rate-limits": _SEE,
-    f"PUT {V1}/rate-limits/{{name}}": _RULE,
-    f"DELETE {V1}/rate-limits/{{name}}": _RULE,
-    f"GET {V1}/complexity-levels": _SEE,
-    f"PUT {V1}/complexity-levels": _RULE,
-    f"GET {V1}/schedules": _SEE,
-    f"POST {V1}/schedules": _USE,
-    f"GET {V1}/schedules/{{schedule_id}}": _SEE,
-    f"PATCH {V1}/schedules/{{schedule_id}}": _USE,
-    f"DELETE {V1}/schedules/{{schedule_id}}": _USE,
-    f"POST {V1}/schedules/{{schedule_id}}/pause": _USE,
-    f"POST {V1}/schedules/{{schedule_id}}/resume": _USE,
-    f"GET {V1}/schedules/{{schedule_id}}/next": _SEE,
-    f"GET {V1}/triggers": _SEE,
-    f"POST {V1}/triggers": _USE,
-    f"GET {V1}/triggers/{{trigger_id}}": _SEE,
-    f"PATCH {V1}/triggers/{{trigger_id}}": _USE,
-    f"DELETE {V1}/triggers/{{trigger_id}}": _USE,
-    f"POST {V1}/triggers/{{trigger_id}}/pause": _USE,
-    f"POST {V1}/triggers/{{trigger_id}}/resume": _USE,
-    f"GET {V1}/stats": _SEE,
-    f"GET {V1}/events": _SEE,
-    f"POST {V1}/events": _USE,
-    f"GET {V1}/dead-letters": _SEE,
-    f"POST {V1}/dead-letters/{{task_id}}/requeue": _USE,
-    f"GET {V1}/coordinator/status": _RULE,
-    f"POST {V1}/coordinator/recover": _RULE,
-    f"GET {V1}/coordinator/logs": _RULE,
-    f"GET {V1}/webhooks": _SEE,
-    f"POST {V1}/webhooks": _RULE,
-    f"GET {V1}/webhooks/{{webhook_id}}": _SEE,
-    f"PATCH {V1}/webhooks/{{webhook_id}}": _RULE,
-    f"DELETE {V1}/webhooks/{{webhook_id}}": _RULE,
-    f"POST {V1}/webhooks/{{webhook_id}}/rotate-secret": _RULE,
-    f"GET {V1}/webhooks/{{webhook_id}}/deliveries": _SEE,
-    f"POST {V1}/webhooks/deliveries/{{delivery_id}}/redeliver": _RULE,
-    f"GET {V1}/secrets": _RULE,
-    f"PUT {V1}/secrets/{{name}}": _RULE,
-    f"DELETE {V1}/secrets/{{name}}": _RULE,
-    f"GET {V1}/workspaces": _SEE,
-    f"POST {V1}/workspaces": _OWN,
-    f"GET {V1}/workspaces/{{workspace_id}}": _SEE,
-    f"PUT {V1}/workspaces/{{workspace_id}}/quota": _OWN,
-    f"GET {V1}/users": _RULE,
-    f"POST {V1}/users": _RULE,
-    f"PATCH {V1}/users/{{user_id}}": _RULE,
-    f"DELETE {V1}/users/{{user_id}}": _RULE,
-    f"GET {V1}/tokens": _RULE,
-    f"POST {V1}/tokens": _RULE,
-    f"DELETE {V1}/tokens/{{token_id}}": _RULE,
+    f"GET {V1}/definitions": _READ,
+    f"POST {V1}/definitions": _WRITE,
+    f"POST {V1}/definitions/apply": _WRITE,
+    f"GET {V1}/definitions/{{key}}": _READ,
+    f"PUT {V1}/definitions/{{key}}": _WRITE,
+    f"DELETE {V1}/definitions/{{key}}": _WRITE,
+    f"GET {V1}/flows": _READ,
+    f"POST {V1}/flows": _WRITE,
+    f"GET {V1}/flows/{{flow_id}}": _READ,
+    f"GET {V1}/flows/{{flow_id}}/tasks": _READ,
+    f"GET {V1}/flows/{{flow_id}}/graph": _READ,
+    f"POST {V1}/flows/{{flow_id}}/cancel": _WRITE,
+    f"POST {V1}/flows/{{flow_id}}/pause": _WRITE,
+    f"POST {V1}/flows/{{flow_id}}/resume": _WRITE,
+    f"POST {V1}/flows/{{flow_id}}/rerun": _WRITE,
+    f"GET {V1}/groups": _READ,
+    f"POST {V1}/groups": _WRITE,
+    f"GET {V1}/groups/{{group_id}}": _READ,
+    f"GET {V1}/groups/{{group_id}}/graph": _READ,
+    f"POST {V1}/groups/{{group_id}}/start": _WRITE,
+    f"POST {V1}/groups/{{group_id}}/cancel": _WRITE,
+    f"POST {V1}/groups/{{group_id}}/pause": _WRITE,
+    f"POST {V1}/groups/{{group_id}}/resume": _WRITE,
+    f"GET {V1}/inbox": _READ,
+    f"GET {V1}/inbox/{{item_id}}": _READ,
+    f"POST {V1}/inbox/{{item_id}}/approve": _WRITE,
+    f"POST {V1}/inbox/{{item_id}}/reject": _WRITE,
+    f"POST {V1}/inbox/{{item_id}}/answer": _WRITE,
+    f"GET {V1}/gates": _READ,
+    f"POST {V1}/gates": _ADMIN,
+    f"DELETE {V1}/gates/{{kind}}/{{subject}}": _ADMIN,
+    f"GET {V1}/rate-limits": _READ,
+    f"PUT {V1}/rate-limits/{{name}}": _ADMIN,
+    f"DELETE {V1}/rate-limits/{{name}}": _ADMIN,
+    f"GET {V1}/complexity-levels": _READ,
+    f"PUT {V1}/complexity-levels": _ADMIN,
+    f"GET {V1}/schedules": _READ,
+    f"POST {V1}/schedules": _WRITE,
+    f"GET {V1}/schedules/{{schedule_id}}": _READ,
+    f"PATCH {V1}/schedules/{{schedule_id}}": _WRITE,
+    f"DELETE {V1}/schedules/{{schedule_id}}": _WRITE,
+    f"POST {V1}/schedules/{{schedule_id}}/pause": _WRITE,
+    f"POST {V1}/schedules/{{schedule_id}}/resume": _WRITE,
+    f"GET {V1}/schedules/{{schedule_id}}/next": _READ,
+    f"GET {V1}/triggers": _READ,
+    f"POST {V1}/triggers": _WRITE,
+    f"GET {V1}/triggers/{{trigger_id}}": _READ,
+    f"PATCH {V1}/triggers/{{trigger_id}}": _WRITE,
+    f"DELETE {V1}/triggers/{{trigger_id}}": _WRITE,
+    f"POST {V1}/triggers/{{trigger_id}}/pause": _WRITE,
+    f"POST {V1}/triggers/{{trigger_id}}/resume": _WRITE,
+    f"GET {V1}/stats": _READ,
+    f"GET {V1}/events": _READ,
+    f"POST {V1}/events": _WRITE,
+    f"GET {V1}/dead-letters": _READ,
+    f"POST {V1}/dead-letters/{{task_id}}/requeue": _WRITE,
+    f"GET {V1}/coordinator/status": _ADMIN,
+    f"POST {V1}/coordinator/recover": _ADMIN,
+    f"GET {V1}/coordinator/logs": _ADMIN,
+    f"GET {V1}/webhooks": _READ,
+    f"POST {V1}/webhooks": _ADMIN,
+    f"GET {V1}/webhooks/{{webhook_id}}": _READ,
+    f"PATCH {V1}/webhooks/{{webhook_id}}": _ADMIN,
+    f"DELETE {V1}/webhooks/{{webhook_id}}": _ADMIN,
+    f"POST {V1}/webhooks/{{webhook_id}}/rotate-secret": _ADMIN,
+    f"GET {V1}/webhooks/{{webhook_id}}/deliveries": _READ,
+    f"POST {V1}/webhooks/deliveries/{{delivery_id}}/redeliver": _ADMIN,
+    f"GET {V1}/secrets": _ADMIN,
+    f"PUT {V1}/secrets/{{name}}": _ADMIN,
+    f"DELETE {V1}/secrets/{{name}}": _ADMIN,
+    f"GET {V1}/workspaces": _READ,
+    f"POST {V1}/workspaces": _OWNER,
+    f"GET {V1}/workspaces/{{workspace_id}}": _READ,
+    f"PUT {V1}/workspaces/{{workspace_id}}/quota": _OWNER,
+    f"GET {V1}/users": _ADMIN,
+    f"POST {V1}/users": _ADMIN,
+    f"PATCH {V1}/users/{{user_id}}": _ADMIN,
+    f"DELETE {V1}/users/{{user_id}}": _ADMIN,
+    f"GET {V1}/tokens": _ADMIN,
+    f"POST {V1}/tokens": _ADMIN,
+    f"DELETE {V1}/tokens/{{token_id}}": _ADMIN,
 }
 
 
 async def admit(scope: Any) -> RouteAccess | None:
-    """Let a request through that its route's row of the table allows, and say who asks.
+    """Authenticates a request, checks its route's row of `ROUTES`, and returns that row.
 
-    This looks at nothing but the head of the request: the body of a stranger is not read.
+    Only the request line and headers are read: the body of an unauthenticated client is not.
+    Stores the request context in the scope, except for public routes.
     """
     route = f"{scope['method']} {scope['path_template']}"
-    if route not in ROUTES:  # the framework would answer OPTIONS on every path
-        raise MethodNotAllowedException(headers={"Allow": _methods(scope["path_template"])})
+    if route not in ROUTES:  # the framework would allow OPTIONS on every path
+        raise MethodNotAllowedException(headers={"Allow": _allowed_methods(scope["path_template"])})
     access = ROUTES[route]
     if access is not PUBLIC:
-        await _admit(ASGIConnection(scope), access)
+        await _authenticate_and_check(ASGIConnection(scope), access)
     return access
 
 
 async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Refuse unknown query parameters, and answer a repeated request as before."""
+    """Refuses unknown query parameters, and replays repeated requests.
+
+    On routes with `Idempotency-Key` it raises `RepeatedRequest` or records the request.
+    """
     del handler
     scope: Any = connection.scope
     route = f"{scope['method']} {scope['path_template']}"
@@ -216,96 +221,105 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
         _check_query(connection, route)
     key = connection.headers.get("idempotency-key")
     if key is not None and route in idempotency.ROUTES:
-        await _repeatable(scope, route, key)
+        await _replay_or_record(scope, route, key)
 
 
-def _methods(template: str) -> str:
-    """The methods of a path, as an `Allow` header names them."""
+def _allowed_methods(template: str) -> str:
+    """Returns the methods of a path as the value of an `Allow` header."""
     routes = (route.split(" ") for route in ROUTES)
     return ", ".join(sorted(method for method, path in routes if path == template))
 
 
-async def _repeatable(scope: Any, route: str, key: str) -> None:
-    """Answer as before, or see to it that the answer is kept."""
-    desk = desk_of(scope)
-    answers = idempotency.IdempotencyStore(
-        desk.engine.core.store, desk.service.vault, desk.workspace
+async def _replay_or_record(scope: Any, route: str, key: str) -> None:
+    """Raises `RepeatedRequest` with the stored response, or registers storing it later."""
+    ctx = context_of(scope)
+    responses = idempotency.IdempotencyStore(
+        ctx.engine.core.store, ctx.service.vault, ctx.workspace
     )
-    await answers.begin(key, route, scope["path"], scope["state"]["body"])
+    await responses.begin(key, route, scope["path"], scope["state"]["body"])
 
-    async def end(status: int, body: bytes) -> None:
-        await answers.end(key, route, status, body)
+    async def store_response(status: int, body: bytes) -> None:
+        await responses.store_response(key, route, status, body)
 
-    scope["state"]["answered"] = end
+    scope["state"]["store_response"] = store_response
 
 
-async def _admit(connection: ASGIConnection[Any, Any, Any, Any], access: RouteAccess) -> None:
+async def _authenticate_and_check(
+    connection: ASGIConnection[Any, Any, Any, Any], access: RouteAccess
+) -> None:
+    """Resolves the token, counts the request, checks access, and stores the request context."""
     service = service_of(connection.scope)
-    token = _token(connection)
-    caller = await service.callers.of(token, _wanted(connection))
-    service.rates.request(caller.key)
-    _check(caller, access, connection.path_params)
-    desk = connection.scope["state"]["desk"] = service.request_context(caller, token)
+    token = _bearer_token(connection)
+    caller = await service.token_cache.caller_of(token, _requested_workspace(connection))
+    service.throttle.count_request(caller.key)
+    _check_access(caller, access, connection.path_params)
+    ctx = connection.scope["state"]["ctx"] = service.request_context(caller, token)
     if caller.fence is None and "task_id" in connection.path_params:
-        await agent_tokens.check_task(desk, connection.path_params["task_id"])
+        await agent_tokens.check_task(ctx, connection.path_params["task_id"])
 
 
 def _check_query(connection: ASGIConnection[Any, Any, Any, Any], route: str) -> None:
-    """A misspelt filter would answer everything: refuse what the contract does not name."""
-    known = query_names(connection.app).get(route, frozenset())
+    """Raises `Invalid` for a query parameter that the route does not have.
+
+    A misspelt filter would otherwise return everything.
+    """
+    allowed = query_names(connection.app).get(route, frozenset())
     for name in connection.query_params:
-        if name not in known:
-            raise Invalid(f"there is no query parameter {name[:60]!r}", field=name[:60])
+        if name not in allowed:
+            raise Invalid(f"unknown query parameter {name[:60]!r}", field=name[:60])
 
 
 @lru_cache(maxsize=4)
 def query_names(app: Litestar) -> dict[str, frozenset[str]]:
-    """The query parameters of each route."""
-    found = {}
+    """Returns the names of the query parameters by route, such as `GET /api/v1/tasks`."""
+    names_by_route = {}
     for path, methods in app.openapi_schema.to_schema()["paths"].items():
         for method, operation in methods.items():
-            names = {each["name"] for each in operation.get("parameters", ())}
-            found[f"{method.upper()} {path}"] = frozenset(
+            names = {parameter["name"] for parameter in operation.get("parameters", ())}
+            names_by_route[f"{method.upper()} {path}"] = frozenset(
                 names | ({"priority>"} if "priority" in names else set())
             )
-    return found
+    return names_by_route
 
 
-def _check(caller: Caller, access: RouteAccess, path: dict[str, Any]) -> None:
+def _check_access(caller: Caller, access: RouteAccess, path: dict[str, Any]) -> None:
+    """Raises `Forbidden` or `NotFound` unless the caller may call the route with this path."""
     if not caller.may(access.role, access.scope):
-        raise Forbidden(f"this needs the role {access.role.name} and the scope {access.scope!r}")
+        raise Forbidden(
+            f"this route needs the role {access.role.name} and the scope {access.scope!r}"
+        )
     if caller.agent is None:
         return
-    # An agent's token is good for its own agent, an attempt's for its own task: a foreign one looks
-    # like a missing one.
-    if not access.own and access.scope == "work":
-        raise Forbidden("an agent's token does not allow it")
-    if caller.fence is not None and not access.attempt:
-        raise Forbidden("an attempt's token does not allow it")
+    # An agent's token is valid for its own agent only, an attempt's for its own task only: other
+    # agents and tasks look missing.
+    if not access.agent_token and access.scope == "work":
+        raise Forbidden("this route is not allowed with an agent's token")
+    if caller.fence is not None and not access.attempt_token:
+        raise Forbidden("this route is not allowed with an attempt's token")
     if path.get("agent_id", caller.agent) != caller.agent:
         raise NotFound(f"no agent {path['agent_id']}")
     if caller.fence is not None and path.get("task_id", caller.fence.task) != caller.fence.task:
         raise NotFound(f"no task {path['task_id']}")
 
 
-def _token(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
+def _bearer_token(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise Unauthenticated("send a token: Authorization: Bearer ...")
+        raise Unauthenticated("a token is required; send the header Authorization: Bearer ...")
     return token.strip()
 
 
-def _wanted(connection: ASGIConnection[Any, Any, Any, Any]) -> UUID | None:
+def _requested_workspace(connection: ASGIConnection[Any, Any, Any, Any]) -> UUID | None:
     text = connection.headers.get("x-workspace-id")
     if text is None:
         return None
     try:
         return UUID(text)
     except ValueError:
-        raise Forbidden("no such workspace of yours") from None
+        raise Forbidden(f"the token has no access to workspace {text[:60]!r}") from None
 
 
-def desk_of(scope: Any) -> RequestContext:
-    """The means that the guard gave a request."""
-    desk: RequestContext = scope["state"]["desk"]
-    return desk
+def context_of(scope: Any) -> RequestContext:
+    """Returns the request context that `admit` stored in the scope."""
+    ctx: RequestContext = scope["state"]["ctx"]
+    return ctx

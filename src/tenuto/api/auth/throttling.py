@@ -1,4 +1,4 @@
-"""How often and how much: a bucket per token, quotas per workspace."""
+"""Limits requests per token and new tasks per workspace, with token buckets."""
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -12,10 +12,10 @@ from tenuto.model.errors import TooMany
 from tenuto.model.limits.quota import Quota
 from tenuto.settings import Settings
 
-KEPT = 10_000
-"""Tokens and workspaces remembered; whoever was longest away starts with a full bucket again."""
-LOOK_S = 1.0
-"""Seconds that a workspace's quota is believed."""
+MAX_ENTRIES = 10_000
+"""Maximum entries of each kind; the one used longest ago is dropped, its bucket starts full."""
+QUOTA_CACHE_S = 1.0
+"""Seconds that a workspace's quota is cached."""
 
 
 class _Bucket(msgspec.Struct):
@@ -23,66 +23,68 @@ class _Bucket(msgspec.Struct):
     at: float
 
 
-class _Usage(msgspec.Struct):
+class _CachedQuota(msgspec.Struct):
     quota: Quota
     at: float
 
 
-Look = Callable[[], Awaitable[Quota]]
+LoadQuota = Callable[[], Awaitable[Quota]]
 
 
 class RequestThrottle:
-    """What was asked of late, in this process."""
+    """Token buckets of this process: requests per token, new tasks per workspace."""
 
     def __init__(self, clock: Clock, settings: Settings) -> None:
         self._clock = clock
         self._rate = settings.rate_per_s
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
-        self._usage: OrderedDict[UUID, _Usage] = OrderedDict()
+        self._quotas: OrderedDict[UUID, _CachedQuota] = OrderedDict()
 
-    def request(self, key: str) -> None:
-        """Count a request of a token; raises `TooMany` when it asks too often."""
+    def count_request(self, key: str) -> None:
+        """Counts a request of the token `key`; raises `TooMany` above the request rate."""
         if self._rate > 0:
-            self._take(f"token:{key}", 1, self._rate, self._rate * 2, "rate_limited")
+            self._use_bucket(f"token:{key}", 1, self._rate, self._rate * 2, "rate_limited")
 
-    async def submit(self, workspace: UUID, count: int, look: Look) -> None:
-        """Count tasks about to be made; raises `TooMany` beyond the workspace's rate."""
-        usage = self._known(workspace)
-        if usage is None:
+    async def count_tasks(self, workspace: UUID, count: int, load_quota: LoadQuota) -> None:
+        """Counts `count` tasks about to be created; raises `TooMany` above the workspace's rate."""
+        cached = self._cached_quota(workspace)
+        if cached is None:
             now = self._clock.elapsed()
-            usage = _Usage(await look(), now)
-            _keep(self._usage, workspace, usage)
-        quota = usage.quota
+            cached = _CachedQuota(await load_quota(), now)
+            _store_bounded(self._quotas, workspace, cached)
+        quota = cached.quota
         if quota.tasks_per_minute is not None:
             rate = quota.tasks_per_minute / 60
-            self._take(f"tasks:{workspace}", count, rate, quota.tasks_per_minute, "quota_exceeded")
+            self._use_bucket(
+                f"tasks:{workspace}", count, rate, quota.tasks_per_minute, "quota_exceeded"
+            )
 
-    def _known(self, workspace: UUID) -> _Usage | None:
-        """The workspace's quota, while it is believed."""
-        usage = self._usage.get(workspace)
-        fresh = usage is not None and self._clock.elapsed() - usage.at <= LOOK_S
-        return usage if fresh else None
+    def _cached_quota(self, workspace: UUID) -> _CachedQuota | None:
+        """Returns the workspace's cached quota; `None` if it is missing or older than a second."""
+        cached = self._quotas.get(workspace)
+        is_fresh = cached is not None and self._clock.elapsed() - cached.at <= QUOTA_CACHE_S
+        return cached if is_fresh else None
 
-    def forget(self, workspace: UUID) -> None:
-        """Look at the workspace's quotas anew."""
-        self._usage.pop(workspace, None)
+    def forget_quota(self, workspace: UUID) -> None:
+        """Drops the cached quota of the workspace, so that the next request loads it again."""
+        self._quotas.pop(workspace, None)
 
-    def _take(self, key: str, count: int, rate: float, size: float, code: str) -> None:
+    def _use_bucket(self, key: str, count: int, rate: float, capacity: float, code: str) -> None:
         now = self._clock.elapsed()
-        bucket = self._buckets.get(key) or _Bucket(size, now)
-        bucket.level = min(size, bucket.level + (now - bucket.at) * rate)
+        bucket = self._buckets.get(key) or _Bucket(capacity, now)
+        bucket.level = min(capacity, bucket.level + (now - bucket.at) * rate)
         bucket.at = now
-        _keep(self._buckets, key, bucket)
+        _store_bounded(self._buckets, key, bucket)
         if bucket.level < count:
             wait = (count - bucket.level) / rate if rate > 0 else 60.0
             raise TooMany(
-                f"too many requests; {rate:g} a second are accepted", code, retry_after=wait
+                f"too many requests; {rate:g} per second are allowed", code, retry_after=wait
             )
         bucket.level -= count
 
 
-def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-    kept[key] = value
-    kept.move_to_end(key)
-    if len(kept) > KEPT:
-        kept.popitem(last=False)
+def _store_bounded(entries: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    entries[key] = value
+    entries.move_to_end(key)
+    if len(entries) > MAX_ENTRIES:
+        entries.popitem(last=False)

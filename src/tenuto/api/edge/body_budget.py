@@ -1,4 +1,4 @@
-"""How many bytes of large bodies this process holds at once: per token, per workspace, in all."""
+"""Bounds the bytes of large bodies in this process: per token, per workspace and in total."""
 
 from collections import Counter
 from uuid import UUID
@@ -6,74 +6,79 @@ from uuid import UUID
 from tenuto.model.errors import TenutoError, TooMany, Unavailable
 from tenuto.model.tenancy.access import Caller
 
-FREE_BYTES = 64 * 1024
-"""Bytes of each body that do not count: the number of connections bounds them."""
-PER_TOKEN = 4
-"""Bodies of the largest size that one token may have in progress."""
-PER_WORKSPACE = 8
-IN_ALL = 16
+UNCOUNTED_BYTES = 64 * 1024
+"""Bytes of each body that are not counted: the limit of connections bounds them."""
+MAX_PER_TOKEN = 4
+"""How many bodies of maximum size one token may have in progress."""
+MAX_PER_WORKSPACE = 8
+MAX_TOTAL = 16
 RETRY_S = 5.0
 CODE = "too_many_bytes"
 
 
 class BodyBudget:
-    """Counts what bodies hold from their first bytes to the end of their requests."""
+    """Counts the bytes of bodies, from their first bytes to the end of their requests."""
 
-    def __init__(self, largest: int) -> None:
-        self._largest = largest
-        self._held: Counter[str | UUID] = Counter()
-        self._all = 0
+    def __init__(self, max_body_bytes: int) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._used: Counter[str | UUID] = Counter()
+        self._total = 0
 
-    def of(self, caller: Caller) -> "HeldBody":
-        """The count of one body that the caller begins to send."""
-        return HeldBody(self, caller)
+    def new_reservation(self, caller: Caller) -> "BodyReservation":
+        """Returns an empty reservation for one body that the caller starts to send."""
+        return BodyReservation(self, caller)
 
-    def take(self, caller: Caller, count: int) -> None:
-        """Counts so many bytes more; raises, and counts nothing, beyond a bound."""
-        per_token, per_workspace = PER_TOKEN * self._largest, PER_WORKSPACE * self._largest
-        if self._held[caller.key] + count > per_token:
-            raise self._too_many("the token", per_token)
-        if self._held[caller.workspace] + count > per_workspace:
-            raise self._too_many("the workspace", per_workspace)
-        if self._all + count > IN_ALL * self._largest:
-            raise Unavailable("the server holds as many bytes of bodies as it may", CODE)
+    def reserve(self, caller: Caller, count: int) -> None:
+        """Adds `count` bytes; raises `TooMany` or `Unavailable` and adds none above a bound."""
+        per_token, per_workspace = (
+            MAX_PER_TOKEN * self._max_body_bytes,
+            MAX_PER_WORKSPACE * self._max_body_bytes,
+        )
+        if self._used[caller.key] + count > per_token:
+            raise self._too_many_error("the token", per_token)
+        if self._used[caller.workspace] + count > per_workspace:
+            raise self._too_many_error("the workspace", per_workspace)
+        if self._total + count > MAX_TOTAL * self._max_body_bytes:
+            raise Unavailable(
+                "the server has too many bytes of request bodies in progress; try again later", CODE
+            )
         self._add(caller, count)
 
-    def give_back(self, caller: Caller, count: int) -> None:
-        """Counts so many bytes less."""
+    def release(self, caller: Caller, count: int) -> None:
+        """Subtracts `count` bytes."""
         self._add(caller, -count)
 
     def _add(self, caller: Caller, count: int) -> None:
-        self._all += count
+        self._total += count
         for holder in (caller.key, caller.workspace):
-            self._held[holder] += count
-            if not self._held[holder]:
-                del self._held[holder]
+            self._used[holder] += count
+            if not self._used[holder]:
+                del self._used[holder]
 
-    def _too_many(self, who: str, most: int) -> TenutoError:
+    def _too_many_error(self, subject: str, max_bytes: int) -> TenutoError:
         return TooMany(
-            f"{who} may have {most:,} bytes of bodies in progress; send fewer at once",
+            f"{subject} may have {max_bytes:,} bytes of bodies in progress; send fewer at once",
             CODE,
             retry_after=RETRY_S,
         )
 
 
-class HeldBody:
-    """What one body holds."""
+class BodyReservation:
+    """The bytes that one body has reserved."""
 
     def __init__(self, budget: BodyBudget, caller: Caller) -> None:
         self._budget = budget
         self._caller = caller
         self._counted = 0
 
-    def grow(self, size: int) -> None:
-        """Counts the body as that large; raises if that is too much at once."""
-        more = size - FREE_BYTES - self._counted
+    def grow_to(self, size: int) -> None:
+        """Reserves the bytes of a body of `size` bytes so far; raises as `BodyBudget.reserve`."""
+        more = size - UNCOUNTED_BYTES - self._counted
         if more > 0:
-            self._budget.take(self._caller, more)
+            self._budget.reserve(self._caller, more)
             self._counted += more
 
-    def end(self) -> None:
-        """Counts the body no more."""
-        self._budget.give_back(self._caller, self._counted)
+    def release(self) -> None:
+        """Releases all bytes of the body."""
+        self._budget.release(self._caller, self._counted)
         self._counted = 0

@@ -1,4 +1,4 @@
-"""How much of a kind may be held at once: live streams, claims that wait."""
+"""Limits how many live streams or waiting claims are open at once, per token and workspace."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -11,42 +11,46 @@ Holder = str | UUID
 RETRY_S = 5.0
 
 
-class Concurrent:
-    """Counts what tokens and workspaces hold at this moment, in this process."""
+class ConcurrencyLimiter:
+    """Counts what tokens and workspaces have open in this process.
 
-    def __init__(self, what: str, code: str) -> None:
-        self._what = what
+    `noun` names the counted things in errors, for example "live streams"; `code` is the error code.
+    """
+
+    def __init__(self, noun: str, code: str) -> None:
+        self._noun = noun
         self._code = code
         self._counts: Counter[Holder] = Counter()
 
-    def held(self, holder: Holder) -> int:
-        """How many the holder has now."""
+    def count(self, holder: Holder) -> int:
+        """Returns how many the holder has open."""
         return self._counts[holder]
 
-    def take(self, bounds: Mapping[Holder, int]) -> Callable[[], None]:
-        """Counts one more for each holder and returns what gives it back, the first time called.
+    def acquire(self, limits: Mapping[Holder, int]) -> Callable[[], None]:
+        """Counts one more for each holder; returns a function that releases it.
 
-        Raises `TooMany`, and counts nothing, if one of them has as many as it may.
+        Only the first call of that function has an effect. Raises `TooMany`, and counts nothing,
+        if a holder has reached its limit.
         """
-        for holder, most in bounds.items():
-            if self._counts[holder] >= most:
+        for holder, max_open in limits.items():
+            if self._counts[holder] >= max_open:
                 kind = "workspace" if isinstance(holder, UUID) else "token"
                 raise TooMany(
-                    f"the {kind} has {most:,} {self._what} open, as many as it may; close some",
+                    f"the {kind} has reached its limit of {max_open:,} {self._noun}; close some",
                     self._code,
                     retry_after=RETRY_S,
                 )
-        self._counts.update(bounds.keys())
-        given_back = False
+        self._counts.update(limits.keys())
+        is_released = False
 
-        def give_back() -> None:
-            nonlocal given_back
-            if given_back:
+        def release() -> None:
+            nonlocal is_released
+            if is_released:
                 return
-            given_back = True
-            for holder in bounds:
+            is_released = True
+            for holder in limits:
                 self._counts[holder] -= 1
                 if not self._counts[holder]:
                     del self._counts[holder]
 
-        return give_back
+        return release

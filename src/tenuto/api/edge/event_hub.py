@@ -15,162 +15,174 @@ from tenuto.store.protocol import Row, Rows, Statement, Store
 
 log = logging.getLogger("tenuto.api")
 
-BUFFER = 256
-"""Events that a slow reader may be behind."""
-TICK_S = 0.25
-LOOK_S = 1.0
-"""Seconds between looks at what watched tasks say: progress and lines are not events."""
+MAX_BUFFERED = 256
+"""Maximum events that wait in the buffer of one stream."""
+POLL_S = 0.25
+PROGRESS_POLL_S = 1.0
+"""Seconds between reads of streamed tasks' progress and transcript, which are not events."""
 BATCH = 500
 
 
 class StreamSubscriber:
-    """One open stream: what it has not been sent yet."""
+    """One open stream, with its events that are not sent yet.
+
+    `task` is `None` for a stream of the whole workspace.
+    """
 
     def __init__(self, workspace: UUID, task: UUID | None) -> None:
         self.workspace = workspace
         self.task = task
         self.events: deque[Row] = deque()
         self.ready = asyncio.Event()
-        self.room = asyncio.Event()
-        """Set when a full buffer was emptied."""
-        self.behind = False
+        self.has_space = asyncio.Event()
+        """Set when the buffer was emptied."""
+        self.is_too_slow = False
         self.sending: asyncio.Task[Any] | None = None
-        """Whoever waits for the reader to read on."""
+        """The asyncio task that is blocked in sending to the client, if any."""
 
     @property
-    def full(self) -> bool:
-        return len(self.events) >= BUFFER
+    def is_full(self) -> bool:
+        return len(self.events) >= MAX_BUFFERED
 
-    def take(self) -> list[Row]:
-        """What was kept for the reader; there is room for more."""
-        found = list(self.events)
+    def take_events(self) -> list[Row]:
+        """Returns the buffered events and empties the buffer."""
+        events = list(self.events)
         self.events.clear()
-        self.room.set()
-        return found
+        self.has_space.set()
+        return events
 
-    def offer(self, event: Row) -> None:
-        """Keep an event for the reader, or cut one off that is too far behind."""
-        if not self.full:
+    def push(self, event: Row) -> None:
+        """Buffers an event; if the buffer is full, ends the stream as too slow."""
+        if not self.is_full:
             self.events.append(event)
-            self.room.clear()
+            self.has_space.clear()
             self.ready.set()
-        elif not self.behind:
-            self.behind = True
+        elif not self.is_too_slow:
+            self.is_too_slow = True
             self.ready.set()
             if self.sending is not None:
                 self.sending.cancel()
 
 
 class EventHub:
-    """Reads the events of all workspaces for all readers of this process."""
+    """Reads the events of all workspaces once and distributes them to all streams and sinks."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._readers: defaultdict[UUID, set[StreamSubscriber]] = defaultdict(set)
-        self._watched: defaultdict[UUID, set[StreamSubscriber]] = defaultdict(set)
-        self._seen: dict[UUID, Any] = {}
+        self._workspace_readers: defaultdict[UUID, set[StreamSubscriber]] = defaultdict(set)
+        self._task_readers: defaultdict[UUID, set[StreamSubscriber]] = defaultdict(set)
+        self._progress: dict[UUID, Any] = {}
         self._sinks: list[Sink] = []
-        self._place: tuple[int, int] | None = None
-        self._looked = 0.0
-        self.poke = asyncio.Event()
+        self._cursor: tuple[int, int] | None = None
+        self._progress_polled_at = 0.0
+        self.poll_now = asyncio.Event()
 
     @property
-    def readers(self) -> int:
-        """How many streams are open."""
-        return sum(len(each) for each in (*self._readers.values(), *self._watched.values()))
+    def stream_count(self) -> int:
+        """Returns how many streams are open."""
+        return sum(
+            len(readers)
+            for readers in (*self._workspace_readers.values(), *self._task_readers.values())
+        )
 
-    async def add(self, reader: StreamSubscriber) -> None:
-        """Let a reader hear what happens from now on."""
-        if self._place is None:
-            self._place = await self._end()
+    async def subscribe(self, reader: StreamSubscriber) -> None:
+        """Adds a stream, which gets the events from now on."""
+        if self._cursor is None:
+            self._cursor = await self._latest_cursor()
         if reader.task is None:
-            self._readers[reader.workspace].add(reader)
+            self._workspace_readers[reader.workspace].add(reader)
         else:
-            self._watched[reader.task].add(reader)
+            self._task_readers[reader.task].add(reader)
 
-    async def listen(self, sink: Sink) -> None:
-        """Hand a sink every event from now on, for as long as the hub runs. It must not raise."""
-        if self._place is None:
-            self._place = await self._end()
+    async def add_sink(self, sink: Sink) -> None:
+        """Adds a sink, which gets every event from now on. It must not raise."""
+        if self._cursor is None:
+            self._cursor = await self._latest_cursor()
         self._sinks.append(sink)
 
-    def wake(self) -> None:
-        """Let every reader look up: the server ends."""
-        for each in (*self._readers.values(), *self._watched.values()):
-            for reader in each:
+    def wake_all(self) -> None:
+        """Wakes all streams, so that they see that the server stops."""
+        for readers in (*self._workspace_readers.values(), *self._task_readers.values()):
+            for reader in readers:
                 reader.ready.set()
 
-    def drop(self, reader: StreamSubscriber) -> None:
-        """Forget a reader."""
-        for kept, key in ((self._readers, reader.workspace), (self._watched, reader.task)):
-            if key is not None and key in kept:
-                kept[key].discard(reader)
-                if not kept[key]:
-                    del kept[key]
-                    self._seen.pop(key, None)
-        if not self.readers and not self._sinks:
-            self._place = None
+    def unsubscribe(self, reader: StreamSubscriber) -> None:
+        """Removes a stream; without streams and sinks the hub stops reading."""
+        for readers, key in (
+            (self._workspace_readers, reader.workspace),
+            (self._task_readers, reader.task),
+        ):
+            if key is not None and key in readers:
+                readers[key].discard(reader)
+                if not readers[key]:
+                    del readers[key]
+                    self._progress.pop(key, None)
+        if not self.stream_count and not self._sinks:
+            self._cursor = None
 
     async def run(self, stop: asyncio.Event, clock: Clock) -> None:
-        """Read for the readers until `stop`."""
-        await run_periodically(self._guarded, lambda: TICK_S, stop, clock, self.poke)
+        """Reads and distributes events until `stop` is set."""
+        await run_periodically(self._poll_logged, lambda: POLL_S, stop, clock, self.poll_now)
 
-    async def _guarded(self) -> None:
-        if self._place is None:
+    async def _poll_logged(self) -> None:
+        if self._cursor is None:
             return
         try:
-            await self._events()
-            await self._look()
+            await self._read_new_events()
+            await self._poll_progress()
         except TenutoError as error:
-            log.warning("streams wait: %s", error)
+            log.warning("live streams are delayed, the store is unavailable: %s", error)
         except Exception:
-            log.exception("a fault while reading for streams; the next look goes on")
+            log.exception("internal error while reading events for streams; the next cycle retries")
 
-    async def _end(self) -> tuple[int, int]:
+    async def _latest_cursor(self) -> tuple[int, int]:
+        """Returns the (transaction id, position) of the newest event."""
         rows = await self._store.fetch(Statement("events_end"))
         return (rows[0]["xid"], rows[0]["position"]) if rows else (0, 0)
 
-    async def _events(self) -> None:
-        while self._place is not None:
-            xid, position = self._place
+    async def _read_new_events(self) -> None:
+        """Reads all events after the cursor, in batches, and passes them to streams and sinks."""
+        while self._cursor is not None:
+            xid, position = self._cursor
             params = {"xid": xid, "position": position, "most": BATCH}
             rows = await self._store.fetch(Statement("events_after", params))
-            await self._offer(rows)
+            await self._distribute(rows)
             if rows:
-                self._place = (rows[-1]["xid"], rows[-1]["position"])
+                self._cursor = (rows[-1]["xid"], rows[-1]["position"])
                 for sink in self._sinks:
                     await sink(rows)
             if len(rows) < BATCH:
                 return
 
-    async def _offer(self, rows: Rows) -> None:
-        """Hand events to their readers; one whose buffer is full is let take what it holds first.
+    async def _distribute(self, rows: Rows) -> None:
+        """Passes events to their streams; waits for streams whose buffer is full.
 
-        For a tick at most, however many they are: nobody who does not read holds up the others.
+        Waits at most `TICK_S` in total, so that slow readers do not delay the others.
         """
-        until = self._store.clock.elapsed() + TICK_S
+        deadline = self._store.clock.elapsed() + POLL_S
         for row in rows:
             for reader in (
-                *self._readers.get(row["workspace"], ()),
-                *self._watched.get(row["task"], ()),
+                *self._workspace_readers.get(row["workspace"], ()),
+                *self._task_readers.get(row["task"], ()),
             ):
-                if reader.full and not reader.behind:
+                if reader.is_full and not reader.is_too_slow:
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(until - self._store.clock.elapsed()):
-                            await reader.room.wait()
-                reader.offer(row)
+                        async with asyncio.timeout(deadline - self._store.clock.elapsed()):
+                            await reader.has_space.wait()
+                reader.push(row)
 
-    async def _look(self) -> None:
+    async def _poll_progress(self) -> None:
+        """Wakes the streams of tasks whose progress, step, attempt or transcript changed."""
         now = self._store.clock.elapsed()
-        if not self._watched or now - self._looked < LOOK_S:
+        if not self._task_readers or now - self._progress_polled_at < PROGRESS_POLL_S:
             return
-        self._looked = now
-        ids = list(self._watched)
+        self._progress_polled_at = now
+        ids = list(self._task_readers)
         for start in range(0, len(ids), BATCH):
-            part = ids[start : start + BATCH]
-            for row in await self._store.fetch(Statement("watched", {"ids": part})):
+            batch = ids[start : start + BATCH]
+            for row in await self._store.fetch(Statement("followed_tasks", {"ids": batch})):
                 state = (row["progress_percent"], row["current_step"], row["attempt"], row["said"])
-                if self._seen.get(row["id"]) != state:
-                    self._seen[row["id"]] = state
-                    for reader in self._watched.get(row["id"], ()):
+                if self._progress.get(row["id"]) != state:
+                    self._progress[row["id"]] = state
+                    for reader in self._task_readers.get(row["id"], ()):
                         reader.ready.set()

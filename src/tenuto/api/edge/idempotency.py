@@ -1,7 +1,7 @@
-"""Requests that carry an `Idempotency-Key`: repeated within a day, they are answered as before.
+"""Stores responses by `Idempotency-Key`: a request repeated within a day gets the same response.
 
-A task's key is part of the task. This is for the other requests that make something, but for those
-whose answer holds a secret: what is shown once is stored nowhere.
+The key of a task is stored with the task. This module serves the other requests that create
+something, except those whose response contains a secret: secrets shown once are never stored.
 """
 
 import hmac
@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 from litestar import Request, Response
 
-from tenuto.api.edge.problems import FAULT
+from tenuto.api.edge.problems import INTERNAL_ERROR
 from tenuto.encryption_keys import KeyRing
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Unavailable
@@ -21,13 +21,13 @@ from tenuto.store.protocol import Row, Script, Statement, Store
 
 log = logging.getLogger("tenuto.api")
 
-LARGEST = 1024 * 1024
-"""Bytes of an answer that are kept, enough for the largest bulk; a repetition of a request with a
-larger one is refused, so that what it made is not made twice."""
+MAX_STORED_BYTES = 1024 * 1024
+"""Maximum bytes of a stored response, enough for the largest bulk request. A repeated request with
+a larger response is refused, so that it does not create anything twice."""
 PURPOSE = "idempotency"
-ANSWERED_WITHIN = timedelta(minutes=2)
-"""For how long a request without an answer is taken to be under way."""
-_LOOKS = 3
+MAX_IN_PROGRESS = timedelta(minutes=2)
+"""How long a request without a stored response counts as still in progress."""
+_MAX_TRIES = 3
 ROUTES = frozenset(
     {
         "POST /api/v1/agent-tasks/bulk",
@@ -45,22 +45,22 @@ ROUTES = frozenset(
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
-    """An answer that was given before."""
+    """Status and body of an earlier response."""
 
     status: int
     body: bytes
 
 
 class RepeatedRequest(Exception):
-    """The request was answered before."""
+    """The request was answered before; `response` is the stored response."""
 
-    def __init__(self, kept: StoredResponse) -> None:
+    def __init__(self, response: StoredResponse) -> None:
         super().__init__("answered before")
-        self.kept = kept
+        self.response = response
 
 
 class IdempotencyStore:
-    """The answers of one workspace."""
+    """The stored responses of one workspace."""
 
     def __init__(self, store: Store, vault: KeyRing, workspace: UUID) -> None:
         self._store = store
@@ -68,77 +68,94 @@ class IdempotencyStore:
         self._workspace = workspace
 
     async def begin(self, key: str, route: str, path: str, body: bytes) -> None:
-        """Note that the request is being answered; raises `Repeated` when it was before."""
-        bounds.text("Idempotency-Key", key, bounds.MAX_NAME, empty=False)
+        """Records the request as in progress; raises `RepeatedRequest` if it was answered before.
+
+        Raises `Conflict` if the key is in use, was used for another request, or if the outcome of
+        the first request is unknown or not stored.
+        """
+        bounds.check_text("Idempotency-Key", key, bounds.MAX_NAME, empty=False)
         text = path.encode() + b"\n" + body
         secrets = self._vault.derive_all(PURPOSE).values()
-        # The first is what is kept; the key may have been changed since the first request.
-        said, *before = (hmac.new(each, text, "sha256").hexdigest() for each in secrets)
+        # The first one is stored; older ones match if the key ring changed since the first request.
+        fingerprint, *older_fingerprints = (
+            hmac.new(secret, text, "sha256").hexdigest() for secret in secrets
+        )
         now = self._store.clock.now()
         params = {
             "workspace": self._workspace,
             "key": key,
             "route": route,
-            "fingerprint": said,
+            "fingerprint": fingerprint,
             "now": now,
         }
 
         def script() -> Script[Row | None]:
-            for _ in range(_LOOKS):
+            for _ in range(_MAX_TRIES):
                 if (yield Statement("idempotency_begin", params)):
                     return None
-                if rows := (yield Statement("idempotency_kept", params)):
+                if rows := (yield Statement("idempotency_by_key", params)):
                     return rows[0]
-                # Forgotten between the two statements: the key is free, for one of those who ask.
-            raise Conflict("the key is in use by many requests at once", "in_progress")
+                # Deleted between the two statements: the key is free again, so try again.
+            raise Conflict(
+                "the Idempotency-Key is in use by many requests at once; try again later",
+                "in_progress",
+            )
 
         row = await self._store.transact(script)
         if row is None:
             return
-        if row["fingerprint"] not in (said, *before):
-            raise Conflict("the key was used for another request", "idempotency_conflict")
-        if row["status"] is None and now - row["created_at"] < ANSWERED_WITHIN:
-            raise Conflict("the first request with the key is not answered yet", "in_progress")
-        if row["status"] is None or row["status"] >= FAULT:
+        if row["fingerprint"] not in (fingerprint, *older_fingerprints):
             raise Conflict(
-                "the first request with the key ended in a fault or an outage:"
-                " whether it was done is not known",
+                "the Idempotency-Key was used for another request; use a new key",
+                "idempotency_conflict",
+            )
+        if row["status"] is None and now - row["created_at"] < MAX_IN_PROGRESS:
+            raise Conflict(
+                "the first request with this Idempotency-Key is in progress; try again later",
+                "in_progress",
+            )
+        if row["status"] is None or row["status"] >= INTERNAL_ERROR:
+            raise Conflict(
+                "the first request with this Idempotency-Key ended in an internal error or outage,"
+                " its outcome is unknown; check it, then use a new key",
                 "idempotency_conflict",
             )
         if row["body"] is None:
             raise Conflict(
-                "the request was answered before, at a length that is not kept",
+                "the request was answered before, with a response too large to be stored",
                 "idempotency_conflict",
             )
         raise RepeatedRequest(StoredResponse(row["status"], row["body"].encode()))
 
-    async def end(self, key: str, route: str, status: int, body: bytes) -> None:
-        """Keep the answer, unless it is too long; forget a request that was refused.
+    async def store_response(self, key: str, route: str, status: int, body: bytes) -> None:
+        """Stores the response, unless it is too large; deletes the record of a refused request.
 
-        Of a fault or an outage its status is kept: nobody knows whether the request was done, so a
-        repetition must not do it.
+        For an internal error or an outage the status is stored: the outcome of the request is
+        unknown, so a repeated request must not run again.
         """
         params: dict[str, Any] = {"workspace": self._workspace, "key": key, "route": route}
-        wanted = Statement("idempotency_forget", params)
-        if status < 300 or status >= FAULT:
-            kept = body.decode() if status < 300 and len(body) <= LARGEST else None
-            wanted = Statement("idempotency_end", params | {"status": status, "body": kept})
+        statement = Statement("idempotency_delete", params)
+        if status < 300 or status >= INTERNAL_ERROR:
+            stored_body = body.decode() if status < 300 and len(body) <= MAX_STORED_BYTES else None
+            statement = Statement(
+                "idempotency_finish", params | {"status": status, "body": stored_body}
+            )
 
         def script() -> Script[None]:
-            yield wanted
+            yield statement
 
         try:
-            await self._store.once(script)
-        except Unavailable as error:  # the answer itself is good; a repetition of it has to wait
-            log.warning("an answer is not kept: %s", error)
+            await self._store.transact_one(script)
+        except Unavailable as error:  # the response is still sent; a repeated request must wait
+            log.warning("a response was not stored for its Idempotency-Key: %s", error)
 
 
-def repeated(request: Request[Any, Any, Any], error: RepeatedRequest) -> Response[bytes]:
-    """The answer that was given before."""
+def replay_response(request: Request[Any, Any, Any], error: RepeatedRequest) -> Response[bytes]:
+    """Returns the stored response, with the header `Idempotency-Replayed`."""
     del request
     return Response(
-        error.kept.body,
-        status_code=error.kept.status,
+        error.response.body,
+        status_code=error.response.status,
         media_type="application/json",
         headers={"Idempotency-Replayed": "true"},
     )

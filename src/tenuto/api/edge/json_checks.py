@@ -1,4 +1,4 @@
-"""Whether a body is JSON that every reader understands alike: valid, and no name given twice."""
+"""Checks that a body is unambiguous JSON: valid, and without duplicate names in an object."""
 
 import asyncio
 import json
@@ -9,69 +9,71 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.api.edge.rotation import Turns
+from tenuto.api.edge.rotation import FairQueue
 from tenuto.model.errors import Invalid
 
 INLINE_BYTES = 64 * 1024
-"""Bytes up to which a body is checked on the loop; it takes less than a change of thread costs."""
-AT_ONCE = 2
-"""Large bodies that are checked at the same time; each takes a thread and a lot of memory."""
-MOST_VALUES = 1_000_000
-"""Names and elements in one body: decoding it happens on the loop, and costs by their number."""
+"""Largest body checked on the event loop; that is cheaper than a change of thread."""
+MAX_CONCURRENT = 2
+"""Large bodies checked at the same time; each takes a thread and a lot of memory."""
+MAX_VALUES = 1_000_000
+"""Maximum names and elements in one body: decoding runs on the loop and costs time for each."""
 
 _VALID = msgspec.json.Decoder(msgspec.Raw)
-# What stands between, a string with or without the colon that makes it a name, or a brace. Nothing
-# is given back once it matched, so the search is linear. Only for text that is known to be JSON.
+# Other characters, then a string (a name if a colon follows) or a brace. All repetitions are
+# possessive, so the search is linear. Use it only for text that is known to be valid JSON.
 _TOKEN = re.compile(
     rb'[^"{}]*+(?:"([^"\\]*+(?:\\.[^"\\]*+)*+)"(?:[ \t\n\r]*+(:))?+|([{}])|\Z)', re.DOTALL
 )
 _NAME, _BRACE = 2, 3
 
 
-class Checks:
-    """Checks bodies: small ones at once, large ones in a thread while the loop goes on."""
+class JsonChecker:
+    """Checks bodies: small ones on the event loop, large ones in a thread."""
 
     def __init__(self) -> None:
-        self._turns = Turns(AT_ONCE)
+        self._queue = FairQueue(MAX_CONCURRENT)
 
     async def check(self, body: bytes, holder: UUID | None) -> None:
-        """Raises `Invalid` unless the body is JSON that has one meaning.
+        """Raises `Invalid` unless the body is unambiguous JSON.
 
-        Large bodies of one holder, a workspace, are checked one after the other.
+        `holder` is the workspace; its large bodies are checked one after the other.
         """
         if len(body) <= INLINE_BYTES:
             check_small(body)
             return
-        async with self._turns.turn(holder):
+        async with self._queue.acquire(holder):
             await asyncio.to_thread(check_large, body)
 
 
 def check_small(body: bytes) -> None:
-    """The check by the standard library: fast, but it holds the interpreter until it is done."""
+    """Checks a body with the standard library: fast, but holds the interpreter lock until done."""
     try:
-        json.loads(body, object_pairs_hook=_unique, parse_constant=_no_constant)
+        json.loads(body, object_pairs_hook=_check_unique_names, parse_constant=_reject_constant)
     except RecursionError as error:
-        raise _too_deep() from error
+        raise _too_deep_error() from error
     except ValueError as error:
-        raise _not_json(error) from error
+        raise _not_json_error(error) from error
 
 
 def check_large(body: bytes) -> None:
-    """The same check in a thread beside the loop: no step of it holds the interpreter for long."""
+    """Does the same check for use in a thread: no step holds the interpreter lock for long."""
     try:
         _VALID.decode(body)
-        body.decode()  # the decoder takes strings as they are
+        body.decode()  # the decoder does not check UTF-8 in strings
     except RecursionError as error:
-        raise _too_deep() from error
+        raise _too_deep_error() from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _not_json(error) from error
+        raise _not_json_error(error) from error
     _check_names(body)
 
 
 def _check_names(body: bytes) -> None:
-    """Raises `Invalid` for a name that one object has twice, and for too many values."""
-    most = body.count(b",") + body.count(b"{") + body.count(b"[")  # those in strings included
-    values = _Values() if most >= MOST_VALUES else None
+    """Raises `Invalid` for a duplicate name in an object, and for too many values."""
+    upper_bound = (
+        body.count(b",") + body.count(b"{") + body.count(b"[")
+    )  # includes those in strings
+    values = _ValueCounter() if upper_bound >= MAX_VALUES else None
     outer: list[set[bytes]] = []
     names: set[bytes] = set()
     for token in _TOKEN.finditer(body):
@@ -83,7 +85,7 @@ def _check_names(body: bytes) -> None:
             if b"\\" in name:
                 name = msgspec.json.decode(b'"%b"' % name, type=str).encode()
             if name in names:
-                raise _twice(name.decode())
+                raise _duplicate_name_error(name.decode())
             names.add(name)
         elif kind == _BRACE:
             if token[_BRACE] == b"{":
@@ -93,43 +95,43 @@ def _check_names(body: bytes) -> None:
                 names = outer.pop()
 
 
-class _Values:
-    """Counts the values of a body: each comma and each opening bracket makes one."""
+class _ValueCounter:
+    """Counts the values of a body: one for each comma and each opening bracket or brace."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def add(self, token: re.Match[bytes]) -> None:
-        """Counts what stands before a token's string, and its brace; raises beyond the bound."""
+        """Counts the text before a token's string, and its brace; raises above the bound."""
         start, end = token.span()
         if token.start(1) >= 0:
             end = token.start(1)
         body = token.string
         self._count += body.count(b",", start, end) + body.count(b"[", start, end)
         self._count += token[_BRACE] == b"{"
-        if self._count >= MOST_VALUES:
+        if self._count >= MAX_VALUES:
             raise Invalid(
-                f"a body has at most {MOST_VALUES:,} names and elements", "too_many_values"
+                f"the body has more than {MAX_VALUES:,} names and elements", "too_many_values"
             )
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> None:
+def _check_unique_names(pairs: list[tuple[str, Any]]) -> None:
     if len({name for name, _ in pairs}) != len(pairs):
         counts = Counter(name for name, _ in pairs)
-        raise _twice(next(name for name, count in counts.items() if count > 1))
+        raise _duplicate_name_error(next(name for name, count in counts.items() if count > 1))
 
 
-def _no_constant(name: str) -> None:
+def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _twice(name: str) -> Invalid:
-    return Invalid(f"the name {name[:60]!r} is given twice", "invalid_json")
+def _duplicate_name_error(name: str) -> Invalid:
+    return Invalid(f"duplicate name {name[:60]!r} in an object", "invalid_json")
 
 
-def _too_deep() -> Invalid:
+def _too_deep_error() -> Invalid:
     return Invalid("the body is nested too deep", "too_deep")
 
 
-def _not_json(error: Exception) -> Invalid:
-    return Invalid(f"the body is not JSON: {str(error)[:200]}", "invalid_json")
+def _not_json_error(error: Exception) -> Invalid:
+    return Invalid(f"the body is not valid JSON: {str(error)[:200]}", "invalid_json")

@@ -1,4 +1,4 @@
-"""Long polls: a claim waits for a task while somebody waits for the claim."""
+"""Long polls: a claim request that waits until a task can be claimed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,75 +14,87 @@ from tenuto.model.errors import Unauthenticated
 from tenuto.model.tenancy.access import Role
 from tenuto.periodic import wait_first_event
 
-Take = Callable[[], Awaitable[list[ClaimedTask]]]
-
+ClaimOnce = Callable[[], Awaitable[list[ClaimedTask]]]
 
 RECHECK_S = 1.0
-"""Seconds between looks whether the agent may still claim."""
+"""Seconds between checks that the agent may still claim."""
 
 
 class LongPoll:
-    """One request that waits: `heard` is set by a hint, `left` by the end of its connection."""
+    """One waiting claim request.
 
-    def __init__(self, desk: InjectedContext, agent: UUID) -> None:
-        self._desk = desk
+    `hint_received` is set by a hint, `disconnected` when the client closes the connection.
+    """
+
+    def __init__(self, ctx: InjectedContext, agent: UUID) -> None:
+        self._ctx = ctx
         self._agent = agent
-        self.heard = asyncio.Event()
-        self.left = asyncio.Event()
+        self.hint_received = asyncio.Event()
+        self.disconnected = asyncio.Event()
 
-    async def until(self, wait_s: float, take: Take) -> list[ClaimedTask]:
-        """What `take` finds, tried with each hint until the time is up or the caller has left.
+    async def claim_within(self, wait_s: float, claim_once: ClaimOnce) -> list[ClaimedTask]:
+        """Calls `claim_once` after each hint and poll interval; returns the first tasks claimed.
 
-        A caller or an agent that may claim no more meanwhile is refused as it would be at first.
+        Returns no tasks when the time is up, the client disconnected or the server stops. Raises
+        if the caller or the agent loses the right to claim while it waits.
         """
-        until = self._desk.service.clock.elapsed() + wait_s
+        deadline = self._ctx.service.clock.elapsed() + wait_s
         with ExitStack() as waiting:
-            return await self._until(until, take, waiting)
+            return await self._claim_until(deadline, claim_once, waiting)
 
-    async def _until(self, until: float, take: Take, waiting: ExitStack) -> list[ClaimedTask]:
-        service = self._desk.service
-        checked = service.clock.elapsed()
-        counted = False
-        while not self.left.is_set():
-            self.heard.clear()
-            found = await take()
-            pause = min(until - service.clock.elapsed(), service.settings.poll_s)
-            if found or pause <= 0 or service.stopping.is_set():
-                return found
-            if not counted:
-                waiting.callback(self._count())
-                counted = True
-            await wait_first_event([self.heard, self.left, service.stopping], pause, service.clock)
-            if not await service.is_still_allowed(self._desk, Role.MEMBER, "work"):
-                raise Unauthenticated("the token does not hold")
-            if service.clock.elapsed() - checked >= RECHECK_S:
-                checked = service.clock.elapsed()
-                await self._desk.registry.profile_for_claim(self._agent)
+    async def _claim_until(
+        self, deadline: float, claim_once: ClaimOnce, waiting: ExitStack
+    ) -> list[ClaimedTask]:
+        service = self._ctx.service
+        checked_at = service.clock.elapsed()
+        is_counted = False
+        while not self.disconnected.is_set():
+            self.hint_received.clear()
+            claimed = await claim_once()
+            pause = min(deadline - service.clock.elapsed(), service.settings.poll_s)
+            if claimed or pause <= 0 or service.stopping.is_set():
+                return claimed
+            if not is_counted:
+                waiting.callback(self._count_waiting_claim())
+                is_counted = True
+            await wait_first_event(
+                [self.hint_received, self.disconnected, service.stopping], pause, service.clock
+            )
+            if not await service.is_still_allowed(self._ctx, Role.MEMBER, "work"):
+                raise Unauthenticated("the token is expired or revoked")
+            if service.clock.elapsed() - checked_at >= RECHECK_S:
+                checked_at = service.clock.elapsed()
+                await self._ctx.agents.profile_for_claim(self._agent)
         return []
 
-    def _count(self) -> Callable[[], None]:
-        """Count a claim that waits, until the answer is called; raises `TooMany`."""
-        service = self._desk.service
-        return service.polls.take({self._desk.caller.key: service.settings.polls_per_token})
+    def _count_waiting_claim(self) -> Callable[[], None]:
+        """Counts a waiting claim of the token; returns a function that releases it.
+
+        Raises `TooMany` at the limit of waiting claims.
+        """
+        service = self._ctx.service
+        return service.waiting_claims.acquire(
+            {self._ctx.caller.key: service.settings.polls_per_token}
+        )
 
 
 @asynccontextmanager
-async def polling(
-    desk: InjectedContext, request: Request[Any, Any, Any], agent: UUID
+async def long_poll(
+    ctx: InjectedContext, request: Request[Any, Any, Any], agent: UUID
 ) -> AsyncIterator[LongPoll]:
-    """A poll that hears of hints and of the end of the connection while the block runs."""
-    poll = LongPoll(desk, agent)
+    """Yields a long poll that any hint and the client's disconnect wake while the block runs."""
+    poll = LongPoll(ctx, agent)
 
-    async def watch() -> None:
+    async def watch_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        poll.left.set()
+        poll.disconnected.set()
 
-    watching = asyncio.create_task(watch())
-    unsubscribe = desk.engine.subscribe(lambda _topic: poll.heard.set())
+    disconnect_task = asyncio.create_task(watch_disconnect())
+    unsubscribe = ctx.engine.subscribe(lambda _topic: poll.hint_received.set())
     try:
         yield poll
     finally:
         unsubscribe()
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        disconnect_task.cancel()
+        await asyncio.gather(disconnect_task, return_exceptions=True)

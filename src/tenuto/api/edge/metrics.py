@@ -1,4 +1,4 @@
-"""Tells how the API and the tasks are: `/metrics`, an id and a line of the log for each request."""
+"""The route `/metrics`; a request id, a trace, a log line and a measurement per request."""
 
 import asyncio
 import hmac
@@ -13,7 +13,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from tenuto import tracing
-from tenuto.api.edge.problems import FAULT
+from tenuto.api.edge.problems import INTERNAL_ERROR
 from tenuto.api.service import Service, service_of
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import ALERTS, NAME
@@ -28,41 +28,43 @@ log = logging.getLogger("tenuto.api")
 access_log = logging.getLogger("tenuto.access")
 
 SAMPLE_S = 5.0
-NOWHERE = "unmatched"
-"""Stands for paths that no route has: a label must not be what a stranger types."""
-GONE = 499
-"""Stands for the status of a request whose client left before it was answered."""
+UNMATCHED = "unmatched"
+"""Label for paths without a route: labels must not contain text from untrusted clients."""
+CLIENT_CLOSED = 499
+"""Status in metrics and logs if the client disconnected before the response."""
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
-_GOOD_ID = re.compile(rb"[\w.:-]{1,64}", flags=re.A)
+_VALID_ID = re.compile(rb"[\w.:-]{1,64}", flags=re.A)
 
 
 @get("/metrics", media_type=MediaType.TEXT)
-async def metrics(request: Request[Any, Any, Any]) -> Response[str]:
-    """The metrics of this process, as Prometheus reads them."""
+async def get_metrics(request: Request[Any, Any, Any]) -> Response[str]:
+    """Returns the metrics of this process in the Prometheus text format."""
     service = service_of(request.scope)
-    if wanted := service.settings.metrics_token:
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {wanted}".encode()):
-            raise Unauthenticated("send the token of the metrics: Authorization: Bearer ...")
+    if metrics_token := service.settings.metrics_token:
+        authorization = request.headers.get("authorization", "")
+        if not hmac.compare_digest(authorization.encode(), f"Bearer {metrics_token}".encode()):
+            raise Unauthenticated(
+                "the metrics token is required; send the header Authorization: Bearer ..."
+            )
     return Response(PROCESS_METRICS.text().decode(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-async def watch(service: Service, stop: asyncio.Event) -> "asyncio.Task[None]":
-    """Count every event from now on and sample the gauges, until `stop`; answers who does."""
+async def start_metrics(service: Service, stop: asyncio.Event) -> "asyncio.Task[None]":
+    """Starts counting events and sampling gauges until `stop`; returns the sampling task."""
     core = Core(service.store, service.wakeups)
-    await service.hub.listen(MetricsRecorder(core, PROCESS_METRICS).process_events)
+    await service.hub.add_sink(MetricsRecorder(core, PROCESS_METRICS).process_events)
 
     async def sample() -> None:
         try:
             await sample_once(core, PROCESS_METRICS, NAME, ALERTS)
         except TenutoError as error:
-            log.warning("no sample of metrics: %s", error)
+            log.warning("metrics could not be sampled, the next cycle retries: %s", error)
 
     return asyncio.create_task(run_periodically(sample, lambda: SAMPLE_S, stop, service.clock))
 
 
 class RequestMiddleware:
-    """Gives each request an id and a place in its trace; logs and measures how it ended."""
+    """Gives each request an id and a trace context; logs and measures its outcome."""
 
     def __init__(self, app: ASGIApp, clock: Clock) -> None:
         self._app = app
@@ -72,52 +74,62 @@ class RequestMiddleware:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        begun, status = self._clock.elapsed(), GONE
-        given = dict(scope["headers"])
-        request = self._request_id(given.get(b"x-request-id", b""))
+        started, status = self._clock.elapsed(), CLIENT_CLOSED
+        headers = dict(scope["headers"])
+        request_id = self._request_id(headers.get(b"x-request-id", b""))
 
-        async def told(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = _with_id(message.get("headers", ()), request)
+                message["headers"] = _add_request_id(message.get("headers", ()), request_id)
             await send(message)
 
-        token = REQUEST.set(request)
+        token = REQUEST.set(request_id)
         try:
-            with tracing.use_parent_trace(given.get(b"traceparent", b"").decode("latin-1") or None):
-                await self._app(scope, receive, told)
+            with tracing.use_parent_trace(
+                headers.get(b"traceparent", b"").decode("latin-1") or None
+            ):
+                await self._app(scope, receive, send_with_id)
         except Exception:
-            status = FAULT
+            status = INTERNAL_ERROR
             raise
         finally:
-            self._note(scope, status, self._clock.elapsed() - begun)
+            self._record_request(scope, status, self._clock.elapsed() - started)
             REQUEST.reset(token)
 
-    def _request_id(self, given: bytes) -> str:
-        return given.decode() if _GOOD_ID.fullmatch(given) else str(self._clock.new_id())
+    def _request_id(self, header: bytes) -> str:
+        return header.decode() if _VALID_ID.fullmatch(header) else str(self._clock.new_id())
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _record_request(self, scope: Scope, status: int, seconds: float) -> None:
         state: Any = scope
         method = state["method"] if state["method"] in _METHODS else OTHER
-        route = state.get("path_template") or NOWHERE
+        route = state.get("path_template") or UNMATCHED
         PROCESS_METRICS.observe("tenuto_http_request_seconds", seconds, method, route, str(status))
-        desk = state.get("state", {}).get("desk")
-        actor = "-" if desk is None else desk.caller.actor
-        ms = round(seconds * 1000, 1)
+        ctx = state.get("state", {}).get("ctx")
+        actor = "-" if ctx is None else ctx.caller.actor
+        milliseconds = round(seconds * 1000, 1)
         client = state.get("client")
         fields = {
             "method": method,
             "route": route,
             "status": status,
-            "ms": ms,
+            "ms": milliseconds,
             "actor": actor,
             "client": "-" if client is None else client[0],
         }
         access_log.info(
-            "%s %s %d %.1f ms %s", method, route, status, ms, actor, extra={"fields": fields}
+            "%s %s %d %.1f ms %s",
+            method,
+            route,
+            status,
+            milliseconds,
+            actor,
+            extra={"fields": fields},
         )
 
 
-def _with_id(headers: Iterable[tuple[bytes, bytes]], request: str) -> list[tuple[bytes, bytes]]:
-    return [*headers, (b"x-request-id", request.encode())]
+def _add_request_id(
+    headers: Iterable[tuple[bytes, bytes]], request_id: str
+) -> list[tuple[bytes, bytes]]:
+    return [*headers, (b"x-request-id", request_id.encode())]

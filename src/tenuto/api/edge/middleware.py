@@ -1,4 +1,4 @@
-"""What surrounds every answer: headers that protect its reader, and bodies that nobody read."""
+"""Adds security headers to every response, and handles request bodies that were not read."""
 
 import asyncio
 import contextlib
@@ -9,9 +9,10 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from tenuto.api.auth.route_access import V1
 
-PATIENCE_S = 5.0
-"""How long a client may go on sending a body that is not read."""
+UNREAD_BODY_S = 5.0
+"""Seconds that a client may go on sending a body that no handler reads."""
 UNREAD_BYTES = 16 * 1024 * 1024
+"""Maximum bytes of such a body that are discarded."""
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 _NO_STORE = (b"cache-control", b"no-store")
 _POLICY = (
@@ -22,7 +23,7 @@ _CSP = (b"content-security-policy", _POLICY)
 
 
 class OuterMiddleware:
-    """Adds protective headers, and answers before a body is read without losing the answer."""
+    """Adds security headers, and lets a response arrive though its request body was not read."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -31,21 +32,21 @@ class OuterMiddleware:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        added = _headers_for(scope["path"])
-        unread = _Unread(receive, send) if _has_body(scope) else None
+        extra_headers = _headers_for(scope["path"])
+        unread = _UnreadBodyGuard(receive, send) if _has_body(scope) else None
 
-        async def answer(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *added]
+                message["headers"] = [*message.get("headers", ()), *extra_headers]
             if unread is None:
                 await send(message)
             else:
                 await unread.send(message)
 
         if unread is None:
-            await self._app(scope, receive, answer)
+            await self._app(scope, receive, send_with_headers)
         else:
-            await self._app(scope, unread.receive, answer)
+            await self._app(scope, unread.receive, send_with_headers)
             await unread.finish()
 
 
@@ -62,35 +63,36 @@ def _has_body(scope: Scope) -> bool:
     )
 
 
-class _Unread:
-    """Sees whether a body was read to its end before the answer.
+class _UnreadBodyGuard:
+    """Handles a request body that was not read to its end before the response starts.
 
-    If it was not, the answer says that the connection closes. The client gets all of it first, and
-    may then finish within bounds: one that still sends when the connection closes loses the answer.
+    The response then gets the header `connection: close`. After the response is sent, the rest of
+    the body is read and discarded within bounds. Otherwise a client that is still sending when the
+    connection closes would lose the response.
     """
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self._over = False
-        self._closes = False
+        self._is_read = False
+        self._closes_connection = False
 
     async def receive(self) -> Any:
         message: Any = await self._receive()
-        self._over = self._over or not message.get("more_body", False)
+        self._is_read = self._is_read or not message.get("more_body", False)
         return message
 
     async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.start" and not self._over:
-            self._closes = True
+        if message["type"] == "http.response.start" and not self._is_read:
+            self._closes_connection = True
             message["headers"] = [*message["headers"], (b"connection", b"close")]
-        elif self._closes:
-            message["more_body"] = True  # `finish` ends it, and with it the connection
+        elif self._closes_connection:
+            message["more_body"] = True  # `finish` ends the response and the connection
         await self._send(message)
 
     async def finish(self) -> None:
-        """Throws the rest of the body away, and ends the answer."""
-        if self._closes:
+        """Discards the rest of the body and ends the response."""
+        if self._closes_connection:
             await self._drain()
             end: Any = {"type": "http.response.body", "body": b"", "more_body": False}
             await self._send(end)
@@ -98,6 +100,6 @@ class _Unread:
     async def _drain(self) -> None:
         size = 0
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
-                while not self._over and size <= UNREAD_BYTES:
+            async with asyncio.timeout(UNREAD_BODY_S):
+                while not self._is_read and size <= UNREAD_BYTES:
                     size += len((await self.receive()).get("body", b""))

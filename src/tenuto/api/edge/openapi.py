@@ -1,4 +1,4 @@
-"""The OpenAPI document, completed with what every route may answer, and a page that shows it."""
+"""The OpenAPI document, with the responses that all routes share, and a page that shows it."""
 
 from functools import lru_cache
 from html import escape
@@ -10,11 +10,11 @@ from tenuto.api.auth.route_access import PUBLIC, ROUTES
 from tenuto.api.edge.problems import MEDIA_TYPE
 
 MERMAID = "text/vnd.mermaid"
-"""How graphs are given as text."""
+"""Media type of graphs as text."""
 _PROBLEM = {
     "type": "object",
     "title": "Problem",
-    "description": "What went wrong; programs decide by `code`.",
+    "description": "An error. Programs should branch on `code`.",
     "required": ["title", "status", "code", "detail"],
     "properties": {
         "title": {"type": "string"},
@@ -28,40 +28,41 @@ _PROBLEM = {
 
 
 @lru_cache(maxsize=4)
-def document(app: Litestar) -> dict[str, Any]:
-    """The contract: every route, what it takes, and each kind of answer."""
-    found: dict[str, Any] = app.openapi_schema.to_schema()
-    parts = found.setdefault("components", {})
-    parts.setdefault("schemas", {})["Problem"] = _PROBLEM
-    parts["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-    for path, methods in found["paths"].items():
+def openapi_document(app: Litestar) -> dict[str, Any]:
+    """Returns the OpenAPI document: every route with its parameters, body and responses."""
+    schema: dict[str, Any] = app.openapi_schema.to_schema()
+    components = schema.setdefault("components", {})
+    components.setdefault("schemas", {})["Problem"] = _PROBLEM
+    components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    for path, methods in schema["paths"].items():
         for method, operation in methods.items():
             if isinstance(operation, dict) and "responses" in operation:
-                _complete(operation, ROUTES[f"{method.upper()} {path}"] is PUBLIC)
+                _add_common_responses(operation, ROUTES[f"{method.upper()} {path}"] is PUBLIC)
         if path.endswith("/graph"):
-            answer = methods["get"]["responses"]["200"]
-            answer["content"][MERMAID] = {"schema": {"type": "string"}}
-    return found
+            response = methods["get"]["responses"]["200"]
+            response["content"][MERMAID] = {"schema": {"type": "string"}}
+    return schema
 
 
-def _complete(operation: dict[str, Any], public: bool) -> None:
+def _add_common_responses(operation: dict[str, Any], is_public: bool) -> None:
+    """Adds error responses and the security requirement to one operation, in place."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     responses = operation["responses"]
     responses.pop("400", None)
-    responses["4XX"] = {"description": "Refused; `code` says why.", "content": content}
-    responses.setdefault("503", {"description": "The store does not answer.", "content": content})
-    operation["security"] = [] if public else [{"bearer": []}]
+    responses["4XX"] = {"description": "Refused; `code` is the reason.", "content": content}
+    responses.setdefault("503", {"description": "The store is unavailable.", "content": content})
+    operation["security"] = [] if is_public else [{"bearer": []}]
 
 
-def page(described: dict[str, Any]) -> str:
-    """A plain page of all routes, without anything from elsewhere."""
+def docs_page(document: dict[str, Any]) -> str:
+    """Returns a plain HTML page of all routes; it loads nothing from other servers."""
     rows = []
-    for path, methods in sorted(described["paths"].items()):
+    for path, methods in sorted(document["paths"].items()):
         for method, operation in methods.items():
-            said = escape(operation.get("description") or operation.get("summary") or "")
+            description = escape(operation.get("description") or operation.get("summary") or "")
             rows.append(
                 f"<tr><td><code>{method.upper()}</code></td><td><code>{escape(path)}</code></td>"
-                f"<td>{said}</td></tr>"
+                f"<td>{description}</td></tr>"
             )
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>Tenuto API</title>"

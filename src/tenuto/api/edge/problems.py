@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem details. A client sees a code and a sentence, never a stack trace."""
+"""Errors as RFC 9457 problem details. A client gets a code and a sentence, never a stack trace."""
 
 import logging
 from typing import Any
@@ -18,7 +18,7 @@ from tenuto.model.errors import HTTP_STATUS, Invalid, TenutoError, TooMany, look
 log = logging.getLogger("tenuto.api")
 
 MEDIA_TYPE = "application/problem+json"
-FAULT = 500
+INTERNAL_ERROR = 500
 _TITLES = {
     400: "Bad request",
     401: "Unauthorized",
@@ -48,7 +48,7 @@ _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 415: "unsupporte
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What went wrong; programs decide by `code`."""
+    """An error. Programs should branch on `code`."""
 
     title: str
     status: int
@@ -58,8 +58,8 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str = "about:blank"
 
 
-def of(error: Exception) -> tuple[Problem, dict[str, str]]:
-    """The problem that an exception is to a client, and its headers."""
+def problem_of(error: Exception) -> tuple[Problem, dict[str, str]]:
+    """Returns the problem details of an exception and the response headers."""
     if isinstance(error, TenutoError):
         status = _STATUS_OF_CODE.get(error.code, lookup(HTTP_STATUS, error))
         headers = {}
@@ -69,10 +69,10 @@ def of(error: Exception) -> tuple[Problem, dict[str, str]]:
             headers["WWW-Authenticate"] = "Bearer"
         return _problem(status, error.code, error.message, error.details.get("field")), headers
     if isinstance(error, ValidationException | SerializationException):
-        return _problem(422, "invalid_value", *_told(error)), {}
+        return _problem(422, "invalid_value", *_validation_message(error)), {}
     if isinstance(error, NotFoundException):
-        return _problem(404, "not_found", "no such path"), {}
-    if isinstance(error, HTTPException) and error.status_code < FAULT:
+        return _problem(404, "not_found", "unknown path"), {}
+    if isinstance(error, HTTPException) and error.status_code < INTERNAL_ERROR:
         if error.status_code == 400:
             return _problem(422, "invalid_json", str(error.__cause__ or error.detail)[:300]), {}
         code = _CODE_OF_STATUS.get(error.status_code, "invalid_value")
@@ -80,16 +80,18 @@ def of(error: Exception) -> tuple[Problem, dict[str, str]]:
         if isinstance(error, MethodNotAllowedException):
             headers.setdefault("Allow", "GET")
         return _problem(error.status_code, code, str(error.detail)[:300]), headers
-    log.error("a fault in a request", exc_info=error)
-    return _problem(FAULT, "internal", "a fault in this program; its log says more"), {}
+    log.error("internal error in a request", exc_info=error)
+    return _problem(INTERNAL_ERROR, "internal", "internal error; see the server log"), {}
 
 
 def _problem(status: int, code: str, detail: str, field: str | None = None) -> Problem:
     return Problem(_TITLES.get(status, "Error"), status, code, detail, field)
 
 
-def _told(error: ValidationException | SerializationException) -> tuple[str, str | None]:
-    """A sentence and the field, from what the framework says of input that does not fit."""
+def _validation_message(
+    error: ValidationException | SerializationException,
+) -> tuple[str, str | None]:
+    """Returns the message and the field of a validation error of the framework."""
     extra: Any = getattr(error, "extra", None)
     if isinstance(extra, list) and extra and isinstance(extra[0], dict):
         first = extra[0]
@@ -98,13 +100,13 @@ def _told(error: ValidationException | SerializationException) -> tuple[str, str
     return str(cause if isinstance(cause, msgspec.MsgspecError) else error)[:300], None
 
 
-def respond(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
-    """The answer to a request that ended in an exception."""
+def problem_response(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
+    """Returns the error response for an exception."""
     del request
-    problem, headers = of(error)
+    problem, headers = problem_of(error)
     return Response(problem, status_code=problem.status, headers=headers, media_type=MEDIA_TYPE)
 
 
-def bad_query(name: str, why: str) -> Invalid:
-    """A query parameter that cannot be understood."""
-    return Invalid(f"{name} {why}", field=name)
+def bad_query(name: str, reason: str) -> Invalid:
+    """Returns the error for a query parameter with an invalid value."""
+    return Invalid(f"{name} {reason}", field=name)

@@ -1,4 +1,4 @@
-"""The first look at a request: who asks, whether they may, and what their body is."""
+"""The first middleware: authenticates a request, then reads and checks its body."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +12,13 @@ from tenuto.api.service import service_of
 from tenuto.model.errors import Invalid
 from tenuto.model.tenancy.access import Role
 
-_AT_END = "at_end"
+_ON_REQUEST_END = "at_end"
 SMALL_BYTES = 64 * 1024
-"""Bytes that a body may have where no token is needed, or one of a VIEWER does: no work is sent."""
+"""Maximum body of routes that need no token, or only the role VIEWER: no work is sent there."""
 
 
 class BodyLimit:
-    """Lets in who may, then reads a body up to its limit and refuses what is not clear JSON."""
+    """Checks access, then reads the body up to its limit and refuses ambiguous JSON."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -29,72 +29,73 @@ class BodyLimit:
             return
         access = await admit(scope)
         if access is not PUBLIC:
-            _tell_connection(scope)
+            _mark_admitted(scope)
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             try:
                 await self._app(scope, receive, send)
             finally:
-                if (end := scope["state"].get(_AT_END)) is not None:
-                    end()
+                if (release := scope["state"].get(_ON_REQUEST_END)) is not None:
+                    release()
             return
         service = service_of(scope)
         if access is PUBLIC:
-            small = min(service.body_bytes, SMALL_BYTES)
-            await self._answer(scope, receive, send, small, _uncounted)
+            limit = min(service.max_body_bytes, SMALL_BYTES)
+            await self._handle_with_body(scope, receive, send, limit, _uncounted)
             return
-        limit = service.body_bytes
+        limit = service.max_body_bytes
         if access.role <= Role.VIEWER:
             limit = min(limit, SMALL_BYTES)
-        held = service.body_budget.of(scope["state"]["desk"].caller)
+        reservation = service.body_budget.new_reservation(scope["state"]["ctx"].caller)
         try:
-            await self._answer(scope, receive, send, limit, held.grow)
+            await self._handle_with_body(scope, receive, send, limit, reservation.grow_to)
         finally:
-            held.end()
+            reservation.release()
 
-    async def _answer(
+    async def _handle_with_body(
         self, scope: Scope, receive: Receive, send: Send, limit: int, grow: Callable[[int], None]
     ) -> None:
-        """Answer a request with a body, of which `grow` is told how large it is by now."""
-        body = await _read(scope, receive, limit, grow)
+        """Reads and checks the body, then runs the handler.
+
+        `grow` is called with the size of the body so far after each part.
+        """
+        body = await _read_body(scope, receive, limit, grow)
         if body is None:
             return
         if body:
             _check_media_type(scope)
-            desk = scope["state"].get("desk")
-            await service_of(scope).body_checks.check(
-                body, None if desk is None else desk.workspace
-            )
+            ctx = scope["state"].get("ctx")
+            await service_of(scope).json_checker.check(body, None if ctx is None else ctx.workspace)
         scope["state"]["body"] = body
-        await self._app(scope, _replay(body, receive), _keeping(scope, send))
+        await self._app(scope, _replay_body(body, receive), _store_before_send(scope, send))
 
 
 def _uncounted(size: int) -> None:
-    """Small bodies are bounded by the number of connections."""
+    """Counts nothing: small bodies are bounded by the number of connections."""
 
 
-def _tell_connection(scope: Scope) -> None:
-    """Let the connection keep its place: the token is good."""
+def _mark_admitted(scope: Scope) -> None:
+    """Reports to the connection that the token is valid, so that it is not closed for another."""
     extensions: Any = scope.get("extensions") or {}
     if (admitted := extensions.get(ADMITTED)) is not None:
         admitted["call"]()
 
 
-def at_end(scope: Scope, end: Callable[[], None]) -> None:
-    """Have a GET request's handler's means given back when the request is over.
+def on_request_end(scope: Scope, release: Callable[[], None]) -> None:
+    """Registers a function to call at the end of a GET request, to release resources of a stream.
 
-    A stream's generator cannot see to it: of one that was never asked for anything no `finally`
-    runs.
+    The stream's generator cannot do it: the `finally` of a generator that was never started does
+    not run.
     """
-    scope["state"][_AT_END] = end
+    scope["state"][_ON_REQUEST_END] = release
 
 
-async def _read(
+async def _read_body(
     scope: Scope, receive: Receive, limit: int, grow: Callable[[int], None]
 ) -> bytes | None:
-    """The body; `None` when the client left."""
+    """Returns the body; `None` if the client disconnected. Raises `Invalid` above the limit."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
-            raise _too_large(limit)
+            raise _too_large_error(limit)
     parts: list[bytes] = []
     size = 0
     while True:
@@ -104,55 +105,63 @@ async def _read(
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
-            raise _too_large(limit)
+            raise _too_large_error(limit)
         grow(size)
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)
 
 
-def _too_large(limit: int) -> Invalid:
-    return Invalid(f"a body has at most {limit:,} bytes here", "body_too_large")
+def _too_large_error(limit: int) -> Invalid:
+    return Invalid(
+        f"the body exceeds the limit of {limit:,} bytes for this route", "body_too_large"
+    )
 
 
 def _check_media_type(scope: Scope) -> None:
-    kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
-    media = kind.split(b";")[0].strip().lower()
+    content_type = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+    media = content_type.split(b";")[0].strip().lower()
     if media != b"application/json" and not media.endswith(b"+json"):
-        raise Invalid("the body must be application/json", "unsupported_media_type")
+        raise Invalid(
+            "the Content-Type of the body must be application/json", "unsupported_media_type"
+        )
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    given = False
+def _replay_body(body: bytes, receive: Receive) -> Receive:
+    """Returns a `receive` that first delivers the body that was read already."""
+    is_delivered = False
 
-    async def again() -> Any:
-        nonlocal given
-        if given:
+    async def receive_again() -> Any:
+        nonlocal is_delivered
+        if is_delivered:
             return await receive()
-        given = True
+        is_delivered = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return again
+    return receive_again
 
 
-def _keeping(scope: Scope, send: Send) -> Send:
-    """Sends an answer that is to be kept when it is: whoever got it may repeat the request."""
-    started: Any = None
+def _store_before_send(scope: Scope, send: Send) -> Send:
+    """Returns a `send` that stores a response with an `Idempotency-Key` before it sends it.
+
+    A client that has received the response can then repeat the request safely.
+    """
+    response_start: Any = None
     parts: list[bytes] = []
 
-    async def keep(message: Any) -> None:
-        nonlocal started
-        end = scope["state"].get("answered")
-        if end is None:
+    async def send_stored(message: Any) -> None:
+        nonlocal response_start
+        store_response = scope["state"].get("store_response")
+        if store_response is None:
             await send(message)
         elif message["type"] == "http.response.start":
-            started = message
+            response_start = message
         else:
             parts.append(message.get("body", b""))
             if not message.get("more_body"):
-                await end(started["status"], b"".join(parts))
-                await send(started)
+                await store_response(response_start["status"], b"".join(parts))
+                await send(response_start)
                 message["body"] = b"".join(parts)
                 await send(message)
 
-    return keep
+    return send_stored

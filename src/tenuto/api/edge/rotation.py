@@ -1,4 +1,4 @@
-"""Gives turns to holders in rotation: nobody who wants many makes another wait for all of them."""
+"""A fair queue: holders are served in rotation, so that one with many waiters delays no other."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -6,28 +6,35 @@ from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 
 
-class Turns:
-    """Lets so many in at once, one of each holder, and the next one of whoever waited longest."""
+class FairQueue:
+    """Admits at most `max_active` at once, at most one per holder.
 
-    def __init__(self, most: int) -> None:
-        self._free = most
-        self._inside: set[Hashable] = set()
-        # Holders in the order of their next turn, each with those that wait for it.
+    The next one admitted is of the holder that has waited longest since its last turn.
+    """
+
+    def __init__(self, max_active: int) -> None:
+        self._free = max_active
+        self._active: set[Hashable] = set()
+        # Holders in the order of their next turn, each with its waiters.
         self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
         self._preferred: set[Hashable] = set()
 
-    def waiting(self, holder: Hashable) -> int:
-        """How many wait for a turn of the holder."""
+    def waiting_count(self, holder: Hashable) -> int:
+        """Returns how many waiters the holder has."""
         return len(self._waiting.get(holder, ()))
 
-    def waiting_in_all(self) -> int:
-        """How many wait for a turn, but for those who are preferred."""
-        return sum(len(each) for key, each in self._waiting.items() if key not in self._preferred)
+    def total_waiting(self) -> int:
+        """Returns how many waiters there are, not counting preferred holders."""
+        return sum(
+            len(waiters)
+            for holder, waiters in self._waiting.items()
+            if holder not in self._preferred
+        )
 
     @asynccontextmanager
-    async def turn(self, holder: Hashable, *, preferred: bool = False) -> AsyncIterator[None]:
-        """Runs the block when it is the holder's turn; those who are preferred go first."""
-        if self._free and holder not in self._inside:
+    async def acquire(self, holder: Hashable, *, preferred: bool = False) -> AsyncIterator[None]:
+        """Runs the block when it is the holder's turn; preferred holders go first."""
+        if self._free and holder not in self._active:
             self._enter(holder)
         else:
             if preferred:
@@ -36,46 +43,48 @@ class Turns:
         try:
             yield
         finally:
-            self._leave(holder)
+            self._release(holder)
 
     async def _wait(self, holder: Hashable) -> None:
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(holder, deque()).append(mine)
+        own_turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(holder, deque()).append(own_turn)
         try:
-            await mine
+            await own_turn
         except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():
-                self._leave(holder)  # it was let in at the same moment
-            elif mine in self._waiting.get(holder, ()):
-                self._waiting[holder].remove(mine)
-                self._forget_if_empty(holder)
+            if own_turn.done() and not own_turn.cancelled():
+                self._release(holder)  # it was admitted at the same moment
+            elif own_turn in self._waiting.get(holder, ()):
+                self._waiting[holder].remove(own_turn)
+                self._drop_if_empty(holder)
             raise
 
     def _enter(self, holder: Hashable) -> None:
         self._free -= 1
-        self._inside.add(holder)
+        self._active.add(holder)
 
-    def _leave(self, holder: Hashable) -> None:
+    def _release(self, holder: Hashable) -> None:
         self._free += 1
-        self._inside.discard(holder)
+        self._active.discard(holder)
         if holder in self._waiting:
             self._waiting.move_to_end(holder)
-        for each in sorted(self._waiting, key=lambda each: each not in self._preferred):
+        for candidate in sorted(
+            self._waiting, key=lambda candidate: candidate not in self._preferred
+        ):
             if not self._free:
                 return
-            if each not in self._inside:
-                self._let_in(each)
+            if candidate not in self._active:
+                self._admit_next(candidate)
 
-    def _let_in(self, holder: Hashable) -> None:
-        """Lets in the first of a holder; those behind wait for the holder's next turn."""
-        while holder in self._waiting and holder not in self._inside:
+    def _admit_next(self, holder: Hashable) -> None:
+        """Admits the holder's first waiter; the others wait for the holder's next turn."""
+        while holder in self._waiting and holder not in self._active:
             first = self._waiting[holder].popleft()
-            self._forget_if_empty(holder)
-            if not first.done():  # else it is cancelled, and does not know yet
+            self._drop_if_empty(holder)
+            if not first.done():  # otherwise it was cancelled and will notice later
                 self._enter(holder)
                 first.set_result(None)
 
-    def _forget_if_empty(self, holder: Hashable) -> None:
+    def _drop_if_empty(self, holder: Hashable) -> None:
         if not self._waiting[holder]:
             del self._waiting[holder]
             self._preferred.discard(holder)

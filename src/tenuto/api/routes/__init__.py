@@ -1,9 +1,12 @@
-"""Routes, one file per capability.
+"""Route handlers, one file per capability.
 
-tasks, groups, flows, definitions, schedules, triggers, inbox, mailbox, agents, limits, complexity,
-accounts (with secrets and webhooks), operations: as their names say.
-agent_protocol: claim, report and heartbeat of agents over HTTP.
-worker_protocol: the other calls of remote workers.
+tasks, groups, flows, definitions, schedules, triggers, inbox, mailbox, agents, complexity: each
+serves the resource of its name.
+limits: pauses and rate limits.
+accounts: logins, workspaces, users, tokens, secrets and webhooks.
+operations: health, statistics, workers and the coordinator.
+agent_protocol: claims, reports and heartbeats of agents and workers.
+worker_protocol: the other calls of remote workers, such as checkpoints, steps and subtasks.
 streams: server-sent events.
 bodies, flow_bodies: request bodies.
 """

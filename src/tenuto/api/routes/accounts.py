@@ -1,4 +1,4 @@
-"""Administration: logins, workspaces, members, tokens, secrets, webhooks."""
+"""Routes for administration: logins, workspaces, users, tokens, secrets and webhooks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ from tenuto.api.routes.bodies import (
 )
 from tenuto.api.routes.tasks import IfMatch, Limit, version_of
 from tenuto.api.service import InjectedContext, service_of
-from tenuto.engine.tenancy.accounts import worth_of
+from tenuto.engine.tenancy.accounts import current_role_of
 from tenuto.engine.tenancy.views import (
     CallerView,
     LoginToken,
@@ -41,40 +41,42 @@ from tenuto.engine.webhooks.endpoints import (
     WebhookView,
 )
 from tenuto.model.errors import Conflict, NotFound
-from tenuto.model.limits.quota import Quota, effective, quota_of
-from tenuto.model.tenancy.access import SCOPES, Role, check_lasting, check_reach
+from tenuto.model.limits.quota import Quota, effective_quota, parse_quota
+from tenuto.model.tenancy.access import SCOPES, Role, check_caller_covers, check_caller_permanent
 from tenuto.store.protocol import Row
 
 
 @post("/login", status_code=200)
 async def login(request: Request[Any, Any, Any], data: JSONBody[LoginBody]) -> LoginToken:
-    """A session token for somebody who knows the password.
+    """Logs a user in with name and password, and returns a session token.
 
-    Names are unique in a workspace: without one the users of the first workspace are meant.
+    User names are unique in a workspace. Without `workspace`, the first workspace is used.
     """
     service = service_of(request.scope)
-    async with service.logins.trying(_address(request), data.name, data.workspace):
-        made = await service.identity.login(data.name, data.password, data.workspace)
-    return LoginToken(made.id, made.token, made.expires_at, made.workspace)
+    async with service.login_limiter.admit(_client_host(request), data.name, data.workspace):
+        login_token = await service.identity.login(data.name, data.password, data.workspace)
+    return LoginToken(
+        login_token.id, login_token.token, login_token.expires_at, login_token.workspace
+    )
 
 
-def _address(request: Request[Any, Any, Any]) -> str:
+def _client_host(request: Request[Any, Any, Any]) -> str:
     return request.client.host if request.client is not None else "-"
 
 
 @post("/logout", status_code=204)
-async def logout(desk: InjectedContext) -> None:
-    """End the login whose token this is."""
-    if desk.caller.session is None:
-        raise Conflict("this token is not a login; revoke it instead")
-    await desk.service.identity.logout(desk.caller.session)
-    desk.service.callers.forget()
+async def logout(ctx: InjectedContext) -> None:
+    """Ends the login session of the caller's token."""
+    if ctx.caller.session is None:
+        raise Conflict("this token is not of a login session; revoke it instead")
+    await ctx.service.identity.logout(ctx.caller.session)
+    ctx.service.token_cache.clear()
 
 
 @get("/me")
-async def me(desk: InjectedContext) -> CallerView:
-    """Who the caller is, and where."""
-    caller = desk.caller
+async def get_caller(ctx: InjectedContext) -> CallerView:
+    """Returns the caller: actor, workspace, role and scopes."""
+    caller = ctx.caller
     return CallerView(
         actor=caller.actor,
         workspace_id=caller.workspace,
@@ -87,92 +89,96 @@ async def me(desk: InjectedContext) -> CallerView:
 
 @put("/me/password", status_code=204)
 async def change_password(
-    request: Request[Any, Any, Any], desk: InjectedContext, data: JSONBody[PasswordBody]
+    request: Request[Any, Any, Any], ctx: InjectedContext, data: JSONBody[PasswordBody]
 ) -> None:
-    """Change the caller's own password; every login of the caller ends, this one too."""
-    user = desk.caller.user
-    if user is None or desk.caller.session is None:
-        raise Conflict("this token is not a login; log in to change your password")
-    service = desk.service
-    async with service.logins.trying(_address(request), str(user)):
+    """Changes the caller's own password; all login sessions of the caller end, also this one."""
+    user = ctx.caller.user
+    if user is None or ctx.caller.session is None:
+        raise Conflict("this token is not of a login session; log in to change your password")
+    service = ctx.service
+    async with service.login_limiter.admit(_client_host(request), str(user)):
         await service.identity.change_password(user, data.password, data.new_password)
-    service.callers.forget()
+    service.token_cache.clear()
 
 
 @get("/workspaces")
-async def workspaces(desk: InjectedContext) -> Sequence[WorkspaceView]:
-    """The workspaces that the caller belongs to."""
-    caller = desk.caller
+async def list_workspaces(ctx: InjectedContext) -> Sequence[WorkspaceView]:
+    """Returns the workspaces that the caller belongs to."""
+    caller = ctx.caller
     if caller.session is None:
-        rows = await desk.service.identity.workspaces(only=caller.workspace)
+        rows = await ctx.service.identity.workspaces(only=caller.workspace)
     else:
-        rows = await desk.service.identity.workspaces(user=caller.user)
-    return [_workspace(desk, row, caller.role) for row in rows]
+        rows = await ctx.service.identity.workspaces(user=caller.user)
+    return [_workspace_view(ctx, row, caller.role) for row in rows]
 
 
-def _workspace(desk: InjectedContext, row: Any, role: Role) -> WorkspaceView:
+def _workspace_view(ctx: InjectedContext, row: Any, role: Role) -> WorkspaceView:
     return WorkspaceView(
         id=row["id"],
         name=row["name"],
         role=dict(row).get("role", role.name),
-        quota=effective(quota_of(row["quota"]), desk.service.settings.ceiling()),
+        quota=effective_quota(parse_quota(row["quota"]), ctx.service.settings.quota_ceiling()),
         created_at=row["created_at"],
     )
 
 
 @post("/workspaces")
-async def make_workspace(desk: InjectedContext, data: JSONBody[WorkspaceBody]) -> NewWorkspace:
-    """A new tenant, owned by the caller; a caller that is no user gets an owner's token for it."""
-    check_lasting(desk.caller)
-    identity, user = desk.service.identity, desk.caller.user
+async def create_workspace(ctx: InjectedContext, data: JSONBody[WorkspaceBody]) -> NewWorkspace:
+    """Creates a workspace that the caller owns.
+
+    A caller that is not a user gets a token with the role OWNER for it.
+    """
+    check_caller_permanent(ctx.caller)
+    identity, user = ctx.service.identity, ctx.caller.user
     token = None
     if user is None:
-        made, owner = await identity.make_keyed_workspace(
-            data.name, desk.caller.actor, desk.workspace
+        workspace_id, owner_token = await identity.create_workspace_with_token(
+            data.name, ctx.caller.actor, ctx.workspace
         )
-        token = owner.token
+        token = owner_token.token
     else:
-        made = await identity.make_workspace(data.name, user, desk.workspace)
-    [row] = await identity.workspaces(only=made)
-    desk.service.callers.forget()
-    return NewWorkspace(_workspace(desk, row, Role.OWNER), token)
+        workspace_id = await identity.create_workspace(data.name, user, ctx.workspace)
+    [row] = await identity.workspaces(only=workspace_id)
+    ctx.service.token_cache.clear()
+    return NewWorkspace(_workspace_view(ctx, row, Role.OWNER), token)
 
 
 @get("/workspaces/{workspace_id:uuid}")
-async def workspace(desk: InjectedContext, workspace_id: FromPath[UUID]) -> WorkspaceView:
-    """The caller's workspace."""
-    [row] = await _own(desk, workspace_id)
-    return _workspace(desk, row, desk.caller.role)
+async def get_workspace(ctx: InjectedContext, workspace_id: FromPath[UUID]) -> WorkspaceView:
+    """Returns the caller's workspace."""
+    [row] = await _own_workspace_rows(ctx, workspace_id)
+    return _workspace_view(ctx, row, ctx.caller.role)
 
 
 @put("/workspaces/{workspace_id:uuid}/quota")
-async def quota(
-    desk: InjectedContext, workspace_id: FromPath[UUID], data: JSONBody[Quota]
+async def set_workspace_quota(
+    ctx: InjectedContext, workspace_id: FromPath[UUID], data: JSONBody[Quota]
 ) -> WorkspaceView:
-    """What the workspace may use; no more than the operator allows any."""
-    await _own(desk, workspace_id)
+    """Sets the quota of the workspace; it cannot exceed the operator's limit for workspaces."""
+    await _own_workspace_rows(ctx, workspace_id)
     data.check()
-    data.check_below(desk.service.settings.ceiling())
-    await desk.service.identity.set_quota(workspace_id, msgspec.to_builtins(data))
-    desk.service.rates.forget(workspace_id)
-    [row] = await desk.service.identity.workspaces(only=workspace_id)
-    return _workspace(desk, row, desk.caller.role)
+    data.check_below(ctx.service.settings.quota_ceiling())
+    await ctx.service.identity.set_quota(workspace_id, msgspec.to_builtins(data))
+    ctx.service.throttle.forget_quota(workspace_id)
+    [row] = await ctx.service.identity.workspaces(only=workspace_id)
+    return _workspace_view(ctx, row, ctx.caller.role)
 
 
-async def _own(desk: InjectedContext, workspace_id: UUID) -> Sequence[Any]:
-    if workspace_id != desk.workspace:
+async def _own_workspace_rows(ctx: InjectedContext, workspace_id: UUID) -> Sequence[Any]:
+    """Returns the row of the caller's workspace; raises `NotFound` for any other workspace."""
+    if workspace_id != ctx.workspace:
         raise NotFound(f"no workspace {workspace_id}")
-    return await desk.service.identity.workspaces(only=workspace_id)
+    return await ctx.service.identity.workspaces(only=workspace_id)
 
 
 @get("/users")
-async def users(desk: InjectedContext) -> Sequence[MemberView]:
-    """Who belongs to the workspace."""
-    rows = await desk.service.identity.members(desk.workspace)
-    return [_shown(row) for row in rows]
+async def list_users(ctx: InjectedContext) -> Sequence[MemberView]:
+    """Returns the users of the workspace."""
+    rows = await ctx.service.identity.members(ctx.workspace)
+    return [_member_view(row) for row in rows]
 
 
-def _shown(row: Row) -> MemberView:
+def _member_view(row: Row) -> MemberView:
     return MemberView(
         id=row["id"],
         name=row["name"],
@@ -183,53 +189,53 @@ def _shown(row: Row) -> MemberView:
 
 
 @post("/users")
-async def make_user(desk: InjectedContext, data: JSONBody[UserBody]) -> MemberView:
-    """A new user who belongs to the workspace, with all scopes of the role."""
+async def create_user(ctx: InjectedContext, data: JSONBody[UserBody]) -> MemberView:
+    """Creates a user in the workspace, with a role and all scopes."""
     role = Role[data.role]
-    check_reach(desk.caller, "give", role, SCOPES)
-    check_lasting(desk.caller)
-    identity = desk.service.identity
-    made = await identity.make_user(data.name, data.password, desk.workspace, role)
-    return await _member(desk, made)
+    check_caller_covers(ctx.caller, "give", role, SCOPES)
+    check_caller_permanent(ctx.caller)
+    identity = ctx.service.identity
+    user_id = await identity.create_user(data.name, data.password, ctx.workspace, role)
+    return await _load_member(ctx, user_id)
 
 
 @patch("/users/{user_id:uuid}")
-async def change_user(
-    desk: InjectedContext, user_id: FromPath[UUID], data: JSONBody[UserPatch]
+async def update_user(
+    ctx: InjectedContext, user_id: FromPath[UUID], data: JSONBody[UserPatch]
 ) -> MemberView:
-    """Change as what somebody belongs to the workspace."""
+    """Changes the role of a user in the workspace."""
     if data.role is not None:
-        check_lasting(desk.caller)
-        await desk.service.identity.change_member(desk.caller, user_id, Role[data.role])
-        desk.service.callers.forget()
-    return await _member(desk, user_id)
+        check_caller_permanent(ctx.caller)
+        await ctx.service.identity.set_member_role(ctx.caller, user_id, Role[data.role])
+        ctx.service.token_cache.clear()
+    return await _load_member(ctx, user_id)
 
 
 @delete("/users/{user_id:uuid}")
-async def drop_user(desk: InjectedContext, user_id: FromPath[UUID]) -> None:
-    """Take somebody out of the workspace; the user's tokens there hold no more."""
-    await desk.service.identity.drop_member(desk.caller, user_id)
-    desk.service.callers.forget()
+async def remove_user(ctx: InjectedContext, user_id: FromPath[UUID]) -> None:
+    """Removes a user from the workspace; the user's tokens for it become invalid."""
+    await ctx.service.identity.remove_member(ctx.caller, user_id)
+    ctx.service.token_cache.clear()
 
 
-async def _member(desk: InjectedContext, user_id: UUID) -> MemberView:
-    return _shown(await desk.service.identity.member(desk.workspace, user_id))
+async def _load_member(ctx: InjectedContext, user_id: UUID) -> MemberView:
+    return _member_view(await ctx.service.identity.member(ctx.workspace, user_id))
 
 
 @get("/tokens")
-async def tokens(desk: InjectedContext) -> Sequence[TokenView]:
-    """The tokens of the workspace, without themselves."""
-    rows = await desk.service.identity.tokens(desk.workspace)
-    return [_token(row) for row in rows]
+async def list_tokens(ctx: InjectedContext) -> Sequence[TokenView]:
+    """Returns the tokens of the workspace, without their secret values."""
+    rows = await ctx.service.identity.tokens(ctx.workspace)
+    return [_token_view(row) for row in rows]
 
 
-def _token(row: Row) -> TokenView:
-    worth = worth_of(row)
+def _token_view(row: Row) -> TokenView:
+    role = current_role_of(row)
     return TokenView(
         id=row["id"],
         name=row["name"],
         role=row["role"],
-        effective_role=None if worth is None else worth.name,
+        effective_role=None if role is None else role.name,
         scopes=msgspec.json.decode(row["scopes"]),
         agent_id=row["agent"],
         created_by=row["created_by"],
@@ -241,142 +247,144 @@ def _token(row: Row) -> TokenView:
 
 
 @post("/tokens")
-async def make_token(desk: InjectedContext, data: JSONBody[TokenBody]) -> NewTokenView:
-    """A program's key to the workspace, shown once; never more than the caller may itself.
+async def create_token(ctx: InjectedContext, data: JSONBody[TokenBody]) -> NewTokenView:
+    """Creates a token for a program; its value is returned only once.
 
-    One that a token makes ends with it, and no later.
+    It cannot have more rights than the caller. A token that was created with another token becomes
+    invalid when that one does.
     """
-    made = await desk.service.identity.make_token(
-        desk.workspace,
+    created = await ctx.service.identity.create_token(
+        ctx.workspace,
         data.name,
         Role[data.role],
         tuple(data.scopes),
-        maker=desk.caller,
+        creator=ctx.caller,
         expires_at=data.expires_at,
     )
-    return NewTokenView(made.id, made.token, made.expires_at)
+    return NewTokenView(created.id, created.token, created.expires_at)
 
 
 @delete("/tokens/{token_id:uuid}")
-async def revoke_token(desk: InjectedContext, token_id: FromPath[UUID]) -> None:
-    """End a token, at once, and all that were made with it."""
-    await desk.service.identity.revoke_token(desk.caller, token_id)
-    desk.service.callers.forget()
+async def revoke_token(ctx: InjectedContext, token_id: FromPath[UUID]) -> None:
+    """Revokes a token at once, and all tokens that were created with it."""
+    await ctx.service.identity.revoke_token(ctx.caller, token_id)
+    ctx.service.token_cache.clear()
 
 
 @get("/secrets")
-async def secrets(desk: InjectedContext) -> Sequence[SecretView]:
-    """The named secrets, without their values."""
-    return await desk.engine.secrets.list()
+async def list_secrets(ctx: InjectedContext) -> Sequence[SecretView]:
+    """Returns the named secrets, without their values."""
+    return await ctx.engine.secrets.list()
 
 
 @put("/secrets/{name:str}", status_code=204)
-async def put_secret(
-    desk: InjectedContext, name: FromPath[str], data: JSONBody[SecretBody]
-) -> None:
-    """Keep a value that only running attempts get to see, and say who may use it."""
-    await desk.engine.secrets.put(name, data.value, data.use)
+async def put_secret(ctx: InjectedContext, name: FromPath[str], data: JSONBody[SecretBody]) -> None:
+    """Stores a named secret, which only running attempts can read, and who may use it."""
+    await ctx.engine.secrets.put(name, data.value, data.use)
 
 
 @delete("/secrets/{name:str}")
-async def drop_secret(desk: InjectedContext, name: FromPath[str]) -> None:
-    """Forget a named secret."""
-    await desk.engine.secrets.delete(name)
+async def delete_secret(ctx: InjectedContext, name: FromPath[str]) -> None:
+    """Deletes a named secret."""
+    await ctx.engine.secrets.delete(name)
 
 
 @get("/webhooks")
-async def webhooks(
-    desk: InjectedContext, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
+async def list_webhooks(
+    ctx: InjectedContext, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
 ) -> WebhookPage:
-    """The endpoints that hear of events, newest first."""
-    return await desk.hooks.page(desk.workspace, limit, cursor)
+    """Returns the webhooks, newest first."""
+    return await ctx.webhooks.page(ctx.workspace, limit, cursor)
 
 
 @post("/webhooks")
-async def make_webhook(desk: InjectedContext, data: JSONBody[WebhookBody]) -> WebhookSecret:
-    """Tell an endpoint of events from now on; the answer holds the secret, once."""
-    return await desk.hooks.create(
-        data.url, data.events, desk.workspace, desk.caller.actor, data.description
+async def create_webhook(ctx: InjectedContext, data: JSONBody[WebhookBody]) -> WebhookSecret:
+    """Creates a webhook, which gets events from now on.
+
+    Its signing secret is returned only once.
+    """
+    return await ctx.webhooks.create(
+        data.url, data.events, ctx.workspace, ctx.caller.actor, data.description
     )
 
 
 @get("/webhooks/{webhook_id:uuid}")
-async def webhook(desk: InjectedContext, webhook_id: FromPath[UUID]) -> WebhookView:
-    """One endpoint."""
-    return await desk.hooks.show(webhook_id, desk.workspace)
+async def get_webhook(ctx: InjectedContext, webhook_id: FromPath[UUID]) -> WebhookView:
+    """Returns one webhook."""
+    return await ctx.webhooks.show(webhook_id, ctx.workspace)
 
 
 @patch("/webhooks/{webhook_id:uuid}")
-async def change_webhook(
-    desk: InjectedContext,
+async def update_webhook(
+    ctx: InjectedContext,
     webhook_id: FromPath[UUID],
     data: JSONBody[WebhookPatch],
     if_match: IfMatch = None,
 ) -> WebhookView:
-    """Change an endpoint, or turn it off and on."""
-    given = {
+    """Changes, enables or disables a webhook."""
+    changes = {
         name: value
         for name in data.__struct_fields__
         if (value := getattr(data, name)) is not msgspec.UNSET
     }
     version = version_of(if_match)
-    return await desk.hooks.update(webhook_id, desk.workspace, WebhookChange(**given), version)
+    return await ctx.webhooks.update(webhook_id, ctx.workspace, WebhookChange(**changes), version)
 
 
 @delete("/webhooks/{webhook_id:uuid}")
-async def drop_webhook(desk: InjectedContext, webhook_id: FromPath[UUID]) -> None:
-    """Tell an endpoint nothing more."""
-    await desk.hooks.delete(webhook_id, desk.workspace)
+async def delete_webhook(ctx: InjectedContext, webhook_id: FromPath[UUID]) -> None:
+    """Deletes a webhook; it gets no more events."""
+    await ctx.webhooks.delete(webhook_id, ctx.workspace)
 
 
 @post("/webhooks/{webhook_id:uuid}/rotate-secret", status_code=200)
-async def rotate_webhook(desk: InjectedContext, webhook_id: FromPath[UUID]) -> WebhookSecret:
-    """A new secret; messages are signed with the old one as well for now."""
-    return await desk.hooks.rotate_secret(webhook_id, desk.workspace)
+async def rotate_webhook_secret(ctx: InjectedContext, webhook_id: FromPath[UUID]) -> WebhookSecret:
+    """Creates a new signing secret; for a while deliveries are signed with the old one, too."""
+    return await ctx.webhooks.rotate_secret(webhook_id, ctx.workspace)
 
 
 @get("/webhooks/{webhook_id:uuid}/deliveries")
-async def deliveries(
-    desk: InjectedContext,
+async def list_webhook_deliveries(
+    ctx: InjectedContext,
     webhook_id: FromPath[UUID],
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
 ) -> DeliveryPage:
-    """What was sent to an endpoint, newest first."""
-    return await desk.hooks.deliveries(webhook_id, desk.workspace, limit, cursor)
+    """Returns the deliveries of a webhook, newest first."""
+    return await ctx.webhooks.deliveries(webhook_id, ctx.workspace, limit, cursor)
 
 
 @post("/webhooks/deliveries/{delivery_id:uuid}/redeliver", status_code=200)
-async def redeliver(desk: InjectedContext, delivery_id: FromPath[UUID]) -> DeliveryView:
-    """Send a message again."""
-    return await desk.hooks.redeliver(delivery_id, desk.workspace)
+async def redeliver_webhook(ctx: InjectedContext, delivery_id: FromPath[UUID]) -> DeliveryView:
+    """Sends a delivery again."""
+    return await ctx.webhooks.redeliver(delivery_id, ctx.workspace)
 
 
 PUBLIC = [login]
 HANDLERS = [
     logout,
-    me,
+    get_caller,
     change_password,
-    workspaces,
-    make_workspace,
-    workspace,
-    quota,
-    users,
-    make_user,
-    change_user,
-    drop_user,
-    tokens,
-    make_token,
+    list_workspaces,
+    create_workspace,
+    get_workspace,
+    set_workspace_quota,
+    list_users,
+    create_user,
+    update_user,
+    remove_user,
+    list_tokens,
+    create_token,
     revoke_token,
-    secrets,
+    list_secrets,
     put_secret,
-    drop_secret,
-    webhooks,
-    make_webhook,
-    webhook,
-    change_webhook,
-    drop_webhook,
-    rotate_webhook,
-    deliveries,
-    redeliver,
+    delete_secret,
+    list_webhooks,
+    create_webhook,
+    get_webhook,
+    update_webhook,
+    delete_webhook,
+    rotate_webhook_secret,
+    list_webhook_deliveries,
+    redeliver_webhook,
 ]

@@ -1,4 +1,4 @@
-"""The agents' side: claim, report, live. Every write carries the fence of its attempt."""
+"""Routes for agents: claims, reports and heartbeats. Each write presents its attempt's fence."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -11,7 +11,7 @@ from litestar import Request, patch, post
 from litestar.params import FromPath, JSONBody
 
 from tenuto.api.auth import agent_tokens
-from tenuto.api.edge.long_poll import polling
+from tenuto.api.edge.long_poll import long_poll
 from tenuto.api.routes.bodies import (
     AttemptBody,
     ClaimBody,
@@ -22,13 +22,13 @@ from tenuto.api.routes.bodies import (
     ProgressBody,
     ReleaseBody,
     TranscriptBody,
-    WorkerBeatBody,
+    WorkerHeartbeatBody,
 )
 from tenuto.api.service import InjectedContext
-from tenuto.engine.agents.push import lease_of as pushed_lease
+from tenuto.engine.agents.push import lease_seconds as pushed_lease
 from tenuto.engine.agents.registry import HealthSample
 from tenuto.engine.agents.subtasks import Child, WaitResult
-from tenuto.engine.limits.budgets import spend_owner
+from tenuto.engine.limits.budgets import usage_task_statement
 from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.engine.tasks.report import LeaseStatus
 from tenuto.engine.tenancy.output_redaction import check_progress
@@ -36,21 +36,23 @@ from tenuto.model import bounds
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Invalid, TenutoError
 from tenuto.model.limits.budgets import check_usage
-from tenuto.model.tasks.attempts import HUNG
+from tenuto.model.tasks.attempts import HUNG_WARNING
 from tenuto.model.tasks.task import Fence
 from tenuto.model.tasks.transcript import Line
 from tenuto.model.tenancy.redact import Redactor
 
 T = TypeVar("T")
-ESCALATES = "escalation"
-LONGEST_WAIT_S = 60
-MOST = 100
-PLAIN = frozenset({"healthy", "degraded", "unhealthy"})
-"""What an agent may say of itself without saying what task it is at."""
+ESCALATION = "escalation"
+"""The capability of agents that must explain a failure with `escalation`."""
+MAX_WAIT_S = 60
+MAX_TASKS = 100
+"""Maximum `limit` of a claim."""
+PLAIN_STATUSES = frozenset({"healthy", "degraded", "unhealthy"})
+"""Health statuses that an agent may report without its current task."""
 
 
 class ClaimedTaskView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A task that is the agent's now. `token` speaks for this attempt alone."""
+    """A claimed task. `token` authenticates only this attempt."""
 
     id: UUID
     attempt: int
@@ -81,25 +83,25 @@ class ClaimedTaskView(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
 
 class ClaimReply(msgspec.Struct, frozen=True):
-    """What was claimed; nothing when the wait was in vain."""
+    """The claimed tasks; empty if none became available in time."""
 
     tasks: list[ClaimedTaskView]
 
 
 class AgentHeartbeatReply(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a heartbeat brings back."""
+    """The lease, the requests to cancel or pause, and the number of waiting messages."""
 
     lease_until: datetime | None = None
     cancel: bool = False
     pause: bool = False
     messages: int = 0
     warning: str | None = None
-    """Why the attempt will be aborted unless it reports progress."""
+    """The reason why the attempt will be aborted unless it reports progress."""
     token: str | None = None
 
 
 class WorkerHeartbeatReply(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a worker still holds, has lost, and is asked to end."""
+    """The tasks that the worker has lost, must cancel, must pause, or that make no progress."""
 
     lost: list[UUID]
     cancel: list[UUID]
@@ -111,14 +113,14 @@ class WorkerHeartbeatReply(msgspec.Struct, frozen=True, kw_only=True, rename="ca
 
 
 class TaskStatusReply(msgspec.Struct, frozen=True):
-    """What became of the task."""
+    """The id and status of a task."""
 
     id: UUID
     status: str
 
 
 class ParkReply(msgspec.Struct, frozen=True):
-    """Whether the attempt is over; if not, how the children ended that it asked for."""
+    """Whether the attempt ended by parking; if not, the outcomes of the subtasks it waits for."""
 
     id: UUID
     status: str
@@ -127,373 +129,395 @@ class ParkReply(msgspec.Struct, frozen=True):
 
 
 class ProgressReply(msgspec.Struct, frozen=True, rename="camel"):
-    """The number of the checkpoint that is kept, if one was sent."""
+    """The number of the stored checkpoint, if one was sent."""
 
     checkpoint_seq: int | None = None
 
 
 @post("/agents/{agent_id:uuid}/claim", status_code=200)
-async def claim(
+async def claim_tasks(
     request: Request[Any, Any, Any],
-    desk: InjectedContext,
+    ctx: InjectedContext,
     agent_id: FromPath[UUID],
     data: JSONBody[ClaimBody | None] = None,
 ) -> ClaimReply:
-    """Take up to `limit` tasks for the agent, waiting up to `waitSeconds` for the first.
+    """Claims up to `limit` tasks for the agent; waits up to `waitSeconds` for the first one.
 
-    An agent that leaves while it waits is given nothing.
+    An agent that disconnects while it waits gets no tasks.
     """
-    wish = data or ClaimBody()
-    bounds.number("limit", wish.limit, 1, MOST)
-    bounds.number("waitSeconds", wish.wait_seconds, 0, LONGEST_WAIT_S)
-    if wish.worker is not None:
-        await agent_tokens.check_worker(desk, wish.worker)
-    agent = await desk.registry.profile_for_claim(agent_id)
-    worker = wish.worker or f"http:{agent.name}"
-    lease_s = lease_of(desk, agent, wish.lease_seconds)
+    body = data or ClaimBody()
+    bounds.check_number("limit", body.limit, 1, MAX_TASKS)
+    bounds.check_number("waitSeconds", body.wait_seconds, 0, MAX_WAIT_S)
+    if body.worker is not None:
+        await agent_tokens.check_worker(ctx, body.worker)
+    agent = await ctx.agents.profile_for_claim(agent_id)
+    worker = body.worker or f"http:{agent.name}"
+    lease_s = lease_s_for(ctx, agent, body.lease_seconds)
 
-    def take() -> Awaitable[list[ClaimedTask]]:
-        return desk.engine.claim(agent, worker, wish.limit, lease_s)
+    def claim_once() -> Awaitable[list[ClaimedTask]]:
+        return ctx.engine.claim(agent, worker, body.limit, lease_s)
 
-    async with polling(desk, request, agent.id) as poll:
-        await desk.registry.record_heartbeat(agent_id)
-        found = await poll.until(wish.wait_seconds, take)
-        if poll.left.is_set():
-            await _give_back(desk, found)
-    return ClaimReply([claimed(desk, agent_id, work) for work in found])
+    async with long_poll(ctx, request, agent.id) as poll:
+        await ctx.agents.record_heartbeat(agent_id)
+        tasks = await poll.claim_within(body.wait_seconds, claim_once)
+        if poll.disconnected.is_set():
+            await _release_undelivered(ctx, tasks)
+    return ClaimReply([claimed_task_view(ctx, agent_id, task) for task in tasks])
 
 
-async def _give_back(desk: InjectedContext, works: list[ClaimedTask]) -> None:
-    """Release what nobody will hear of, each with its try; where that fails, its lease runs out."""
-    for work in works:
+async def _release_undelivered(ctx: InjectedContext, tasks: list[ClaimedTask]) -> None:
+    """Releases tasks whose client disconnected, without counting the try.
+
+    If a release fails, the lease expires later.
+    """
+    for task in tasks:
         with suppress(TenutoError):
-            await desk.engine.release(work.fence)
+            await ctx.engine.release(task.fence)
 
 
-def lease_of(desk: InjectedContext, agent: AgentProfile, asked: int | None) -> int:
-    """Seconds that a lease holds: three heartbeats of the agent's, or until it counts as stale."""
-    beats = 3 * (agent.heartbeat_interval_s or 0)
-    least = max(desk.service.settings.lease_s, beats)
+def lease_s_for(ctx: InjectedContext, agent: AgentProfile, requested_s: int | None) -> int:
+    """Returns the seconds of a lease: as requested, or the default; at least three heartbeats.
+
+    The default is the setting `lease_s`, or the agent's own lease if a gateway runs it.
+    """
+    min_s = 3 * (agent.heartbeat_interval_s or 0)
+    default_s = max(ctx.service.settings.lease_s, min_s)
     if agent.gateway is not None:
-        least = max(pushed_lease(agent), beats)
-    if asked is None:
-        return least
-    bounds.number("leaseSeconds", asked, 1, bounds.MAX_LEASE_S)
-    return max(asked, beats)
+        default_s = max(pushed_lease(agent), min_s)
+    if requested_s is None:
+        return default_s
+    bounds.check_number("leaseSeconds", requested_s, 1, bounds.MAX_LEASE_S)
+    return max(requested_s, min_s)
 
 
-def claimed(desk: InjectedContext, agent: UUID, work: ClaimedTask) -> ClaimedTaskView:
-    """A claimed task as its agent gets it."""
-    token, _ = desk.service.attempts.issue(agent, desk.workspace, work.fence)
+def claimed_task_view(ctx: InjectedContext, agent: UUID, task: ClaimedTask) -> ClaimedTaskView:
+    """Returns a claimed task as the response body, with a new token for the attempt."""
+    token, _ = ctx.service.attempt_tokens.issue(agent, ctx.workspace, task.fence)
     return ClaimedTaskView(
-        id=work.fence.task,
-        attempt=work.fence.attempt,
-        lease_token=work.fence.token,
-        lease_until=work.lease_until,
+        id=task.fence.task,
+        attempt=task.fence.attempt,
+        lease_token=task.fence.token,
+        lease_until=task.lease_until,
         token=token,
-        tries=work.tries,
-        max_attempts=work.max_attempts,
-        title=work.title,
-        task_type=work.task_type,
-        prompt=work.prompt,
-        system_prompt=work.system_prompt,
-        model=work.model,
-        command=work.command,
-        cwd=work.cwd,
-        env=work.env,
-        timeout_s=work.timeout_s,
-        input_context=work.input,
-        metadata=work.metadata,
-        checkpoint_data=work.checkpoint,
-        checkpoint_seq=work.checkpoint_seq,
-        parent_id=work.parent,
-        trace_id=work.trace_id,
-        flow_id=work.flow,
-        key=work.key,
-        previous=work.previous,
-        secrets=list(work.secrets),
+        tries=task.tries,
+        max_attempts=task.max_attempts,
+        title=task.title,
+        task_type=task.task_type,
+        prompt=task.prompt,
+        system_prompt=task.system_prompt,
+        model=task.model,
+        command=task.command,
+        cwd=task.cwd,
+        env=task.env,
+        timeout_s=task.timeout_s,
+        input_context=task.input,
+        metadata=task.metadata,
+        checkpoint_data=task.checkpoint,
+        checkpoint_seq=task.checkpoint_seq,
+        parent_id=task.parent,
+        trace_id=task.trace_id,
+        flow_id=task.flow,
+        key=task.key,
+        previous=task.previous,
+        secrets=list(task.secrets),
     )
 
 
-def fence_of(desk: InjectedContext, task: UUID, said: AttemptBody | None) -> Fence:
-    """The fence that a report carries, in its token or in its body."""
-    mine = desk.caller.fence
-    attempt = said.attempt if said is not None else None
-    token = said.lease_token if said is not None else None
-    if mine is not None:
-        if attempt not in (None, mine.attempt) or token not in (None, mine.token):
+def fence_of(ctx: InjectedContext, task: UUID, body: AttemptBody | None) -> Fence:
+    """Returns the fence of a report, from the attempt's token or from the body.
+
+    Raises `Conflict` (`lease_lost`) if the two differ, `Invalid` if there is none.
+    """
+    own_fence = ctx.caller.fence
+    attempt = body.attempt if body is not None else None
+    token = body.lease_token if body is not None else None
+    if own_fence is not None:
+        if attempt not in (None, own_fence.attempt) or token not in (None, own_fence.token):
             raise Conflict("the attempt no longer owns the task", "lease_lost")
-        return mine
+        return own_fence
     if attempt is None or token is None:
-        raise Invalid("attempt and leaseToken are missing", field="leaseToken")
-    bounds.number("attempt", attempt, 1, bounds.MAX_COUNT)
-    bounds.text("leaseToken", token, bounds.MAX_TITLE)
+        raise Invalid(
+            "attempt and leaseToken are required without an attempt's token", field="leaseToken"
+        )
+    bounds.check_number("attempt", attempt, 1, bounds.MAX_COUNT)
+    bounds.check_text("leaseToken", token, bounds.MAX_TITLE)
     return Fence(task, attempt, token)
 
 
-async def check_current(desk: InjectedContext) -> None:
-    """Raise `Conflict` when an attempt asks that owns its task no more: its token died with it."""
-    mine = desk.caller.fence
-    if mine is None:
+async def check_current(ctx: InjectedContext) -> None:
+    """Raises `Conflict` (`lease_lost`) if the caller is an attempt that no longer owns its task."""
+    own_fence = ctx.caller.fence
+    if own_fence is None:
         return
-    if not await desk.engine.core.store.fetch(spend_owner(desk.workspace, mine)):
+    if not await ctx.engine.core.store.fetch(usage_task_statement(ctx.workspace, own_fence)):
         raise Conflict("the attempt no longer owns the task", "lease_lost")
 
 
 async def ensure_started(
-    desk: InjectedContext, fence: Fence, report: Callable[[], Awaitable[T]]
+    ctx: InjectedContext, fence: Fence, report: Callable[[], Awaitable[T]]
 ) -> T:
-    """Take a report. A session that reports has begun, though its gateway is still to say so."""
+    """Applies a report; starts the attempt first if its gateway has not reported the start yet."""
     try:
         return await report()
     except Conflict as error:
         if error.code != "out_of_turn":
             raise
-    with suppress(Conflict):  # it was told meanwhile, or this is not what is wrong
-        await desk.engine.begin(fence)
+    with suppress(Conflict):  # started meanwhile, or refused for another reason
+        await ctx.engine.begin(fence)
     return await report()
 
 
 @patch("/agent-tasks/{task_id:uuid}/progress")
-async def progress(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ProgressBody]
+async def report_progress(
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ProgressBody]
 ) -> ProgressReply:
-    """Say how far the attempt is, and keep what the next one would need.
+    """Reports the progress and usage of an attempt, and stores a checkpoint if one is sent.
 
-    Of a report in which something is wrong nothing is kept.
+    If a field is invalid, nothing of the report is stored.
     """
-    fence = fence_of(desk, task_id, data)
+    fence = fence_of(ctx, task_id, data)
     check_progress(data.progress_percent, data.current_step, data.estimated_completion_at)
     if data.usage is not None:
         check_usage(data.usage)
     seq = None
     if data.checkpoint_data is not msgspec.UNSET:
-        seq = await desk.engine.checkpoint(fence, data.checkpoint_data, data.checkpoint_seq)
+        seq = await ctx.engine.checkpoint(fence, data.checkpoint_data, data.checkpoint_seq)
     if data.usage is not None:
-        await desk.engine.used(fence, data.usage)
-    await desk.engine.progress(
+        await ctx.engine.used(fence, data.usage)
+    await ctx.engine.progress(
         fence, data.progress_percent, data.current_step, data.estimated_completion_at
     )
     return ProgressReply(seq)
 
 
 @post("/agent-tasks/{task_id:uuid}/complete", status_code=200)
-async def complete(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[CompleteBody | None] = None
+async def complete_task(
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[CompleteBody | None] = None
 ) -> TaskStatusReply:
-    """Finish the task with its result; repeated by the same attempt, it is one result."""
-    wish = data or CompleteBody()
-    fence = fence_of(desk, task_id, wish)
-    engine = desk.engine
+    """Completes the task with its result; the same attempt can repeat the request."""
+    body = data or CompleteBody()
+    fence = fence_of(ctx, task_id, body)
+    engine = ctx.engine
     await ensure_started(
-        desk, fence, lambda: engine.complete(fence, wish.result(), wish.summary, wish.usage)
+        ctx, fence, lambda: engine.complete(fence, body.result(), body.summary, body.usage)
     )
     return TaskStatusReply(task_id, "COMPLETED")
 
 
-async def ended(desk: InjectedContext, task: UUID) -> TaskStatusReply:
-    """What became of a task."""
-    return TaskStatusReply(task, (await desk.engine.show(task)).status)
+async def task_status(ctx: InjectedContext, task: UUID) -> TaskStatusReply:
+    """Returns the id and current status of a task."""
+    return TaskStatusReply(task, (await ctx.engine.show(task)).status)
 
 
-async def _require_escalation(desk: InjectedContext) -> None:
-    """Raise `Invalid` for an agent that says it can tell people what is wrong, and does not."""
-    if desk.caller.agent is None:
+async def _require_escalation(ctx: InjectedContext) -> None:
+    """Raises `Invalid` if the agent has the capability `escalation` and sent none."""
+    if ctx.caller.agent is None:
         return
-    agent = await desk.registry.profile(desk.caller.agent)
-    if ESCALATES in agent.capabilities:
+    agent = await ctx.agents.profile(ctx.caller.agent)
+    if ESCALATION in agent.capabilities:
         raise Invalid(
-            "the agent has the capability escalation: tell reason and prompt",
+            "escalation.reason and escalation.prompt are required:"
+            ' the agent has the capability "escalation"',
             "escalation_required",
             field="escalation",
         )
 
 
 @post("/agent-tasks/{task_id:uuid}/fail", status_code=200)
-async def fail(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[FailBody]
+async def fail_task(
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[FailBody]
 ) -> TaskStatusReply:
-    """End the attempt without a result; the error class decides what follows."""
-    fence = fence_of(desk, task_id, data)
+    """Fails the attempt; the error class decides if and when the task is retried."""
+    fence = fence_of(ctx, task_id, data)
     if data.escalation is None:
-        await _require_escalation(desk)
-    engine = desk.engine
+        await _require_escalation(ctx)
+    engine = ctx.engine
     await ensure_started(
-        desk, fence, lambda: engine.fail(fence, data.failure(), data.resume_at, data.usage)
+        ctx, fence, lambda: engine.fail(fence, data.failure(), data.resume_at, data.usage)
     )
-    return await ended(desk, task_id)
+    return await task_status(ctx, task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/park", status_code=200)
-async def park(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ParkBody]
+async def park_task(
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ParkBody]
 ) -> ParkReply:
-    """Give the slot up until something happens; the try is given back.
+    """Parks the task: it waits without a slot, and the try is not counted.
 
-    Children that have all ended are answered at once, and the attempt goes on.
+    If all subtasks that it waits for have finished, they are returned at once and the attempt
+    continues.
     """
-    fence, engine = fence_of(desk, task_id, data), desk.engine
-    waited = WaitResult(parked=True)
+    fence, engine = fence_of(ctx, task_id, data), ctx.engine
+    result = WaitResult(parked=True)
     if data.children is not None or data.hold == "children":
-        seconds = _seconds(desk, data)
-        waited = await ensure_started(
-            desk, fence, lambda: engine.wait(fence, data.children, seconds, data.key)
+        timeout_s = _wait_timeout_s(ctx, data)
+        result = await ensure_started(
+            ctx, fence, lambda: engine.wait(fence, data.children, timeout_s, data.key)
         )
     else:
         await ensure_started(
-            desk, fence, lambda: engine.park(fence, data.hold, data.resume_at, data.wait_until)
+            ctx, fence, lambda: engine.park(fence, data.hold, data.resume_at, data.wait_until)
         )
-    status = (await ended(desk, task_id)).status
-    return ParkReply(task_id, status, waited.parked, waited.children)
+    status = (await task_status(ctx, task_id)).status
+    return ParkReply(task_id, status, result.parked, result.children)
 
 
-def _seconds(desk: InjectedContext, said: ParkBody) -> float | None:
-    """How long a wait is to take; `waitUntil` says it as an instant."""
-    bounds.instant("waitUntil", said.wait_until)
-    if said.wait_until is None:
-        return said.timeout_seconds
-    return max((said.wait_until - desk.service.clock.now()).total_seconds(), 0.0)
+def _wait_timeout_s(ctx: InjectedContext, body: ParkBody) -> float | None:
+    """Returns the timeout of a wait in seconds, from `waitUntil` or `timeoutSeconds`."""
+    bounds.check_instant("waitUntil", body.wait_until)
+    if body.wait_until is None:
+        return body.timeout_seconds
+    return max((body.wait_until - ctx.service.clock.now()).total_seconds(), 0.0)
 
 
 @post("/agent-tasks/{task_id:uuid}/release", status_code=200)
-async def release(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReleaseBody | None] = None
+async def release_task(
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReleaseBody | None] = None
 ) -> TaskStatusReply:
-    """Give the task back unharmed; the try is given back."""
-    await desk.engine.release(fence_of(desk, task_id, data))
-    return await ended(desk, task_id)
+    """Releases the task, so that it can be claimed again; the try is not counted."""
+    await ctx.engine.release(fence_of(ctx, task_id, data))
+    return await task_status(ctx, task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/transcript", status_code=204)
 async def append_transcript(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[TranscriptBody]
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[TranscriptBody]
 ) -> None:
-    """Add lines to the attempt's transcript; a number that is there already is kept as it is."""
-    bounds.number("the number of lines", len(data.lines), 0, bounds.MAX_PAGE)
+    """Adds lines to the attempt's transcript; lines whose number is stored already are ignored."""
+    bounds.check_number("the number of lines", len(data.lines), 0, bounds.MAX_PAGE)
     lines = [Line(line.number, line.level, line.text) for line in data.lines]
-    await desk.engine.append(fence_of(desk, task_id, data), lines)
+    await ctx.engine.append(fence_of(ctx, task_id, data), lines)
 
 
 @post("/agents/{agent_id:uuid}/heartbeat", status_code=200)
-async def heartbeat(
-    desk: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[HeartbeatBody | None] = None
+async def send_agent_heartbeat(
+    ctx: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[HeartbeatBody | None] = None
 ) -> AgentHeartbeatReply:
-    """The agent lives; the lease of its task holds on, and it hears what is asked of it."""
-    said = data or HeartbeatBody()
-    agent = await desk.registry.profile(agent_id)
-    if said.current_task_id is None and desk.caller.fence is None:
+    """Records a heartbeat of an agent, and renews the lease of its task.
+
+    Returns requests to cancel or pause the task, and the number of waiting messages.
+    """
+    body = data or HeartbeatBody()
+    agent = await ctx.agents.profile(agent_id)
+    if body.current_task_id is None and ctx.caller.fence is None:
         return AgentHeartbeatReply(
-            messages=await desk.registry.record_heartbeat(agent_id, _felt(said, None))
+            messages=await ctx.agents.record_heartbeat(agent_id, _health_sample(body, None))
         )
     try:
-        fence, pulse = await _renewed(desk, agent, said)
-        redactor = await desk.engine.sealing.redactor(fence)
+        fence, lease = await _renew_lease(ctx, agent, body)
+        redactor = await ctx.engine.task_secrets.redactor(fence)
     except TenutoError:
-        await desk.registry.record_heartbeat(agent_id, _felt(said, None))
+        await ctx.agents.record_heartbeat(agent_id, _health_sample(body, None))
         raise
-    messages = await desk.registry.record_heartbeat(agent_id, _felt(said, redactor))
-    if not pulse.begun:
-        with suppress(Conflict):  # its gateway told it meanwhile, or it is to stop
-            await desk.engine.begin(fence)
-    if said.progress_percent is not None or said.current_step is not None:
-        await desk.engine.progress(fence, said.progress_percent, said.current_step)
-    token, _ = desk.service.attempts.issue(agent_id, desk.workspace, fence)
+    messages = await ctx.agents.record_heartbeat(agent_id, _health_sample(body, redactor))
+    if not lease.begun:
+        with suppress(Conflict):  # started meanwhile, or asked to stop
+            await ctx.engine.begin(fence)
+    if body.progress_percent is not None or body.current_step is not None:
+        await ctx.engine.progress(fence, body.progress_percent, body.current_step)
+    token, _ = ctx.service.attempt_tokens.issue(agent_id, ctx.workspace, fence)
     return AgentHeartbeatReply(
-        lease_until=pulse.lease_until,
-        cancel=pulse.cancel,
-        pause=pulse.pause,
+        lease_until=lease.lease_until,
+        cancel=lease.cancel,
+        pause=lease.pause,
         messages=messages,
-        warning=HUNG if pulse.hung else None,
+        warning=HUNG_WARNING if lease.hung else None,
         token=token,
     )
 
 
-async def _renewed(
-    desk: InjectedContext, agent: AgentProfile, said: HeartbeatBody
+async def _renew_lease(
+    ctx: InjectedContext, agent: AgentProfile, body: HeartbeatBody
 ) -> tuple[Fence, LeaseStatus]:
-    """The attempt that an agent is at, and what is asked of it; its lease holds on."""
-    mine, task = desk.caller.fence, said.current_task_id
-    if mine is not None and task not in (None, mine.task):
+    """Renews the lease of the agent's current attempt; returns its fence and lease status."""
+    own_fence, task = ctx.caller.fence, body.current_task_id
+    if own_fence is not None and task not in (None, own_fence.task):
         raise Conflict("the attempt no longer owns the task", "lease_lost")
-    fence = fence_of(desk, mine.task if mine is not None else _known(task), said)
-    if mine is None:
-        await agent_tokens.check_task(desk, fence.task)
-    beat = await desk.engine.heartbeat([fence], lease_of(desk, agent, said.lease_seconds))
-    pulse = beat.held.get(fence.task)
-    if pulse is None:
+    fence = fence_of(ctx, own_fence.task if own_fence is not None else _require_task_id(task), body)
+    if own_fence is None:
+        await agent_tokens.check_task(ctx, fence.task)
+    result = await ctx.engine.heartbeat([fence], lease_s_for(ctx, agent, body.lease_seconds))
+    lease = result.held.get(fence.task)
+    if lease is None:
         raise Conflict("the attempt no longer owns the task", "lease_lost")
-    return fence, pulse
+    return fence, lease
 
 
-def _felt(said: HeartbeatBody, redactor: Redactor | None) -> HealthSample:
-    """How an agent says it is, with its task's secrets struck; no words of its own without one.
+def _health_sample(body: HeartbeatBody, redactor: Redactor | None) -> HealthSample:
+    """Returns the agent's health report, with the secrets of its task redacted.
 
-    Without its task nobody knows what it was ever handed, and may be saying.
+    Without a redactor free text is dropped: the agent may have got secrets that are unknown here.
     """
-    status, step = said.status or "healthy", said.current_step
+    status, step = body.status or "healthy", body.current_step
     if redactor is not None:
-        status = redactor.text(status)
-    elif status not in PLAIN:
+        status = redactor.redact_text(status)
+    elif status not in PLAIN_STATUSES:
         status = "unknown"
     return HealthSample(
         status=status,
-        current_task_id=said.current_task_id,
-        progress_percent=said.progress_percent,
-        current_step=None if redactor is None or step is None else redactor.text(step),
-        memory_mb=said.memory_mb,
-        cpu_percent=said.cpu_percent,
+        current_task_id=body.current_task_id,
+        progress_percent=body.progress_percent,
+        current_step=None if redactor is None or step is None else redactor.redact_text(step),
+        memory_mb=body.memory_mb,
+        cpu_percent=body.cpu_percent,
     )
 
 
-def _known(task: UUID | None) -> UUID:
+def _require_task_id(task: UUID | None) -> UUID:
+    """Returns the task id; raises `Invalid` if it is missing."""
     if task is None:
-        raise Invalid("currentTaskId is missing", field="currentTaskId")
+        raise Invalid("currentTaskId is required", field="currentTaskId")
     return task
 
 
 @post("/workers/{worker_id:str}/heartbeat", status_code=200)
-async def worker_beat(
-    desk: InjectedContext, worker_id: FromPath[str], data: JSONBody[WorkerBeatBody | None] = None
+async def send_worker_heartbeat(
+    ctx: InjectedContext,
+    worker_id: FromPath[str],
+    data: JSONBody[WorkerHeartbeatBody | None] = None,
 ) -> WorkerHeartbeatReply:
-    """A worker lives; all its leases hold on, in one request."""
-    said = data or WorkerBeatBody()
-    bounds.number("the number of leases", len(said.leases), 0, bounds.MAX_CLAIM)
-    bounds.text("worker", worker_id, bounds.MAX_TITLE, empty=False)
-    await agent_tokens.check_names(desk, said.agents)
-    drain = await desk.engine.worker_beat(
+    """Records a heartbeat of a worker, and renews all its leases.
+
+    Returns the leases it has lost, and the tasks that it must cancel or pause.
+    """
+    body = data or WorkerHeartbeatBody()
+    bounds.check_number("the number of leases", len(body.leases), 0, bounds.MAX_CLAIM)
+    bounds.check_text("worker", worker_id, bounds.MAX_TITLE, empty=False)
+    await agent_tokens.check_agent_names(ctx, body.agents)
+    drain = await ctx.engine.worker_beat(
         worker_id,
-        said.host,
-        said.pid,
-        said.agents,
-        said.slots,
-        said.status,
-        desk.caller.agent,
+        body.host,
+        body.pid,
+        body.agents,
+        body.slots,
+        body.status,
+        ctx.caller.agent,
     )
-    fences = [Fence(each.task_id, each.attempt, each.lease_token) for each in said.leases]
-    lease_s = said.lease_seconds or desk.service.settings.lease_s
-    mine = await agent_tokens.own_fences(desk, fences)
-    beat = await desk.engine.heartbeat(mine, lease_s)
-    held = beat.held
-    foreign = [fence for fence in fences if fence not in mine]
+    fences = [Fence(lease.task_id, lease.attempt, lease.lease_token) for lease in body.leases]
+    lease_s = body.lease_seconds or ctx.service.settings.lease_s
+    own_fences = await agent_tokens.filter_own_fences(ctx, fences)
+    result = await ctx.engine.heartbeat(own_fences, lease_s)
+    leases = result.held
+    foreign_fences = [fence for fence in fences if fence not in own_fences]
     return WorkerHeartbeatReply(
-        lost=[fence.task for fence in (*beat.lost, *foreign)],
-        cancel=[task for task, pulse in held.items() if pulse.cancel],
-        pause=[task for task, pulse in held.items() if pulse.pause],
-        hung=[task for task, pulse in held.items() if pulse.hung],
-        lease_until=min((pulse.lease_until for pulse in held.values()), default=None),
+        lost=[fence.task for fence in (*result.lost, *foreign_fences)],
+        cancel=[task for task, pulse in leases.items() if pulse.cancel],
+        pause=[task for task, pulse in leases.items() if pulse.pause],
+        hung=[task for task, pulse in leases.items() if pulse.hung],
+        lease_until=min((pulse.lease_until for pulse in leases.values()), default=None),
         drain=drain,
-        messages=await desk.engine.mailboxes.waiting(said.agents),
+        messages=await ctx.engine.mailboxes.count_waiting(body.agents),
     )
 
 
 HANDLERS = [
-    claim,
-    progress,
-    complete,
-    fail,
-    park,
-    release,
+    claim_tasks,
+    report_progress,
+    complete_task,
+    fail_task,
+    park_task,
+    release_task,
     append_transcript,
-    heartbeat,
-    worker_beat,
+    send_agent_heartbeat,
+    send_worker_heartbeat,
 ]

@@ -1,4 +1,4 @@
-"""What callers send. Names as in the contract; second names are accepted where listed."""
+"""Request bodies. Some fields have a second name that is accepted, too."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -7,17 +7,18 @@ from uuid import UUID
 import msgspec
 
 from tenuto.api.routes.flow_bodies import (
-    FLAT,
+    FLAT_FIELDS,
     ApprovalBody,
     ChildRef,
     ControlBody,
     EscalationBody,
+    StrictBody,
     control_of,
     key_of,
-    one,
+    single_value,
 )
 from tenuto.engine.tasks.query import Filter
-from tenuto.manifest.tasks import KINDS
+from tenuto.manifest.tasks import KIND_TASK_TYPES
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import Join, Kind, Order
@@ -29,16 +30,12 @@ from tenuto.model.tasks.submission import Complexity, NewTask, OnFailure
 from tenuto.model.tenancy.secret_use import Use
 
 
-class Written(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A resource that people write: a name nobody knows is refused."""
-
-
 class LenientBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """What an agent says: a name nobody knows is ignored, so that agents and servers may differ."""
+    """Body from an agent or worker: unknown fields are ignored, so that versions may differ."""
 
 
-class RetryPolicyBody(Written):
-    """When to try again; unset: the defaults."""
+class RetryPolicyBody(StrictBody):
+    """Delays between retries; fields that are not set have the defaults."""
 
     base_s: float | None = None
     multiplier: float | None = None
@@ -46,8 +43,8 @@ class RetryPolicyBody(Written):
     jitter: float | None = None
 
 
-class TaskBody(Written):
-    """A task to be. Only a title is required."""
+class TaskBody(StrictBody):
+    """A task to submit. Only `title` is required."""
 
     title: str | None = None
     name: str | None = None
@@ -66,7 +63,7 @@ class TaskBody(Written):
     command: list[str] | None = None
     cwd: str | None = None
     env: dict[str, str | dict[str, str]] | None = None
-    """Texts, and references to stored secrets."""
+    """Values are texts, or references to stored secrets."""
     priority: int = 5
     tags: list[str] = []
     task_tags: list[str] = []
@@ -119,15 +116,15 @@ class TaskBody(Written):
     trace_id: str | None = None
     source: str | None = None
 
-    def task(self, key: str | None = None) -> NewTask:
-        """What the engine is asked for; `key` is the request's idempotency key."""
-        title = one("title", title=self.title, name=self.name)
+    def new_task(self, key: str | None = None) -> NewTask:
+        """Returns the task to submit; `key` is the header `Idempotency-Key`."""
+        title = single_value("title", title=self.title, name=self.name)
         if title is None:
-            raise Invalid("title is missing", field="title")
+            raise Invalid("title is required", field="title")
         capabilities = list(self.capabilities)
-        wanted = (self.metadata or {}).get("requiredCapabilities")
-        if isinstance(wanted, list):
-            capabilities += [each for each in wanted if isinstance(each, str)]
+        required = (self.metadata or {}).get("requiredCapabilities")
+        if isinstance(required, list):
+            capabilities += [name for name in required if isinstance(name, str)]
         return NewTask(
             title=title,
             id=self.id,
@@ -137,9 +134,11 @@ class TaskBody(Written):
             model=self.model,
             max_turns=self.max_turns,
             conversation=self.conversation,
-            task_type=self._type(),
+            task_type=self._task_type(),
             agent_type=self.agent_type,
-            target_agent=one("agentId", agentId=self.agent_id, targetAgentId=self.target_agent_id),
+            target_agent=single_value(
+                "agentId", agentId=self.agent_id, targetAgentId=self.target_agent_id
+            ),
             runtime=self.runtime,
             command=self.command,
             cwd=self.cwd,
@@ -150,21 +149,25 @@ class TaskBody(Written):
             capabilities=capabilities,
             container=self.container,
             region=self.region,
-            estimate_minutes=one(
+            estimate_minutes=single_value(
                 "estimateMinutes",
                 estimateMinutes=self.estimate_minutes,
                 estimatedDurationMinutes=self.estimated_duration_minutes,
             ),
-            max_attempts=self._attempts(),
-            retry=self._retry(),
-            timeout_s=one("timeoutS", timeoutS=self.timeout_s, timeoutSeconds=self.timeout_seconds),
+            max_attempts=self._max_attempts(),
+            retry=self._retry_policy(),
+            timeout_s=single_value(
+                "timeoutS", timeoutS=self.timeout_s, timeoutSeconds=self.timeout_seconds
+            ),
             queue_ttl_s=self.queue_ttl_s,
             lease_s=self.lease_s,
             run_at=self.run_at,
             parent=self.parent_id,
-            input=one("input", input=self.input, inputContext=self.input_context),
+            input=single_value("input", input=self.input, inputContext=self.input_context),
             metadata=self.metadata,
-            idempotency_key=one("idempotencyKey", idempotencyKey=self.idempotency_key, header=key),
+            idempotency_key=single_value(
+                "idempotencyKey", idempotencyKey=self.idempotency_key, header=key
+            ),
             trace_id=self.trace_id,
             source=self.source,
             key=self.key,
@@ -173,58 +176,68 @@ class TaskBody(Written):
             on_dependency_failure=self.on_dependency_failure,
             concurrency=self.concurrency,
             budget=self.budget,
-            **self._place(),
+            **self._flow_fields(),
         )
 
-    def _place(self) -> dict[str, Any]:
-        """Where in a flow the task stands, and what it does there."""
-        flat = {name: getattr(self, name) for names in FLAT.values() for name in names}
-        help_ = self.escalation
-        follows = [None if each is None else key_of(each) for each in (self.next, self.next_task)]
+    def _flow_fields(self) -> dict[str, Any]:
+        """Returns the fields about flows: next task, group, control, complexity and escalation."""
+        flat = {name: getattr(self, name) for names in FLAT_FIELDS.values() for name in names}
+        escalation = self.escalation
+        next_keys = [
+            None if reference is None else key_of(reference)
+            for reference in (self.next, self.next_task)
+        ]
         return {
-            "next": one("next", next=follows[0], nextTask=follows[1]),
-            "group": one("group", group=self.group, groupId=self.group_id),
+            "next": single_value("next", next=next_keys[0], nextTask=next_keys[1]),
+            "group": single_value("group", group=self.group, groupId=self.group_id),
             "control": control_of(self.control, self.approval, flat, self.kind),
-            "complexity": one(
+            "complexity": single_value(
                 "complexity", complexity=self.complexity, complexityLevel=self.complexity_level
             ),
-            "escalation": None if help_ is None else Escalation(help_.reason, help_.prompt),
+            "escalation": None
+            if escalation is None
+            else Escalation(escalation.reason, escalation.prompt),
         }
 
-    def _type(self) -> str:
-        """The kind of work; a name such as `GotoTask` says what the other fields say as well."""
-        named = self.task_type is not None and self.task_type.lower() not in KINDS
-        return self.task_type if named and self.task_type is not None else "default"
+    def _task_type(self) -> str:
+        """Returns the task type; names of control tasks such as `GotoTask` become "default".
 
-    def _attempts(self) -> int:
+        Other fields define the control task, so these names add nothing.
+        """
+        is_type_name = self.task_type is not None and self.task_type.lower() not in KIND_TASK_TYPES
+        return self.task_type if is_type_name and self.task_type is not None else "default"
+
+    def _max_attempts(self) -> int:
         retries = None if self.max_retries is None else self.max_retries + 1
-        given = one(
+        max_attempts = single_value(
             "maxAttempts",
             maxAttempts=self.max_attempts,
             attempts=self.attempts,
             maxRetries=retries,
         )
-        return 3 if given is None else given
+        return 3 if max_attempts is None else max_attempts
 
-    def _retry(self) -> RetryPolicy | None:
+    def _retry_policy(self) -> RetryPolicy | None:
         base = self.retry.base_s if self.retry is not None else None
-        base = one("retry.baseS", baseS=base, retryBackoffSeconds=self.retry_backoff_seconds)
-        given = {"base_s": base}
+        base = single_value(
+            "retry.baseS", baseS=base, retryBackoffSeconds=self.retry_backoff_seconds
+        )
+        fields = {"base_s": base}
         if self.retry is not None:
             for name in ("multiplier", "cap_s", "jitter"):
-                given[name] = getattr(self.retry, name)
-        known = {name: value for name, value in given.items() if value is not None}
-        return RetryPolicy(**known) if known else None
+                fields[name] = getattr(self.retry, name)
+        values = {name: value for name, value in fields.items() if value is not None}
+        return RetryPolicy(**values) if values else None
 
 
-class BulkBody(Written):
-    """Many tasks, all or none."""
+class BulkBody(StrictBody):
+    """Tasks to submit, all or none."""
 
     tasks: list[TaskBody]
 
 
-class TaskPatch(Written):
-    """What may be changed of a task."""
+class TaskPatch(StrictBody):
+    """Changes of a task; fields that are not set stay as they are."""
 
     title: str | msgspec.UnsetType = msgspec.UNSET
     description: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -234,14 +247,14 @@ class TaskPatch(Written):
     status: Literal["PAUSED", "PENDING"] | msgspec.UnsetType = msgspec.UNSET
 
 
-class ReasonBody(Written):
-    """Why."""
+class ReasonBody(StrictBody):
+    """The reason of a request, for the audit trail."""
 
     reason: str | None = None
 
 
-class FilterBody(Written):
-    """Which tasks; everything given must hold."""
+class FilterBody(StrictBody):
+    """A filter of tasks; a task matches if it meets all fields that are set."""
 
     status: list[str] = []
     tags: list[str] = []
@@ -254,7 +267,7 @@ class FilterBody(Written):
     until: datetime | None = None
     text: str | None = None
 
-    def filter(self) -> Filter:
+    def to_filter(self) -> Filter:
         return Filter(
             status=tuple(self.status),
             tags=tuple(self.tags),
@@ -269,8 +282,8 @@ class FilterBody(Written):
         )
 
 
-class ActionsBody(Written):
-    """One action for every task that a filter picks."""
+class ActionsBody(StrictBody):
+    """An action for all tasks that match a filter."""
 
     filter: FilterBody
     action: Literal["cancel", "retry", "pause", "resume", "archive"]
@@ -279,8 +292,8 @@ class ActionsBody(Written):
     dry_run: bool = False
 
 
-class AgentBody(Written):
-    """An agent as its owner describes it."""
+class AgentBody(StrictBody):
+    """An agent's profile."""
 
     name: str
     agent_type: str | None = None
@@ -305,28 +318,30 @@ class AgentBody(Written):
     coordinator_enabled: bool = True
     gateway: str | None = None
 
-    def limit(self, field: str) -> int | None:
-        """A number that has two names."""
-        second = {
+    def number_of(self, field: str) -> int | None:
+        """Returns the value of a field that has two names; raises `Invalid` if they differ."""
+        other_names = {
             "max_concurrent": "max_concurrent_tasks",
             "heartbeat_interval_s": "heartbeat_interval_seconds",
             "stale_threshold_s": "stale_threshold_seconds",
         }[field]
-        given: int | None = one(field, a=getattr(self, field), b=getattr(self, second))
-        if given is not None:
-            bounds.number(field, given, 1, bounds.MAX_SECONDS)
-        return given
+        value: int | None = single_value(
+            field, a=getattr(self, field), b=getattr(self, other_names)
+        )
+        if value is not None:
+            bounds.check_number(field, value, 1, bounds.MAX_SECONDS)
+        return value
 
 
-class TerminateBody(Written):
-    """How an agent ends: its tasks finish, or are cancelled."""
+class TerminateBody(StrictBody):
+    """How to terminate an agent: with `graceful` its tasks finish, otherwise they are cancelled."""
 
     reason: str | None = None
     graceful: bool = True
 
 
 class ClaimBody(LenientBody):
-    """What an agent asks for."""
+    """A claim of an agent."""
 
     limit: int = 1
     wait_seconds: float = 0
@@ -335,14 +350,14 @@ class ClaimBody(LenientBody):
 
 
 class AttemptBody(LenientBody):
-    """What an attempt says; without an attempt's token it names its attempt and lease itself."""
+    """A report of an attempt; without its token, `attempt` and `leaseToken` are required."""
 
     attempt: int | None = None
     lease_token: str | None = None
 
 
 class ProgressBody(AttemptBody):
-    """How far the attempt is, and what the next one would need."""
+    """Progress and usage of an attempt, and a checkpoint for the next one."""
 
     progress_percent: float | None = None
     current_step: str | None = None
@@ -353,7 +368,7 @@ class ProgressBody(AttemptBody):
 
 
 class CompleteBody(AttemptBody):
-    """The result."""
+    """The result of a task."""
 
     output_result: Any = None
     output: Any = None
@@ -361,11 +376,11 @@ class CompleteBody(AttemptBody):
     usage: Usage | None = None
 
     def result(self) -> Any:
-        return one("outputResult", outputResult=self.output_result, output=self.output)
+        return single_value("outputResult", outputResult=self.output_result, output=self.output)
 
 
 class FailBody(AttemptBody, kw_only=True):
-    """Why there is no result."""
+    """The failure of an attempt."""
 
     error: str
     error_class: ErrorClass = ErrorClass.ERROR
@@ -390,32 +405,32 @@ class FailBody(AttemptBody, kw_only=True):
 
 
 class AssignBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Whom a task is for; nobody in particular when there is no agent."""
+    """The agent that a task is assigned to; `null` for any agent that matches."""
 
     agent_id: UUID | None
 
 
 class RetryTaskBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """How far a retry reaches."""
+    """Options of a retry; `cascade` also reopens tasks that ended because of the task."""
 
     cascade: bool = False
 
 
 class ParkBody(AttemptBody):
-    """What the attempt waits for without a slot."""
+    """What a parked task waits for."""
 
     hold: Literal["quota", "input", "children"] = "quota"
     resume_at: datetime | None = None
     wait_until: datetime | None = None
     children: list[str] | None = None
-    """Ids or keys of children; `hold: children` without them means all that were made."""
+    """Ids or keys of subtasks; with `hold: children` and no list, all subtasks of the task."""
     timeout_seconds: float | None = None
     key: str | None = None
-    """The name of a wait with a timeout: its time does not begin anew under the same name."""
+    """The name of a wait with a timeout; a repeated wait of the same name keeps its deadline."""
 
 
 class ReleaseBody(AttemptBody):
-    """The task goes back unharmed."""
+    """Releases a task."""
 
 
 class LineBody(LenientBody):
@@ -427,13 +442,13 @@ class LineBody(LenientBody):
 
 
 class TranscriptBody(AttemptBody, kw_only=True):
-    """What an attempt printed or logged."""
+    """Lines that an attempt printed or logged."""
 
     lines: list[LineBody]
 
 
 class HeartbeatBody(AttemptBody):
-    """An agent lives, and how its task is."""
+    """A heartbeat of an agent, with the progress of its task."""
 
     status: str | None = None
     current_task_id: UUID | None = None
@@ -452,8 +467,8 @@ class LeaseBody(LenientBody):
     lease_token: str
 
 
-class WorkerBeatBody(LenientBody):
-    """A worker lives, and holds these."""
+class WorkerHeartbeatBody(LenientBody):
+    """A heartbeat of a worker, with the leases that it holds."""
 
     leases: list[LeaseBody] = []
     lease_seconds: int | None = None
@@ -464,37 +479,37 @@ class WorkerBeatBody(LenientBody):
     status: Literal["RUNNING", "DRAINING", "STOPPED"] = "RUNNING"
 
 
-class LoginBody(Written):
-    """Who somebody says they are; `workspace` is the id or name of one that they belong to."""
+class LoginBody(StrictBody):
+    """Name and password of a user; `workspace` is the id or name of a workspace of the user."""
 
     name: str
     password: str
     workspace: str | None = None
 
 
-class UserBody(Written):
-    """Somebody who shall belong to the workspace."""
+class UserBody(StrictBody):
+    """A user to create in the workspace."""
 
     name: str
     password: str
     role: Literal["OWNER", "ADMIN", "MEMBER", "VIEWER"] = "MEMBER"
 
 
-class PasswordBody(Written):
-    """The caller's present password, and the one from now on."""
+class PasswordBody(StrictBody):
+    """The caller's current password, and the new one."""
 
     password: str
     new_password: str
 
 
-class UserPatch(Written):
-    """What may be changed of a member."""
+class UserPatch(StrictBody):
+    """Changes of a user in the workspace."""
 
     role: Literal["OWNER", "ADMIN", "MEMBER", "VIEWER"] | None = None
 
 
-class TokenBody(Written):
-    """A program's key to the workspace."""
+class TokenBody(StrictBody):
+    """A token to create for a program."""
 
     name: str
     role: Literal["OWNER", "ADMIN", "MEMBER", "VIEWER"] = "MEMBER"
@@ -502,29 +517,29 @@ class TokenBody(Written):
     expires_at: datetime | None = None
 
 
-class WorkspaceBody(Written):
-    """A tenant to be."""
+class WorkspaceBody(StrictBody):
+    """A workspace to create."""
 
     name: str
 
 
-class SecretBody(Written):
-    """A value that only running attempts get to see, and who may use it; what is left out stays."""
+class SecretBody(StrictBody):
+    """A secret's value, and who may use it; fields that are left out stay as they are."""
 
     value: str | None = None
     use: Use | None = None
 
 
-class WebhookBody(Written):
-    """An endpoint that wants to hear of events."""
+class WebhookBody(StrictBody):
+    """A webhook to create: a URL and the events that it gets."""
 
     url: str
     events: list[str]
     description: str | None = None
 
 
-class WebhookPatch(Written):
-    """What may be changed of a webhook."""
+class WebhookPatch(StrictBody):
+    """Changes of a webhook; fields that are not set stay as they are."""
 
     url: str | msgspec.UnsetType = msgspec.UNSET
     events: list[str] | msgspec.UnsetType = msgspec.UNSET
@@ -532,7 +547,7 @@ class WebhookPatch(Written):
     enabled: bool | msgspec.UnsetType = msgspec.UNSET
 
 
-class RecoverBody(Written):
-    """Whose tasks to look after now."""
+class RecoverBody(StrictBody):
+    """The workspace to recover; the caller's own if it is left out."""
 
     workspace_id: UUID | None = None

@@ -1,4 +1,4 @@
-"""Complexity levels: where the workspace draws the lines, and what hard tasks require."""
+"""Routes for complexity levels: their limits, and the requirements of complex tasks."""
 
 from litestar import get, put
 from litestar.params import JSONBody
@@ -8,16 +8,18 @@ from tenuto.model.limits.complexity import ComplexityRules
 
 
 @get("/complexity-levels")
-async def levels(desk: InjectedContext) -> ComplexityRules:
-    """The workspace's rules."""
-    return await desk.engine.complexity.get()
+async def get_complexity_levels(ctx: InjectedContext) -> ComplexityRules:
+    """Returns the complexity rules of the workspace."""
+    return await ctx.engine.complexity.get()
 
 
 @put("/complexity-levels")
-async def change(desk: InjectedContext, data: JSONBody[ComplexityRules]) -> ComplexityRules:
-    """Change the rules; they hold for tasks submitted from now on."""
-    await desk.engine.complexity.set(data)
-    return await desk.engine.complexity.get()
+async def set_complexity_levels(
+    ctx: InjectedContext, data: JSONBody[ComplexityRules]
+) -> ComplexityRules:
+    """Replaces the complexity rules; they apply to tasks submitted from now on."""
+    await ctx.engine.complexity.set(data)
+    return await ctx.engine.complexity.get()
 
 
-HANDLERS = [levels, change]
+HANDLERS = [get_complexity_levels, set_complexity_levels]

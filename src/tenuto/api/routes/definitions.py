@@ -1,4 +1,4 @@
-"""Definitions: make, look, change, forget, and apply files with many of them."""
+"""Routes for definitions: create, list, read, replace, delete, and apply YAML files."""
 
 from typing import Any, Literal
 from uuid import UUID
@@ -6,101 +6,117 @@ from uuid import UUID
 from litestar import Response, delete, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from tenuto.api.routes.bodies import Written
+from tenuto.api.routes.flow_bodies import StrictBody
 from tenuto.api.routes.tasks import IfMatch, Limit, version_of
 from tenuto.api.service import InjectedContext
 from tenuto.engine.flows.definitions import ApplyResult, DefinitionPage, DefinitionView
-from tenuto.manifest.documents import spec_from
-from tenuto.manifest.export import snake
+from tenuto.manifest.documents import parse_spec
+from tenuto.manifest.export import to_snake_names
 from tenuto.model.errors import Conflict, Invalid
 
 UNNAMED = "manifest.yaml"
-"""What errors call a text that came without a name."""
+"""The file name in errors about a manifest without a name."""
 
 
-class DefinitionBody(Written):
-    """A definition to be: `spec` has the fields that files have, in camelCase."""
+class DefinitionBody(StrictBody):
+    """A definition to store; `spec` has the fields of a YAML file, in camelCase."""
 
     spec: dict[str, Any]
     kind: Literal["task", "group"] = "task"
 
 
-class ApplyBody(Written):
-    """YAML: one text, or several by the names that errors call them."""
+class ApplyBody(StrictBody):
+    """YAML to apply: one text, or several by file name; errors contain the file name."""
 
     manifest: str | None = None
     files: dict[str, str] | None = None
     dry_run: bool = False
 
     def texts(self) -> dict[str, str]:
-        """The texts by name."""
+        """Returns the texts by file name."""
         if (self.manifest is None) == (self.files is None):
-            raise Invalid("give either manifest or files", field="manifest")
+            raise Invalid("exactly one of manifest and files is required", field="manifest")
         return {UNNAMED: self.manifest} if self.manifest is not None else self.files or {}
 
 
 @get("/definitions")
-async def definitions(
-    desk: InjectedContext, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
+async def list_definitions(
+    ctx: InjectedContext, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
 ) -> DefinitionPage:
-    """What may run more than once, newest first."""
-    return await desk.engine.definitions.page(limit, cursor)
+    """Returns the definitions, newest first."""
+    return await ctx.engine.definitions.page(limit, cursor)
 
 
 @post("/definitions")
-async def make(desk: InjectedContext, data: JSONBody[DefinitionBody]) -> Response[DefinitionView]:
-    """A new definition under the key in its spec; a key that is taken is refused."""
-    spec = spec_from(data.kind, snake(data.spec))
+async def create_definition(
+    ctx: InjectedContext, data: JSONBody[DefinitionBody]
+) -> Response[DefinitionView]:
+    """Creates a definition under the key in its spec; an existing key is refused."""
+    spec = parse_spec(data.kind, to_snake_names(data.spec))
     try:
-        view = await desk.engine.definitions.put(spec, 0)
+        view = await ctx.engine.definitions.put(spec, 0)
     except Conflict as error:
         if error.code != "version_conflict":
             raise
-        raise Conflict(f"there is a definition {spec.key!r} already", "name_taken") from error
-    return _shown(view, status=201)
+        raise Conflict(
+            f"a definition {spec.key!r} exists already; choose another key", "name_taken"
+        ) from error
+    return _definition_response(view, status=201)
 
 
 @get("/definitions/{key:path}")
-async def show(desk: InjectedContext, key: FromPath[str]) -> Response[DefinitionView]:
-    """One definition."""
-    return _shown(await desk.engine.definitions.get(_key(key)))
+async def get_definition(ctx: InjectedContext, key: FromPath[str]) -> Response[DefinitionView]:
+    """Returns one definition; the header `ETag` has its version."""
+    return _definition_response(await ctx.engine.definitions.get(_key_from_path(key)))
 
 
 @put("/definitions/{key:path}")
-async def keep(
-    desk: InjectedContext,
+async def put_definition(
+    ctx: InjectedContext,
     key: FromPath[str],
     data: JSONBody[DefinitionBody],
     if_match: IfMatch = None,
 ) -> Response[DefinitionView]:
-    """Keep a definition under the key, in place of what is there."""
-    said = snake(data.spec)
-    name = _key(key)
-    if said.get("id", said.get("key", name)) != name:
-        raise Invalid("the spec has another key than the path", field="key")
-    spec = spec_from(data.kind, {"id": name} | said)
-    return _shown(await desk.engine.definitions.put(spec, version_of(if_match)))
+    """Creates or replaces the definition with this key.
+
+    With the header `If-Match` the change is refused if the definition has another version.
+    """
+    fields = to_snake_names(data.spec)
+    path_key = _key_from_path(key)
+    if fields.get("id", fields.get("key", path_key)) != path_key:
+        raise Invalid(f"the key in the spec must be {path_key[:100]!r} as in the path", field="key")
+    spec = parse_spec(data.kind, {"id": path_key} | fields)
+    return _definition_response(await ctx.engine.definitions.put(spec, version_of(if_match)))
 
 
 @delete("/definitions/{key:path}")
-async def forget(desk: InjectedContext, key: FromPath[str], if_match: IfMatch = None) -> None:
-    """Forget a definition; flows of it go on."""
-    await desk.engine.definitions.delete(_key(key), version_of(if_match))
+async def delete_definition(
+    ctx: InjectedContext, key: FromPath[str], if_match: IfMatch = None
+) -> None:
+    """Deletes a definition; its running flows continue."""
+    await ctx.engine.definitions.delete(_key_from_path(key), version_of(if_match))
 
 
 @post("/definitions/apply", status_code=200)
-async def apply(desk: InjectedContext, data: JSONBody[ApplyBody]) -> ApplyResult:
-    """Do what YAML asks for, all of it or nothing; done again it changes nothing."""
-    return await desk.engine.definitions.apply_files(data.texts(), dry_run=data.dry_run)
+async def apply_definitions(ctx: InjectedContext, data: JSONBody[ApplyBody]) -> ApplyResult:
+    """Applies YAML manifests, all or nothing; applying them again changes nothing."""
+    return await ctx.engine.definitions.apply_files(data.texts(), dry_run=data.dry_run)
 
 
-def _key(path: str) -> str:
-    """A key may hold slashes, so it is the rest of the path, which begins with one."""
+def _key_from_path(path: str) -> str:
+    """Returns the key in a path without the leading slash; keys may contain slashes."""
     return path.removeprefix("/")
 
 
-def _shown(view: DefinitionView, status: int = 200) -> Response[DefinitionView]:
+def _definition_response(view: DefinitionView, status: int = 200) -> Response[DefinitionView]:
     return Response(view, status_code=status, headers={"ETag": f'"{view.version}"'})
 
 
-HANDLERS = [definitions, make, show, keep, forget, apply]
+HANDLERS = [
+    list_definitions,
+    create_definition,
+    get_definition,
+    put_definition,
+    delete_definition,
+    apply_definitions,
+]

@@ -1,4 +1,4 @@
-"""What callers send about flows: what controls them, groups, starts and answers."""
+"""Request bodies about flows: control tasks, groups, starts and inbox answers."""
 
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ KINDS: dict[str, type] = {
     "condition": Condition,
     "approval": Approval,
 }
-FLAT: dict[str, dict[str, str]] = {
+FLAT_FIELDS: dict[str, dict[str, str]] = {
     "foreach": {
         "foreach_items": "items",
         "foreach_template_task_id": "template",
@@ -38,15 +38,15 @@ FLAT: dict[str, dict[str, str]] = {
         "false_next_task_id": "on_false",
     },
 }
-"""Fields of a task that say what it controls, by kind, and what the model calls them."""
+"""Flat fields of `TaskBody` for control tasks, by kind, with their names in the model."""
 
 
-class Strict(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """What people write of flows: a name nobody knows is refused."""
+class StrictBody(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Body from a user or program: unknown fields are refused."""
 
 
-class ControlBody(Strict):
-    """What a task does for its flow; which fields it has depends on `kind`."""
+class ControlBody(StrictBody):
+    """A control task; which fields are allowed depends on `kind`."""
 
     kind: Literal["foreach", "goto", "condition", "approval"]
     items: Any = None
@@ -64,13 +64,15 @@ class ControlBody(Strict):
     on_reject: Literal["fail", "skip"] | None = None
 
     def control(self) -> Control:
-        """What the model calls it."""
-        given = {name: getattr(self, name) for name in self.__struct_fields__ if name != "kind"}
-        return made(self.kind, {name: each for name, each in given.items() if each is not None})
+        """Returns the control of the model; raises `Invalid` for a missing or extra field."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "kind"}
+        return build_control(
+            self.kind, {name: value for name, value in fields.items() if value is not None}
+        )
 
 
-class ApprovalBody(Strict):
-    """A person's yes or no that is waited for."""
+class ApprovalBody(StrictBody):
+    """An approval by a person."""
 
     message: str | None = None
     timeout_s: int | None = None
@@ -78,22 +80,22 @@ class ApprovalBody(Strict):
     on_reject: Literal["fail", "skip"] = "fail"
 
 
-class EscalationBody(Strict):
-    """What somebody is told who has to help."""
+class EscalationBody(StrictBody):
+    """Reason and advice for the person or agent that handles a failure."""
 
     reason: str
     prompt: str
 
 
-class ChildRef(Strict):
-    """A task or group by its key, with what it is."""
+class ChildRef(StrictBody):
+    """A reference to a task or group by its key, with its kind."""
 
     child_id: str
     kind: Literal["Task", "Group", "task", "group"] | None = None
 
 
-class GroupBody(Strict):
-    """A group to be: its children by key, in order."""
+class GroupBody(StrictBody):
+    """A group to define: its children by key, in order."""
 
     key: str | None = None
     id: str | None = None
@@ -108,20 +110,20 @@ class GroupBody(Strict):
     metadata: dict[str, Any] | None = None
     start: bool = False
     input: Any = None
-    """What its flow is started with, if it is."""
+    """The input of its flow; only with `start`."""
 
     def spec(self) -> GroupSpec:
-        """The definition of the group."""
-        key = one("key", key=self.key, id=self.id)
+        """Returns the definition of the group."""
+        key = single_value("key", key=self.key, id=self.id)
         if key is None:
-            raise Invalid("key is missing", field="key")
+            raise Invalid("key is required", field="key")
         if self.input is not None and not self.start:
-            raise Invalid("input is for a group that starts", field="input")
-        said = None if self.type is None else self.type.lower()
+            raise Invalid("input is allowed only with start: true", field="input")
+        order = None if self.type is None else self.type.lower()
         return GroupSpec(
             key=key,
-            title=one("title", title=self.title, name=self.name) or key,
-            order=one("type", type=said, order=self.order) or "sequential",
+            title=single_value("title", title=self.title, name=self.name) or key,
+            order=single_value("type", type=order, order=self.order) or "sequential",
             children=tuple(key_of(child) for child in self.children),
             next=None if self.next is None else key_of(self.next),
             join=self.join,
@@ -130,70 +132,72 @@ class GroupBody(Strict):
         )
 
 
-class StartBody(Strict):
-    """What to start a definition with."""
+class StartBody(StrictBody):
+    """Options to start a flow."""
 
     input: Any = None
     steps: int | None = None
-    """How many jumps the flow may make."""
+    """Maximum jumps (goto) of the flow."""
     priority: int | None = None
 
 
 class FlowBody(StartBody, kw_only=True):
-    """A definition to run."""
+    """A flow to start: the key of its definition."""
 
     key: str
 
 
-class RerunBody(Strict):
-    """How to run a flow again: from its beginning, or itself from what failed in it."""
+class RerunBody(StrictBody):
+    """How to run a flow again: as a new flow, or the same one from its failed tasks."""
 
     from_failed: bool = False
     steps: int | None = None
 
 
-class CommentBody(Strict):
-    """What a person says to it."""
+class CommentBody(StrictBody):
+    """A person's comment."""
 
     comment: str | None = None
 
 
 class ApproveBody(CommentBody):
-    """The same, with what a task may use from now on whose budget is used up."""
+    """A comment, and the new budget of a task whose budget is used up."""
 
     budget: Budget | None = None
 
 
-class AnswerBody(Strict):
-    """A person's answer."""
+class AnswerBody(StrictBody):
+    """A person's answer to an inbox item."""
 
     comment: str
 
 
-def key_of(said: str | ChildRef) -> str:
-    """The key that a reference has."""
-    return said if isinstance(said, str) else said.child_id
+def key_of(reference: str | ChildRef) -> str:
+    """Returns the key of a reference."""
+    return reference if isinstance(reference, str) else reference.child_id
 
 
-def one(field: str, **names: Any) -> Any:
-    """The value that was given under one of several names; two that differ are refused."""
-    given = {name: value for name, value in names.items() if value is not None}
-    values = list(given.values())
+def single_value(field: str, **values_by_name: Any) -> Any:
+    """Returns the value that is set under one of several names; raises `Invalid` if two differ."""
+    present = {name: value for name, value in values_by_name.items() if value is not None}
+    values = list(present.values())
     if any(value != values[0] for value in values[1:]):
-        raise Invalid(f"{' and '.join(given)} differ", field=field)
+        raise Invalid(f"{' and '.join(present)} differ", field=field)
     return values[0] if values else None
 
 
-def made(kind: str, given: dict[str, Any]) -> Control:
-    """The control of a kind from its fields; `Invalid` for one that is missing or not its own."""
-    known = KINDS[kind].__struct_fields__  # type: ignore[attr-defined]
-    for name in given:
-        if name not in known:
-            raise Invalid(f"a {kind} has no {camel(name)}", field=f"control.{camel(name)}")
+def build_control(kind: str, fields: dict[str, Any]) -> Control:
+    """Returns the control of a kind from its fields; raises `Invalid` for missing or extra ones."""
+    allowed = KINDS[kind].__struct_fields__  # type: ignore[attr-defined]
+    for name in fields:
+        if name not in allowed:
+            raise Invalid(
+                f"a {kind} task has no field {to_camel(name)}", field=f"control.{to_camel(name)}"
+            )
     try:
-        control: Control = msgspec.convert({"kind": kind, **given}, Control)
+        control: Control = msgspec.convert({"kind": kind, **fields}, Control)
     except msgspec.ValidationError as error:
-        raise Invalid(f"the {kind} of the task: {error}", field="control") from error
+        raise Invalid(f"invalid {kind} task: {error}", field="control") from error
     return control
 
 
@@ -203,23 +207,36 @@ def control_of(
     flat: dict[str, Any],
     kind: Kind | None,
 ) -> Control | None:
-    """What a task controls, however that was said; `Invalid` when it was said in two ways."""
-    found: list[Control] = [] if nested is None else [nested.control()]
+    """Returns the control of a task from nested or flat fields, if any.
+
+    Raises `Invalid` if there are several, or if `kind` does not match.
+    """
+    controls: list[Control] = [] if nested is None else [nested.control()]
     if approval is not None:
-        found.append(Approval(**msgspec.structs.asdict(approval)))
-    for name, names in FLAT.items():
-        given = {own: flat[said] for said, own in names.items() if flat[said] is not None}
-        if given:
-            found.append(made(name, given))
-    if len(found) > 1:
-        raise Invalid("a task controls its flow in one way only", field="control")
-    control = found[0] if found else None
-    there = "agent" if control is None else str(type(control).__struct_config__.tag)
-    if kind not in (None, there):
-        raise Invalid(f"kind is {kind}, but what is given makes it {there}", field="kind")
+        controls.append(Approval(**msgspec.structs.asdict(approval)))
+    for name, names in FLAT_FIELDS.items():
+        fields = {
+            field: flat[body_name]
+            for body_name, field in names.items()
+            if flat[body_name] is not None
+        }
+        if fields:
+            controls.append(build_control(name, fields))
+    if len(controls) > 1:
+        raise Invalid(
+            "a task can be only one kind of control task; remove the fields of the others",
+            field="control",
+        )
+    control = controls[0] if controls else None
+    actual_kind = "agent" if control is None else str(type(control).__struct_config__.tag)
+    if kind not in (None, actual_kind):
+        raise Invalid(
+            f"kind is {kind}, but the other fields are of kind {actual_kind}", field="kind"
+        )
     return control
 
 
-def camel(name: str) -> str:
+def to_camel(name: str) -> str:
+    """Returns a snake_case name in camelCase."""
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)

@@ -1,4 +1,4 @@
-"""Groups: define them, start them, look at their runs and control them."""
+"""Routes for groups: define and start them, list, read and control their runs."""
 
 from typing import Annotated
 from uuid import UUID
@@ -9,132 +9,159 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from tenuto.api.routes.bodies import ReasonBody
 from tenuto.api.routes.flow_bodies import GroupBody, StartBody
-from tenuto.api.routes.flows import Format, Named, begun, drawn, reason_of
-from tenuto.api.routes.tasks import Key, Limit, count_submit
+from tenuto.api.routes.flows import (
+    GraphFormat,
+    KeyFilter,
+    created_flow_response,
+    graph_response,
+    reason_of,
+)
+from tenuto.api.routes.tasks import IdempotencyKey, Limit, count_submit
 from tenuto.api.service import InjectedContext
 from tenuto.engine.flows.definitions import DefinitionView
 from tenuto.engine.flows.graph import GraphView
-from tenuto.engine.flows.start import input_text
+from tenuto.engine.flows.start import encode_input
 from tenuto.engine.flows.views import FlowView, GroupPage, GroupView
 from tenuto.model.errors import Conflict, NotFound
 
 
 class CreatedGroup(msgspec.Struct, frozen=True):
-    """A group that is defined, and its flow if it was started."""
+    """The definition of a new group, and its flow if the group was started."""
 
     definition: DefinitionView
     flow: FlowView | None = None
 
 
 @post("/groups")
-async def create(desk: InjectedContext, data: JSONBody[GroupBody], key: Key = None) -> CreatedGroup:
-    """Define a group and, with `start`, run it; a key that is taken is refused."""
-    del key  # the guard has seen to it
+async def create_group(
+    ctx: InjectedContext, data: JSONBody[GroupBody], key: IdempotencyKey = None
+) -> CreatedGroup:
+    """Defines a group and, with `start`, starts a flow of it.
+
+    A key that has a definition already is refused.
+    """
+    del key  # the guard handles it
     spec = data.spec()
-    if data.start:  # it can start, or nothing is defined either
-        await desk.engine.flows.plan(spec.key, {spec.key: spec})
-        input_text(data.input)
-        await count_submit(desk, 1)
-        await desk.engine.flows.check_room()
+    if data.start:  # check first that it can start; otherwise define nothing
+        await ctx.engine.flows.build_plan(spec.key, {spec.key: spec})
+        encode_input(data.input)
+        await count_submit(ctx, 1)
+        await ctx.engine.flows.check_quota()
     try:
-        definition = await desk.engine.definitions.put(spec, 0)
+        definition = await ctx.engine.definitions.put(spec, 0)
     except Conflict as error:
         if error.code != "version_conflict":
             raise
-        raise Conflict(f"there is a definition {spec.key!r} already", "name_taken") from error
+        raise Conflict(
+            f"a definition {spec.key!r} exists already; choose another key", "name_taken"
+        ) from error
     if not data.start:
         return CreatedGroup(definition)
-    flow = await desk.engine.flows.start(spec.key, data.input)
-    return CreatedGroup(definition, await desk.engine.flow_views.show(flow))
+    flow = await ctx.engine.flows.start(spec.key, data.input)
+    return CreatedGroup(definition, await ctx.engine.flow_views.show(flow))
 
 
 @get("/groups")
-async def find(
-    desk: InjectedContext,
+async def list_groups(
+    ctx: InjectedContext,
     status: FromQuery[str | None] = None,
-    key: Named = None,
+    key: KeyFilter = None,
     flow: Annotated[UUID | None, QueryParameter(name="flowId")] = None,
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
 ) -> GroupPage:
-    """Runs of groups, newest first."""
-    return await desk.engine.flow_views.groups(status, key, flow, limit, cursor)
+    """Returns runs of groups, newest first."""
+    return await ctx.engine.flow_views.groups(status, key, flow, limit, cursor)
 
 
 @get("/groups/{group_id:str}")
-async def show(desk: InjectedContext, group_id: FromPath[str]) -> GroupView:
-    """One run of a group, by its id; by a key, the newest run of it."""
-    return await _shown(desk, await _run(desk, group_id))
+async def get_group(ctx: InjectedContext, group_id: FromPath[str]) -> GroupView:
+    """Returns one run of a group, by its id; for a key, the newest run of that group."""
+    return await _group_view(ctx, await _find_run(ctx, group_id))
 
 
 @get("/groups/{group_id:str}/graph")
-async def graph(
-    desk: InjectedContext, group_id: FromPath[str], wanted: Format = "json"
+async def get_group_graph(
+    ctx: InjectedContext, group_id: FromPath[str], graph_format: GraphFormat = "json"
 ) -> Response[GraphView]:
-    """What was made in a run of a group and what is to come, as nodes and edges or Mermaid text."""
-    run = await _run(desk, group_id)
-    return drawn(await desk.engine.flow_views.group_graph(run), wanted)
+    """Returns the activated and planned parts of a group run: nodes and edges, or Mermaid text."""
+    run = await _find_run(ctx, group_id)
+    return graph_response(await ctx.engine.flow_views.group_graph(run), graph_format)
 
 
 @post("/groups/{group_id:str}/start")
-async def start(
-    desk: InjectedContext,
+async def start_group(
+    ctx: InjectedContext,
     group_id: FromPath[str],
     data: JSONBody[StartBody | None] = None,
-    key: Key = None,
+    key: IdempotencyKey = None,
 ) -> Response[FlowView]:
-    """Run a group by its key, or that of which an id is a run; repeated with one key, once."""
-    del key  # the guard has seen to it
-    wish = data or StartBody()
-    await count_submit(desk, 1)
-    named = await _key(desk, group_id)
-    if (await desk.engine.definitions.get(named)).kind != "group":
+    """Starts a flow of a group, given by its key or by the id of one of its runs.
+
+    A request repeated with the same `Idempotency-Key` starts one flow only.
+    """
+    del key  # the guard handles it
+    body = data or StartBody()
+    await count_submit(ctx, 1)
+    definition_key = await _definition_key(ctx, group_id)
+    if (await ctx.engine.definitions.get(definition_key)).kind != "group":
         raise NotFound(f"no group {group_id}")
-    flow = await desk.engine.flows.start(
-        named, wish.input, steps=wish.steps, priority=wish.priority
+    flow = await ctx.engine.flows.start(
+        definition_key, body.input, steps=body.steps, priority=body.priority
     )
-    return await begun(desk, flow)
+    return await created_flow_response(ctx, flow)
 
 
 @post("/groups/{group_id:str}/cancel", status_code=200)
-async def cancel(
-    desk: InjectedContext, group_id: FromPath[str], data: JSONBody[ReasonBody | None] = None
+async def cancel_group(
+    ctx: InjectedContext, group_id: FromPath[str], data: JSONBody[ReasonBody | None] = None
 ) -> GroupView:
-    """End a run of a group with all that is open in it; running sessions are killed first."""
-    run = await _run(desk, group_id)
-    await desk.engine.flows.cancel_group(run, reason_of(data))
-    return await _shown(desk, run)
+    """Cancels a group run with all its open tasks and groups; running sessions are killed first."""
+    run = await _find_run(ctx, group_id)
+    await ctx.engine.flows.cancel_group(run, reason_of(data))
+    return await _group_view(ctx, run)
 
 
 @post("/groups/{group_id:str}/pause", status_code=200)
-async def pause(desk: InjectedContext, group_id: FromPath[str]) -> GroupView:
-    """Hold everything of a run of a group."""
-    run = await _run(desk, group_id)
-    await desk.engine.flows.pause_group(run)
-    return await _shown(desk, run)
+async def pause_group(ctx: InjectedContext, group_id: FromPath[str]) -> GroupView:
+    """Pauses all tasks of a group run."""
+    run = await _find_run(ctx, group_id)
+    await ctx.engine.flows.pause_group(run)
+    return await _group_view(ctx, run)
 
 
 @post("/groups/{group_id:str}/resume", status_code=200)
-async def resume(desk: InjectedContext, group_id: FromPath[str]) -> GroupView:
-    """Let a paused run of a group go on."""
-    run = await _run(desk, group_id)
-    await desk.engine.flows.resume_group(run)
-    return await _shown(desk, run)
+async def resume_group(ctx: InjectedContext, group_id: FromPath[str]) -> GroupView:
+    """Resumes a paused group run."""
+    run = await _find_run(ctx, group_id)
+    await ctx.engine.flows.resume_group(run)
+    return await _group_view(ctx, run)
 
 
-async def _run(desk: InjectedContext, name: str) -> UUID:
-    return await desk.engine.flow_views.find_group(name)
+async def _find_run(ctx: InjectedContext, name: str) -> UUID:
+    """Returns the id of the group run with this id, or of the newest run with this key."""
+    return await ctx.engine.flow_views.find_group(name)
 
 
-async def _key(desk: InjectedContext, name: str) -> str:
+async def _definition_key(ctx: InjectedContext, name: str) -> str:
+    """Returns the key of the group run with this id; a text that is no id is the key itself."""
     try:
-        return (await desk.engine.flow_views.group(UUID(name))).key
+        return (await ctx.engine.flow_views.group(UUID(name))).key
     except ValueError:
         return name
 
 
-async def _shown(desk: InjectedContext, run: UUID) -> GroupView:
-    return await desk.engine.flow_views.group(run)
+async def _group_view(ctx: InjectedContext, run: UUID) -> GroupView:
+    return await ctx.engine.flow_views.group(run)
 
 
-HANDLERS = [create, find, show, graph, start, cancel, pause, resume]
+HANDLERS = [
+    create_group,
+    list_groups,
+    get_group,
+    get_group_graph,
+    start_group,
+    cancel_group,
+    pause_group,
+    resume_group,
+]

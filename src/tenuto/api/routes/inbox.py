@@ -1,4 +1,4 @@
-"""The inbox: what waits for people, and their answers."""
+"""Routes for the inbox: approvals and questions that wait for a person."""
 
 from typing import Annotated, Literal
 from uuid import UUID
@@ -14,82 +14,89 @@ from tenuto.engine.agents.inbox import InboxItem
 from tenuto.model.errors import Forbidden
 from tenuto.model.limits.budgets import Budget
 
-Status = Annotated[
+ItemStatus = Annotated[
     Literal["OPEN", "APPROVED", "REJECTED", "ANSWERED", "EXPIRED"] | None,
     QueryParameter(name="status"),
 ]
 
 
 class InboxPage(msgspec.Struct, frozen=True, rename="camel"):
-    """What people were asked, newest first, and where the next items begin."""
+    """A page of inbox items, newest first, and the cursor of the next page."""
 
     items: list[InboxItem]
     next_cursor: UUID | None = None
 
 
 @get("/inbox")
-async def find(
-    desk: InjectedContext,
-    status: Status = None,
+async def list_inbox_items(
+    ctx: InjectedContext,
+    status: ItemStatus = None,
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
 ) -> InboxPage:
-    """What people were asked, newest first; with `status=OPEN` what still waits for an answer."""
-    items = await desk.engine.inbox.list(status, limit, cursor)
+    """Returns inbox items, newest first; with `status=OPEN` only those that wait for an answer."""
+    items = await ctx.engine.inbox.list(status, limit, cursor)
     return InboxPage(items, items[-1].id if len(items) == limit else None)
 
 
 @get("/inbox/{item_id:uuid}")
-async def show(desk: InjectedContext, item_id: FromPath[UUID]) -> InboxItem:
-    """One item."""
-    return await desk.engine.inbox.show(item_id)
+async def get_inbox_item(ctx: InjectedContext, item_id: FromPath[UUID]) -> InboxItem:
+    """Returns one inbox item."""
+    return await ctx.engine.inbox.show(item_id)
 
 
 @post("/inbox/{item_id:uuid}/approve", status_code=200)
-async def approve(
-    desk: InjectedContext, item_id: FromPath[UUID], data: JSONBody[ApproveBody | None] = None
+async def approve_inbox_item(
+    ctx: InjectedContext, item_id: FromPath[UUID], data: JSONBody[ApproveBody | None] = None
 ) -> InboxItem:
-    """Say yes; the first answer counts, and the task goes on by it."""
+    """Approves an item; the first answer counts, and the task continues."""
     budget = None if data is None else data.budget
-    return await _answered(desk, item_id, data, approve=True, budget=budget)
+    return await _resolve_item(ctx, item_id, data, approve=True, budget=budget)
 
 
 @post("/inbox/{item_id:uuid}/reject", status_code=200)
-async def reject(
-    desk: InjectedContext, item_id: FromPath[UUID], data: JSONBody[CommentBody | None] = None
+async def reject_inbox_item(
+    ctx: InjectedContext, item_id: FromPath[UUID], data: JSONBody[CommentBody | None] = None
 ) -> InboxItem:
-    """Say no; the first answer counts, and the task fails or is skipped by it."""
-    return await _answered(desk, item_id, data, approve=False)
+    """Rejects an item; the first answer counts, and the task fails or is skipped."""
+    return await _resolve_item(ctx, item_id, data, approve=False)
 
 
 @post("/inbox/{item_id:uuid}/answer", status_code=200)
-async def answer(
-    desk: InjectedContext, item_id: FromPath[UUID], data: JSONBody[AnswerBody]
+async def answer_inbox_item(
+    ctx: InjectedContext, item_id: FromPath[UUID], data: JSONBody[AnswerBody]
 ) -> InboxItem:
-    """Answer an item that asks for no yes or no."""
-    _check_person(desk)
-    await desk.engine.inbox.dismiss(item_id, data.comment)
-    return await desk.engine.inbox.show(item_id)
+    """Answers an item that needs no approval; the comment is the answer."""
+    _check_person(ctx)
+    await ctx.engine.inbox.dismiss(item_id, data.comment)
+    return await ctx.engine.inbox.show(item_id)
 
 
-async def _answered(
-    desk: InjectedContext,
+async def _resolve_item(
+    ctx: InjectedContext,
     item: UUID,
     data: CommentBody | None,
     *,
     approve: bool,
     budget: Budget | None = None,
 ) -> InboxItem:
-    _check_person(desk)
+    """Approves or rejects an item, and returns it."""
+    _check_person(ctx)
     comment = None if data is None else data.comment
-    await desk.engine.inbox.answer(item, approve=approve, comment=comment, budget=budget)
-    return await desk.engine.inbox.show(item)
+    await ctx.engine.inbox.answer(item, approve=approve, comment=comment, budget=budget)
+    return await ctx.engine.inbox.show(item)
 
 
-def _check_person(desk: InjectedContext) -> None:
-    """Agents do not answer for people, whatever else their token may do."""
-    if desk.caller.agent is not None:
-        raise Forbidden("an agent's token does not allow it")
+def _check_person(ctx: InjectedContext) -> None:
+    """Raises `Forbidden` for an agent's token: agents cannot answer for a person."""
+    if ctx.caller.agent is not None:
+        raise Forbidden("an agent's token cannot answer inbox items; use a user's token")
 
 
-HANDLERS = [find, show, approve, reject, answer]
+HANDLERS = [
+    list_inbox_items,
+    get_inbox_item,
+    approve_inbox_item,
+    reject_inbox_item,
+    answer_inbox_item,
+]

@@ -1,4 +1,4 @@
-"""Gates: what people hold back, and the rates that all workers share."""
+"""Routes for pauses (gates) and for rate limits that all workers share."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -7,32 +7,32 @@ import msgspec
 from litestar import delete, get, post, put
 from litestar.params import FromPath, JSONBody
 
-from tenuto.api.routes.bodies import Written
+from tenuto.api.routes.flow_bodies import StrictBody
 from tenuto.api.service import InjectedContext
 from tenuto.engine.limits.pauses import PauseView
 from tenuto.engine.limits.rate_limits import RateLimitView
 from tenuto.model.errors import Invalid, NotFound
-from tenuto.model.limits.pauses import EVERYTHING, KINDS, GateKind
+from tenuto.model.limits.pauses import KINDS, WORKSPACE_SUBJECT, PauseKind
 from tenuto.model.limits.rate_limits import RateLimit
 
 
-class PauseBody(Written):
-    """What to hold back: a lane by its number, an agent by its name, a type, or the workspace."""
+class PauseBody(StrictBody):
+    """What to pause: a lane by its id, an agent by its name, a task type, or the workspace."""
 
-    kind: GateKind
+    kind: PauseKind
     subject: str | None = None
     reason: str | None = None
     until: datetime | None = None
 
 
 class PauseList(msgspec.Struct, frozen=True, rename="camel"):
-    """What is held back."""
+    """The active pauses."""
 
     gates: Sequence[PauseView]
 
 
-class RateLimitBody(Written):
-    """What is limited, and to how much a minute; no provider, model or account: any."""
+class RateLimitBody(StrictBody):
+    """A rate limit per minute; without a provider, model or account it applies to any."""
 
     provider: str | None = None
     model: str | None = None
@@ -42,55 +42,65 @@ class RateLimitBody(Written):
 
 
 class RateLimitList(msgspec.Struct, frozen=True, rename="camel"):
-    """The limits by name."""
+    """The rate limits by name."""
 
     rate_limits: Sequence[RateLimitView]
 
 
 @get("/gates")
-async def gates(desk: InjectedContext) -> PauseList:
-    """What is held back now."""
-    return PauseList(await desk.engine.gates.list())
+async def list_pauses(ctx: InjectedContext) -> PauseList:
+    """Returns the active pauses."""
+    return PauseList(await ctx.engine.gates.list())
 
 
 @post("/gates")
-async def close(desk: InjectedContext, data: JSONBody[PauseBody]) -> PauseView:
-    """Let nobody claim what is meant, from now on; what runs goes on."""
+async def create_pause(ctx: InjectedContext, data: JSONBody[PauseBody]) -> PauseView:
+    """Pauses claims for a lane, agent, task type or workspace; running tasks continue."""
     if data.subject is None and data.kind != "workspace":
-        raise Invalid("name what to pause", field="subject")
-    subject = EVERYTHING if data.subject is None else data.subject
-    return await desk.engine.gates.close(data.kind, subject, data.reason, data.until)
+        raise Invalid(
+            "subject is required: a lane id, an agent name or a task type", field="subject"
+        )
+    subject = WORKSPACE_SUBJECT if data.subject is None else data.subject
+    return await ctx.engine.gates.close(data.kind, subject, data.reason, data.until)
 
 
 @delete("/gates/{kind:str}/{subject:path}")
-async def reopen(desk: InjectedContext, kind: FromPath[str], subject: FromPath[str]) -> None:
-    """Let what was held back go on."""
-    for known in KINDS:
-        if kind == known:
-            # A type may hold slashes: the subject is the rest of the path, which begins with one.
-            await desk.engine.gates.open(known, subject.removeprefix("/"))
+async def delete_pause(ctx: InjectedContext, kind: FromPath[str], subject: FromPath[str]) -> None:
+    """Ends a pause."""
+    for known_kind in KINDS:
+        if kind == known_kind:
+            # A task type may contain slashes: the subject is the rest of the path, with a slash.
+            await ctx.engine.gates.open(known_kind, subject.removeprefix("/"))
             return
-    raise NotFound("that is not paused")
+    name = subject.removeprefix("/")
+    raise NotFound(f'{kind} {name} is not paused; "orchestrate pause" lists all pauses')
 
 
 @get("/rate-limits")
-async def rate_limits(desk: InjectedContext) -> RateLimitList:
-    """The limits by name, with what is left of them."""
-    return RateLimitList(await desk.engine.rate_limits.list())
+async def list_rate_limits(ctx: InjectedContext) -> RateLimitList:
+    """Returns the rate limits by name, with their remaining capacity."""
+    return RateLimitList(await ctx.engine.rate_limits.list())
 
 
 @put("/rate-limits/{name:str}")
-async def limit(
-    desk: InjectedContext, name: FromPath[str], data: JSONBody[RateLimitBody]
+async def put_rate_limit(
+    ctx: InjectedContext, name: FromPath[str], data: JSONBody[RateLimitBody]
 ) -> RateLimitView:
-    """Keep a limit under its name, in place of any other."""
-    return await desk.engine.rate_limits.put(RateLimit(name=name, **msgspec.structs.asdict(data)))
+    """Creates or replaces the rate limit of this name."""
+    return await ctx.engine.rate_limits.put(RateLimit(name=name, **msgspec.structs.asdict(data)))
 
 
 @delete("/rate-limits/{name:str}")
-async def unlimit(desk: InjectedContext, name: FromPath[str]) -> None:
-    """Forget a limit."""
-    await desk.engine.rate_limits.delete(name)
+async def delete_rate_limit(ctx: InjectedContext, name: FromPath[str]) -> None:
+    """Deletes a rate limit."""
+    await ctx.engine.rate_limits.delete(name)
 
 
-HANDLERS = [gates, close, reopen, rate_limits, limit, unlimit]
+HANDLERS = [
+    list_pauses,
+    create_pause,
+    delete_pause,
+    list_rate_limits,
+    put_rate_limit,
+    delete_rate_limit,
+]

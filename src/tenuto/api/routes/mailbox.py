@@ -1,4 +1,4 @@
-"""Mailboxes: what is said to agents, and how they take it."""
+"""Routes for mailboxes: send messages to agents, and dequeue them."""
 
 from typing import Annotated, Any
 from uuid import UUID
@@ -7,15 +7,16 @@ from litestar import get, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from tenuto.api.routes.agent_protocol import check_current
-from tenuto.api.routes.bodies import LenientBody, Written
+from tenuto.api.routes.bodies import LenientBody
+from tenuto.api.routes.flow_bodies import StrictBody
 from tenuto.api.routes.tasks import Limit
 from tenuto.api.service import InjectedContext
 from tenuto.engine.agents.mailbox import Message, MessageBatch, MessagePage
 from tenuto.model.agents.messages import NewMessage
 
 
-class MessageBody(Written, kw_only=True):
-    """What is said to an agent."""
+class MessageBody(StrictBody, kw_only=True):
+    """A message to an agent."""
 
     kind: str
     body: Any = None
@@ -25,47 +26,50 @@ class MessageBody(Written, kw_only=True):
 
 
 class DequeueBody(LenientBody):
-    """How many messages an agent takes; `batch_id` makes it one taking though it be repeated."""
+    """How many messages to dequeue; with `batchId` a repeated request returns the same messages."""
 
     limit: int = 100
     batch_id: UUID | None = None
 
 
 @get("/agents/{agent_id:uuid}/messages")
-async def find(
-    desk: InjectedContext,
+async def list_messages(
+    ctx: InjectedContext,
     agent_id: FromPath[UUID],
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
     waiting: Annotated[bool, QueryParameter(name="waiting")] = True,
 ) -> MessagePage:
-    """What waits for the agent, oldest first; with `waiting=false` also what it took lately."""
-    return await desk.engine.mailboxes.page(agent_id, limit, cursor, waiting=waiting)
+    """Returns the agent's waiting messages, oldest first.
+
+    With `waiting=false` recently dequeued messages are included.
+    """
+    return await ctx.engine.mailboxes.page(agent_id, limit, cursor, waiting=waiting)
 
 
 @post("/agents/{agent_id:uuid}/messages")
-async def send(
-    desk: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[MessageBody]
+async def send_message(
+    ctx: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[MessageBody]
 ) -> Message:
-    """Say something to the agent; with a `clientMessageId`, once though it be repeated."""
-    new = NewMessage(
+    """Sends a message to the agent; a repeated `clientMessageId` sends it only once."""
+    message = NewMessage(
         kind=data.kind,
         body=data.body,
         scope_key=data.scope_key,
         coalescable=data.coalescable,
         client_message_id=data.client_message_id,
     )
-    return await desk.engine.mailboxes.send(agent_id, new)
+    return await ctx.engine.mailboxes.send(agent_id, message)
 
 
 @post("/agents/{agent_id:uuid}/messages/dequeue", status_code=200)
-async def dequeue(
-    desk: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[DequeueBody | None] = None
+async def dequeue_messages(
+    ctx: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[DequeueBody | None] = None
 ) -> MessageBatch:
-    """Take the oldest messages out of the mailbox, each once."""
-    wish = data or DequeueBody()
-    await check_current(desk)
-    return await desk.engine.mailboxes.take(agent_id, wish.limit, wish.batch_id)
+    """Dequeues the oldest messages of the mailbox, each once."""
+    body = data or DequeueBody()
+    await check_current(ctx)
+    return await ctx.engine.mailboxes.dequeue(agent_id, body.limit, body.batch_id)
 
 
-HANDLERS = [find, send, dequeue]
+HANDLERS = [list_messages, send_message, dequeue_messages]

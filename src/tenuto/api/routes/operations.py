@@ -1,4 +1,4 @@
-"""Operating: health, statistics, the coordinator."""
+"""Routes for operations: health, statistics, workers and the coordinator."""
 
 from datetime import datetime
 from typing import Any
@@ -9,12 +9,12 @@ from litestar import Request, Response, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from tenuto.api.routes.bodies import RecoverBody
-from tenuto.api.routes.tasks import Limit, Lines
+from tenuto.api.routes.tasks import Limit, LogPage
 from tenuto.api.service import InjectedContext, RequestContext, service_of
 from tenuto.coordinator.coordinator import NAME
-from tenuto.engine.agents.gateways import worst
+from tenuto.engine.agents.gateways import worst_status
 from tenuto.engine.limits.budgets import UsageStats
-from tenuto.engine.operations.coordination import RecoverResult, happened
+from tenuto.engine.operations.coordination import RecoverResult, recent_logs
 from tenuto.engine.operations.coordination import recover as recover_now
 from tenuto.engine.tasks.maintenance import CycleReport
 from tenuto.engine.views import WorkerView
@@ -24,13 +24,13 @@ from tenuto.store.protocol import Statement
 
 
 class LivenessReply(msgspec.Struct, frozen=True):
-    """The process answers."""
+    """The status of the process."""
 
     status: str = "healthy"
 
 
 class CoordinatorHealth(msgspec.Struct, frozen=True, rename="camel"):
-    """Whether somebody repairs and promotes."""
+    """Whether a coordinator is active, and its last cycle."""
 
     active: bool
     last_cycle: datetime | None
@@ -38,7 +38,10 @@ class CoordinatorHealth(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Health(msgspec.Struct, frozen=True, rename="camel"):
-    """How the parts are. The broker is the database's own notification; of gateways the worst."""
+    """Health of the components.
+
+    The broker is the database's own notification. `gateway` is the worst state of all gateways.
+    """
 
     status: str
     coordinator: CoordinatorHealth
@@ -46,11 +49,11 @@ class Health(msgspec.Struct, frozen=True, rename="camel"):
     valkey: str = "not configured"
     gateway: str = "not configured"
     down_since: datetime | None = None
-    """When this process first found the database unreachable, until it answers."""
+    """When this process first found the database unreachable; `null` if it is reachable."""
 
 
 class CoordinatorStats(msgspec.Struct, frozen=True, rename="camel"):
-    """How much there is to do, and who is there to do it."""
+    """Counts of open tasks and of agents."""
 
     pending_tasks: int
     running_tasks: int
@@ -59,7 +62,7 @@ class CoordinatorStats(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class CoordinatorStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Who coordinates since when, how its last cycle went, and who would take over."""
+    """The leading coordinator, its last cycle, and the standby coordinators."""
 
     active: bool
     instance_id: str | None = None
@@ -74,14 +77,14 @@ class CoordinatorStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel
     stats: CoordinatorStats
 
 
-class Workers(msgspec.Struct, frozen=True):
+class WorkerList(msgspec.Struct, frozen=True):
     """The workers of the workspace, newest first."""
 
     workers: list[WorkerView]
 
 
 class Stats(msgspec.Struct, frozen=True, rename="camel"):
-    """How many tasks there are, by status, and what models used."""
+    """Counts of tasks by status, workers and agents, and the usage of models."""
 
     tasks: dict[str, int]
     workers: int
@@ -90,93 +93,96 @@ class Stats(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @get("/health/live")
-async def live() -> LivenessReply:
-    """Whether the process answers."""
+async def get_liveness() -> LivenessReply:
+    """Returns 200 if the process is alive."""
     return LivenessReply()
 
 
 @get("/health/ready")
-async def ready(request: Request[Any, Any, Any]) -> Response[LivenessReply]:
-    """Whether requests can be served: the database answers."""
+async def get_readiness(request: Request[Any, Any, Any]) -> Response[LivenessReply]:
+    """Returns 200 if requests can be served, 503 if the database is unavailable."""
     service = service_of(request.scope)
     try:
-        await service.store.fetch(Statement("tokens_any"))
+        await service.store.fetch(Statement("tokens_exist"))
     except TenutoError:
         return Response(LivenessReply("unavailable"), status_code=503)
     return Response(LivenessReply())
 
 
 @get("/health/coordinator")
-async def coordinator_health(request: Request[Any, Any, Any]) -> Response[Health]:
-    """How the parts are."""
+async def get_coordinator_health(request: Request[Any, Any, Any]) -> Response[Health]:
+    """Returns the health of the coordinator, the database and the gateways.
+
+    The status is 503 if the database is unavailable.
+    """
     service = service_of(request.scope)
     try:
-        leader = await service.system.leader(NAME)
-        gateway = worst(await service.gateways.states(), service.clock.now())
+        leader = await service.maintenance.leader(NAME)
+        gateway = worst_status(await service.gateways.states(), service.clock.now())
     except TenutoError:
         service.down_since = service.down_since or service.clock.now()
-        part = CoordinatorHealth(active=False, last_cycle=None, cycle_count=0)
-        health = Health("unavailable", part, "unreachable", down_since=service.down_since)
+        coordinator = CoordinatorHealth(active=False, last_cycle=None, cycle_count=0)
+        health = Health("unavailable", coordinator, "unreachable", down_since=service.down_since)
         return Response(health, status_code=503)
     service.down_since = None
     active = leader is not None and leader.until > service.clock.now()
-    part = CoordinatorHealth(
+    coordinator = CoordinatorHealth(
         active=active,
         last_cycle=leader.seen_at if leader else None,
         cycle_count=leader.cycles if leader else 0,
     )
     status = "healthy" if active else "degraded"
-    return Response(Health(status, part, "connected", gateway=gateway))
+    return Response(Health(status, coordinator, "connected", gateway=gateway))
 
 
 @get("/stats")
-async def stats(desk: InjectedContext) -> Stats:
-    """How many tasks, workers and agents the workspace has."""
-    query = desk.engine.query
-    counts = await query.counts(desk.workspace)
-    workers = await query.workers(desk.workspace)
-    agents = await query.agents(desk.workspace)
+async def get_stats(ctx: InjectedContext) -> Stats:
+    """Returns counts of tasks, workers and agents of the workspace, and its usage."""
+    query = ctx.engine.query
+    counts = await query.counts(ctx.workspace)
+    workers = await query.workers(ctx.workspace)
+    agents = await query.agents(ctx.workspace)
     alive = sum(1 for row in workers if row["status"] in ("RUNNING", "DRAINING"))
-    return Stats(counts, alive, len(agents), await desk.engine.spending())
+    return Stats(counts, alive, len(agents), await ctx.engine.spending())
 
 
 @get("/workers")
-async def workers(desk: InjectedContext) -> Workers:
-    """The workers of the workspace."""
-    return Workers(list(await desk.engine.workers()))
+async def list_workers(ctx: InjectedContext) -> WorkerList:
+    """Returns the workers of the workspace."""
+    return WorkerList(list(await ctx.engine.workers()))
 
 
 @post("/workers/{worker_id:str}/drain", status_code=200)
-async def drain(desk: InjectedContext, worker_id: FromPath[str]) -> WorkerView:
-    """Ask a worker to take no more tasks, finish or give back what it runs, and end."""
-    await desk.engine.drain_worker(worker_id)
-    found = {each.id: each for each in await desk.engine.workers()}
-    if worker_id not in found:
-        raise NotFound(f"no worker {worker_id!r} is at work")
-    return found[worker_id]
+async def drain_worker(ctx: InjectedContext, worker_id: FromPath[str]) -> WorkerView:
+    """Drains a worker: it claims no more tasks, finishes or releases its tasks, and exits."""
+    await ctx.engine.drain_worker(worker_id)
+    workers = {worker.id: worker for worker in await ctx.engine.workers()}
+    if worker_id not in workers:
+        raise NotFound(f"no running worker {worker_id!r}")
+    return workers[worker_id]
 
 
 @get("/coordinator/status")
-async def coordinator_status(desk: InjectedContext) -> CoordinatorStatus:
-    """Who coordinates, and what there is to do in this workspace."""
-    system = desk.service.system
+async def get_coordinator_status(ctx: InjectedContext) -> CoordinatorStatus:
+    """Returns the leading coordinator, the standbys, and the open work of this workspace."""
+    system = ctx.service.maintenance
     leader = await system.leader(NAME)
-    counts = await desk.engine.query.counts(desk.workspace)
-    agents = await desk.registry.page(None, 1000)
+    counts = await ctx.engine.query.counts(ctx.workspace)
+    agents = await ctx.agents.page(None, 1000)
     stale = sum(1 for agent in agents if agent.status == "STALE")
     healthy = sum(1 for agent in agents if agent.status in ("IDLE", "WORKING"))
     running = counts["RUNNING"] + counts["ASSIGNED"]
-    plain = CoordinatorStatus(
+    inactive = CoordinatorStatus(
         active=False,
-        workspaces=[desk.workspace],
+        workspaces=[ctx.workspace],
         standby=await system.standbys(NAME),
         stats=CoordinatorStats(counts["PENDING"], running, healthy, stale),
     )
     if leader is None:
-        return plain
+        return inactive
     return msgspec.structs.replace(
-        plain,
-        active=leader.until > desk.service.clock.now(),
+        inactive,
+        active=leader.until > ctx.service.clock.now(),
         instance_id=leader.holder,
         last_heartbeat=leader.seen_at,
         epoch=leader.epoch,
@@ -187,36 +193,46 @@ async def coordinator_status(desk: InjectedContext) -> CoordinatorStatus:
     )
 
 
-async def _within(desk: RequestContext, asked: UUID | None) -> RequestContext:
-    """The means of the same caller in the workspace that it asks for; its own if it names none."""
-    if asked in (None, desk.workspace):
-        return desk
-    caller = await desk.service.callers.of(desk.token, asked)
-    if caller.workspace != asked or not caller.may(Role.ADMIN, "admin"):
-        raise Forbidden("no such workspace of yours")
-    return desk.service.request_context(caller, desk.token)
+async def _context_in_workspace(ctx: RequestContext, workspace: UUID | None) -> RequestContext:
+    """Returns the caller's context in the requested workspace; `ctx` itself if none is given.
+
+    Raises `Forbidden` unless the caller is an ADMIN there.
+    """
+    if workspace in (None, ctx.workspace):
+        return ctx
+    caller = await ctx.service.token_cache.caller_of(ctx.token, workspace)
+    if caller.workspace != workspace or not caller.may(Role.ADMIN, "admin"):
+        raise Forbidden(f"the token has no access to workspace {workspace}")
+    return ctx.service.request_context(caller, ctx.token)
 
 
 @post("/coordinator/recover", status_code=200)
-async def recover(
-    desk: InjectedContext, data: JSONBody[RecoverBody | None] = None
+async def recover_workspace(
+    ctx: InjectedContext, data: JSONBody[RecoverBody | None] = None
 ) -> RecoverResult:
-    """Look for expired leases and due timers of one workspace now, not at the next tick."""
-    own = await _within(desk, data.workspace_id if data is not None else None)
-    return await recover_now(own.engine.system, own.caller.actor, own.workspace)
+    """Handles expired leases and due timers of one workspace now, not in the next cycle."""
+    target = await _context_in_workspace(ctx, data.workspace_id if data is not None else None)
+    return await recover_now(target.engine.system, target.caller.actor, target.workspace)
 
 
 @get("/coordinator/logs")
-async def coordinator_logs(
-    desk: InjectedContext,
+async def list_coordinator_logs(
+    ctx: InjectedContext,
     workspace: FromQuery[UUID | None] = None,
     level: FromQuery[str] = "WARN",
     limit: Limit = 100,
-) -> Lines:
-    """The newest events of at least that level: the workspace's, and the coordinators' own."""
-    own = await _within(desk, workspace)
-    return Lines(await happened(own.engine, level, limit))
+) -> LogPage:
+    """Returns the newest events of at least `level`: of the workspace and of the coordinators."""
+    target = await _context_in_workspace(ctx, workspace)
+    return LogPage(await recent_logs(target.engine, level, limit))
 
 
-PUBLIC = [live, ready, coordinator_health]
-HANDLERS = [stats, workers, drain, coordinator_status, recover, coordinator_logs]
+PUBLIC = [get_liveness, get_readiness, get_coordinator_health]
+HANDLERS = [
+    get_stats,
+    list_workers,
+    drain_worker,
+    get_coordinator_status,
+    recover_workspace,
+    list_coordinator_logs,
+]

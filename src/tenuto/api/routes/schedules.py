@@ -1,4 +1,4 @@
-"""Schedules: make, look, change, hold and forget what is started by time."""
+"""Routes for schedules, which start flows by time."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -8,8 +8,8 @@ import msgspec
 from litestar import delete, get, patch, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from tenuto.api.routes.bodies import Written
-from tenuto.api.routes.tasks import IfMatch, Key, Limit, count_submit, version_of
+from tenuto.api.routes.flow_bodies import StrictBody
+from tenuto.api.routes.tasks import IdempotencyKey, IfMatch, Limit, count_submit, version_of
 from tenuto.api.service import InjectedContext
 from tenuto.engine.schedules.schedules import (
     ScheduleChange,
@@ -19,12 +19,12 @@ from tenuto.engine.schedules.schedules import (
 )
 from tenuto.model import bounds
 
-Named = Annotated[str | None, QueryParameter(max_length=bounds.MAX_NAME)]
+NameFilter = Annotated[str | None, QueryParameter(max_length=bounds.MAX_NAME)]
 Count = Annotated[int, QueryParameter(ge=1, le=bounds.MAX_PAGE)]
 
 
-class ScheduleBody(Written):
-    """A schedule to be: `target` is the key of a definition, `input` what its flows start with."""
+class ScheduleBody(StrictBody):
+    """A schedule to create; `target` is the key of a definition, `input` the input of its flows."""
 
     name: str
     target: str
@@ -32,8 +32,8 @@ class ScheduleBody(Written):
     input: Any = None
 
 
-class SchedulePatch(Written):
-    """What may be changed of a schedule."""
+class SchedulePatch(StrictBody):
+    """Changes of a schedule; fields that are not set stay as they are."""
 
     target: str | msgspec.UnsetType = msgspec.UNSET
     schedule: ScheduleTimes | msgspec.UnsetType = msgspec.UNSET
@@ -41,75 +41,90 @@ class SchedulePatch(Written):
 
 
 class NextTimes(msgspec.Struct, frozen=True):
-    """Times to come."""
+    """The next times of a schedule."""
 
     times: list[datetime]
 
 
 @get("/schedules")
-async def schedules(
-    desk: InjectedContext,
-    name: Named = None,
+async def list_schedules(
+    ctx: InjectedContext,
+    name: NameFilter = None,
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
 ) -> SchedulePage:
-    """What is started by time, newest first."""
-    return await desk.engine.schedules.page(limit, cursor, name)
+    """Returns schedules, newest first."""
+    return await ctx.engine.schedules.page(limit, cursor, name)
 
 
 @post("/schedules")
-async def make(
-    desk: InjectedContext, data: JSONBody[ScheduleBody], key: Key = None
+async def create_schedule(
+    ctx: InjectedContext, data: JSONBody[ScheduleBody], key: IdempotencyKey = None
 ) -> ScheduleView:
-    """Start a definition by time from now on; an immediate schedule starts it with this."""
-    del key  # the guard has seen to it
+    """Creates a schedule, which starts flows of a definition from now on.
+
+    A schedule of type `immediate` starts its flow with this request. A request repeated with the
+    same `Idempotency-Key` creates one schedule only.
+    """
+    del key  # the guard handles it
     if data.schedule.type == "immediate":
-        await count_submit(desk, 1)
+        await count_submit(ctx, 1)
     spec = data.schedule.spec()
-    return await desk.engine.schedules.create(data.name, data.target, spec, data.input)
+    return await ctx.engine.schedules.create(data.name, data.target, spec, data.input)
 
 
 @get("/schedules/{schedule_id:uuid}")
-async def show(desk: InjectedContext, schedule_id: FromPath[UUID]) -> ScheduleView:
-    """One schedule."""
-    return await desk.engine.schedules.get(schedule_id)
+async def get_schedule(ctx: InjectedContext, schedule_id: FromPath[UUID]) -> ScheduleView:
+    """Returns one schedule."""
+    return await ctx.engine.schedules.get(schedule_id)
 
 
 @patch("/schedules/{schedule_id:uuid}")
-async def change(
-    desk: InjectedContext,
+async def update_schedule(
+    ctx: InjectedContext,
     schedule_id: FromPath[UUID],
     data: JSONBody[SchedulePatch],
     if_match: IfMatch = None,
 ) -> ScheduleView:
-    """Change a schedule; other times hold from now on."""
+    """Changes a schedule; new times apply from now on."""
     times = msgspec.UNSET if data.schedule is msgspec.UNSET else data.schedule.spec()
     changes = ScheduleChange(target=data.target, schedule=times, input=data.input)
-    return await desk.engine.schedules.update(schedule_id, changes, version_of(if_match))
+    return await ctx.engine.schedules.update(schedule_id, changes, version_of(if_match))
 
 
 @delete("/schedules/{schedule_id:uuid}")
-async def forget(desk: InjectedContext, schedule_id: FromPath[UUID]) -> None:
-    """Forget a schedule; what it started goes on."""
-    await desk.engine.schedules.delete(schedule_id)
+async def delete_schedule(ctx: InjectedContext, schedule_id: FromPath[UUID]) -> None:
+    """Deletes a schedule; flows that it started continue."""
+    await ctx.engine.schedules.delete(schedule_id)
 
 
 @post("/schedules/{schedule_id:uuid}/pause", status_code=200)
-async def pause(desk: InjectedContext, schedule_id: FromPath[UUID]) -> ScheduleView:
-    """Start nothing until it is resumed."""
-    return await desk.engine.schedules.pause(schedule_id)
+async def pause_schedule(ctx: InjectedContext, schedule_id: FromPath[UUID]) -> ScheduleView:
+    """Pauses a schedule: it starts nothing until it is resumed."""
+    return await ctx.engine.schedules.pause(schedule_id)
 
 
 @post("/schedules/{schedule_id:uuid}/resume", status_code=200)
-async def resume(desk: InjectedContext, schedule_id: FromPath[UUID]) -> ScheduleView:
-    """Go on with the times from now on."""
-    return await desk.engine.schedules.resume(schedule_id)
+async def resume_schedule(ctx: InjectedContext, schedule_id: FromPath[UUID]) -> ScheduleView:
+    """Resumes a paused schedule, for times from now on."""
+    return await ctx.engine.schedules.resume(schedule_id)
 
 
 @get("/schedules/{schedule_id:uuid}/next")
-async def upcoming(desk: InjectedContext, schedule_id: FromPath[UUID], n: Count = 5) -> NextTimes:
-    """The next times, in UTC and without jitter."""
-    return NextTimes(await desk.engine.schedules.next(schedule_id, n))
+async def list_next_times(
+    ctx: InjectedContext, schedule_id: FromPath[UUID], n: Count = 5
+) -> NextTimes:
+    """Returns the next `n` times, in UTC and without jitter."""
+    return NextTimes(await ctx.engine.schedules.next(schedule_id, n))
 
 
-HANDLERS = [schedules, make, show, change, forget, pause, resume, upcoming]
+HANDLERS = [
+    list_schedules,
+    create_schedule,
+    get_schedule,
+    update_schedule,
+    delete_schedule,
+    pause_schedule,
+    resume_schedule,
+    list_next_times,
+]

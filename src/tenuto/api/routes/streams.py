@@ -1,7 +1,7 @@
-"""Live streams: server-sent events of one task, or of a workspace.
+"""Live streams: server-sent events of one task or of a workspace.
 
-One loop reads the events for everybody. A reader who does not keep up is dropped when its buffer is
-full; it comes back with the id of the last event it got, and misses nothing.
+One loop reads the events for all streams. A stream whose buffer is full is closed. The client of a
+task's stream can reconnect with the id of the last event it received, and misses nothing.
 """
 
 import asyncio
@@ -17,29 +17,30 @@ from litestar.response import Stream
 
 from tenuto.api.edge.concurrent import Holder
 from tenuto.api.edge.event_hub import StreamSubscriber
-from tenuto.api.edge.request_body import at_end
-from tenuto.api.routes.bodies import Written
-from tenuto.api.routes.tasks import Key
+from tenuto.api.edge.request_body import on_request_end
+from tenuto.api.routes.flow_bodies import StrictBody
+from tenuto.api.routes.tasks import IdempotencyKey
 from tenuto.api.service import InjectedContext
-from tenuto.engine.rows import decode
+from tenuto.engine.rows import decode_json
 from tenuto.engine.schedules.events import EventView
 from tenuto.engine.views import LogLine
 from tenuto.model.errors import Invalid
-from tenuto.model.schedules.event_names import names_of
+from tenuto.model.schedules.event_names import event_names
 from tenuto.model.tasks.task import TERMINAL
 from tenuto.store.protocol import Row
 
-ALIVE_S = 15.0
+KEEPALIVE_S = 15.0
+"""Seconds without an event after which a comment is sent."""
 RECHECK_S = 5.0
-"""Seconds between looks whether a reader may still read."""
+"""Seconds between checks that the caller may still read."""
 
 LastEventId = Annotated[
     str | None, HeaderParameter(name="Last-Event-ID", required=False, max_length=60)
 ]
 
 
-class EventBody(Written):
-    """An event to tell the workspace of; `task_id` is the task on whose behalf, if any."""
+class EventBody(StrictBody):
+    """An event to publish; `taskId` is the task on whose behalf it is sent, if any."""
 
     name: str
     data: Any = None
@@ -47,120 +48,135 @@ class EventBody(Written):
 
 
 @post("/events")
-async def publish(desk: InjectedContext, data: JSONBody[EventBody], key: Key = None) -> EventView:
-    """Tell the workspace, and its triggers, that something happened; with one key, once."""
-    del key  # the guard has seen to it
-    return await desk.engine.publish(data.name, data.data, data.task_id)
+async def publish_event(
+    ctx: InjectedContext, data: JSONBody[EventBody], key: IdempotencyKey = None
+) -> EventView:
+    """Publishes an event in the workspace; it can start flows through triggers.
+
+    A request repeated with the same `Idempotency-Key` publishes it once.
+    """
+    del key  # the guard handles it
+    return await ctx.engine.publish(data.name, data.data, data.task_id)
 
 
 @get("/events", media_type="text/event-stream")
-async def workspace_events(desk: InjectedContext, request: Request[Any, Any, Any]) -> Stream:
-    """What happens in the workspace, as it happens."""
-    reader = StreamSubscriber(desk.workspace, None)
-    _count(desk, request, reader)
-    return Stream(_live(desk, reader, _workspace_parts(reader)), media_type="text/event-stream")
+async def stream_workspace_events(ctx: InjectedContext, request: Request[Any, Any, Any]) -> Stream:
+    """Streams the events of the workspace from now on."""
+    reader = StreamSubscriber(ctx.workspace, None)
+    _count_stream(ctx, request, reader)
+    return Stream(
+        _stream_bytes(ctx, reader, _read_workspace(reader)), media_type="text/event-stream"
+    )
 
 
 @get("/agent-tasks/{task_id:uuid}/events", media_type="text/event-stream")
-async def task_events(
-    desk: InjectedContext,
+async def stream_task_events(
+    ctx: InjectedContext,
     request: Request[Any, Any, Any],
     task_id: FromPath[UUID],
     last_event_id: LastEventId = None,
 ) -> Stream:
-    """A task's status, progress and lines, as they come; goes on after `Last-Event-ID`."""
-    place = _place(last_event_id)
-    await desk.engine.show(task_id)
-    reader = StreamSubscriber(desk.workspace, task_id)
-    _count(desk, request, reader)
-    watch = _TaskStream(desk, task_id, place)
-    return Stream(_live(desk, reader, watch.parts), media_type="text/event-stream")
+    """Streams a task's status changes, progress and log lines.
 
-
-def _count(
-    desk: InjectedContext, request: Request[Any, Any, Any], reader: StreamSubscriber
-) -> None:
-    """Count a stream for its token and workspace until the request is over, however it ends.
-
-    The reader is dropped then, too: of a generator that was cancelled in a `yield`, or never begun,
-    no `finally` runs before it is collected.
+    With the header `Last-Event-ID` the stream continues after that event. It ends with the task.
     """
-    service, settings = desk.service, desk.service.settings
-    bounds: dict[Holder, int] = {
-        desk.caller.key: settings.streams_per_token,
-        desk.workspace: settings.streams_per_workspace,
+    cursor = _parse_cursor(last_event_id)
+    await ctx.engine.show(task_id)
+    reader = StreamSubscriber(ctx.workspace, task_id)
+    _count_stream(ctx, request, reader)
+    task_stream = _TaskStream(ctx, task_id, cursor)
+    return Stream(_stream_bytes(ctx, reader, task_stream.read_new), media_type="text/event-stream")
+
+
+def _count_stream(
+    ctx: InjectedContext, request: Request[Any, Any, Any], reader: StreamSubscriber
+) -> None:
+    """Counts a stream for its token and workspace until the request ends; raises `TooMany`.
+
+    The subscriber is removed at the same time. A `finally` in the generator would not do: if the
+    generator is cancelled in a `yield` or never started, it runs only at garbage collection.
+    """
+    service, settings = ctx.service, ctx.service.settings
+    limits: dict[Holder, int] = {
+        ctx.caller.key: settings.streams_per_token,
+        ctx.workspace: settings.streams_per_workspace,
     }
-    give_back = service.streams.take(bounds)
+    release = service.open_streams.acquire(limits)
 
-    def end() -> None:
-        give_back()
-        service.hub.drop(reader)
+    def release_stream() -> None:
+        release()
+        service.hub.unsubscribe(reader)
 
-    at_end(request.scope, end)
+    on_request_end(request.scope, release_stream)
 
 
-def _place(text: str | None) -> tuple[int, int, int]:
-    """(version, attempt, line) of the last event that a reader got."""
+def _parse_cursor(text: str | None) -> tuple[int, int, int]:
+    """Returns (version, attempt, line) of the last event that the client received."""
     if text is None:
         return (0, 0, -1)
     parts = text.split(".")
     if len(parts) != 3 or not all(
         part.isascii() and part.isdigit() and len(part) < 16 for part in parts
     ):
-        raise Invalid("Last-Event-ID is not one that we gave", field="Last-Event-ID")
+        raise Invalid(
+            "Last-Event-ID must be the id of an event of this stream", field="Last-Event-ID"
+        )
     version, attempt, line = (int(part) for part in parts)
     return (version, attempt, line - 1)
 
 
 class _TaskStream:
-    """What a reader of one task has got."""
+    """Position of a stream of one task, and its new messages."""
 
-    def __init__(self, desk: InjectedContext, task: UUID, place: tuple[int, int, int]) -> None:
-        self._desk = desk
+    def __init__(self, ctx: InjectedContext, task: UUID, cursor: tuple[int, int, int]) -> None:
+        self._ctx = ctx
         self._task = task
-        self._version, self._attempt, self._line = place
+        self._version, self._attempt, self._line = cursor
         self._progress: Any = (None, None)
 
-    async def parts(self) -> tuple[list[bytes], bool]:
-        """What is new, and whether it is the end."""
-        desk, found = self._desk, []
-        view = await desk.engine.show(self._task)
-        while events := await desk.engine.events(self._task, self._version):
+    async def read_new(self) -> tuple[list[bytes], bool]:
+        """Returns the new messages, and True if the task is finished and everything was sent."""
+        ctx, messages = self._ctx, []
+        view = await ctx.engine.show(self._task)
+        while events := await ctx.engine.events(self._task, self._version):
             for event in events:
                 self._version = event.seq
-                found.append(self._message("status", _status(event)))
-        while lines := await self._lines():
+                messages.append(self._format("status", _status_data(event)))
+        while lines := await self._new_lines():
             for line in lines:
                 self._attempt, self._line = line.attempt, line.seq
-                found.append(self._message("log", line))
+                messages.append(self._format("log", line))
         progress = (view.progress_percent, view.current_step)
         if progress != self._progress:
             self._progress = progress
-            said = {"progressPercent": progress[0], "currentStep": progress[1]}
-            found.append(self._message("progress", said))
-        return found, view.status in TERMINAL and self._version >= view.version
+            data = {"progressPercent": progress[0], "currentStep": progress[1]}
+            messages.append(self._format("progress", data))
+        return messages, view.status in TERMINAL and self._version >= view.version
 
-    async def _lines(self) -> Sequence[LogLine]:
+    async def _new_lines(self) -> Sequence[LogLine]:
+        """Returns the transcript lines after the last one sent."""
         after = (self._attempt, self._line)
-        return await self._desk.engine.query.transcript(self._task, self._desk.workspace, after)
+        return await self._ctx.engine.query.transcript(self._task, self._ctx.workspace, after)
 
-    def _message(self, name: str, data: Any) -> bytes:
-        return _message(name, data, f"{self._version}.{self._attempt}.{self._line + 1}")
-
-
-def _workspace_parts(reader: StreamSubscriber) -> "Parts":
-    async def parts() -> tuple[list[bytes], bool]:
-        found = []
-        for row in reader.take():
-            name, data = _happened(row)
-            found.append(_message(name, data, f"{row['xid']}.{row['position']}"))
-        return found, False
-
-    return parts
+    def _format(self, name: str, data: Any) -> bytes:
+        return _format_sse(name, data, f"{self._version}.{self._attempt}.{self._line + 1}")
 
 
-def _happened(row: Row) -> tuple[str, dict[str, Any]]:
-    """A row of the trail as its readers get it: of a task, or of anything else."""
+def _read_workspace(reader: StreamSubscriber) -> "ReadNew":
+    """Returns a function that formats the buffered events of a workspace stream."""
+
+    async def read_new() -> tuple[list[bytes], bool]:
+        messages = []
+        for row in reader.take_events():
+            name, data = _workspace_event(row)
+            messages.append(_format_sse(name, data, f"{row['xid']}.{row['position']}"))
+        return messages, False
+
+    return read_new
+
+
+def _workspace_event(row: Row) -> tuple[str, dict[str, Any]]:
+    """Returns the event name and data of an audit trail row: a task change, or another event."""
     if row["new"] is not None:
         return "task", {
             "event": "task.status_changed",
@@ -171,70 +187,77 @@ def _happened(row: Row) -> tuple[str, dict[str, Any]]:
             "workspaceId": row["workspace"],
             "timestamp": row["at"],
         }
-    names = names_of(row["kind"], message=row["message"])
+    names = event_names(row["kind"], message=row["message"])
     return "event", {
         "event": names[0] if names else row["kind"].replace("_", ".", 1),
         "kind": row["kind"],
         "id": row["task"],
         "level": row["level"],
         "message": row["message"],
-        "data": decode(row["data"]),
+        "data": decode_json(row["data"]),
         "workspaceId": row["workspace"],
         "timestamp": row["at"],
     }
 
 
-Parts = Callable[[], Awaitable[tuple[list[bytes], bool]]]
-"""Asks for what is new, and whether it is the end."""
+ReadNew = Callable[[], Awaitable[tuple[list[bytes], bool]]]
+"""Returns the new messages of a stream, and True if they are the last ones."""
 
 
-async def _live(
-    desk: InjectedContext, reader: StreamSubscriber, parts: Parts
+async def _stream_bytes(
+    ctx: InjectedContext, reader: StreamSubscriber, read_new: ReadNew
 ) -> AsyncIterator[bytes]:
-    """The stream's bytes until its end, the reader's, the right to read, or the server's."""
-    service = desk.service
-    told = service.clock.elapsed()
-    await service.hub.add(reader)
+    """Yields the bytes of the stream, with keep-alive comments.
+
+    Ends with the stream, when the client is too slow or may not read any more, or when the server
+    stops.
+    """
+    service = ctx.service
+    sent_at = service.clock.elapsed()
+    await service.hub.subscribe(reader)
     yield b": open\n\n"
-    async for pending in _turns(desk, reader, parts):
+    async for pending in _new_messages(ctx, reader, read_new):
         now = service.clock.elapsed()
-        if not pending and now - told >= ALIVE_S:
+        if not pending and now - sent_at >= KEEPALIVE_S:
             pending = [b": alive\n\n"]  # noqa: PLW2901
         for message in pending:
             reader.sending = asyncio.current_task()
             yield message
             reader.sending = None
-            told = now
+            sent_at = now
 
 
-async def _turns(
-    desk: InjectedContext, reader: StreamSubscriber, parts: Parts
+async def _new_messages(
+    ctx: InjectedContext, reader: StreamSubscriber, read_new: ReadNew
 ) -> AsyncIterator[list[bytes]]:
-    """What is new, whenever there may be something, for as long as the reader may have it."""
-    service = desk.service
-    checked = service.clock.elapsed()
+    """Yields new messages after each wake-up, and an empty list after `RECHECK_S` without one.
+
+    Ends under the same conditions as the stream.
+    """
+    service = ctx.service
+    checked_at = service.clock.elapsed()
     reader.ready.set()
-    while not reader.behind and not service.stopping.is_set():
-        found: list[bytes] = []
-        if reader.ready.is_set():  # else only time has passed: nothing is read for an idle stream
+    while not reader.is_too_slow and not service.stopping.is_set():
+        messages: list[bytes] = []
+        if reader.ready.is_set():  # otherwise only time has passed: idle streams read nothing
             reader.ready.clear()
             if reader.task is not None:
-                reader.take()
-            found, over = await parts()
-            if over:
-                yield [*found, b"event: end\ndata: {}\n\n"]
+                reader.take_events()
+            messages, is_end = await read_new()
+            if is_end:
+                yield [*messages, b"event: end\ndata: {}\n\n"]
                 return
-        yield found
-        with contextlib.suppress(TimeoutError):  # the hub wakes readers when the server ends
+        yield messages
+        with contextlib.suppress(TimeoutError):  # the hub wakes streams when the server stops
             async with asyncio.timeout(RECHECK_S):
                 await reader.ready.wait()
-        if service.clock.elapsed() - checked >= RECHECK_S:
-            checked = service.clock.elapsed()
-            if not await service.is_still_allowed(desk):
+        if service.clock.elapsed() - checked_at >= RECHECK_S:
+            checked_at = service.clock.elapsed()
+            if not await service.is_still_allowed(ctx):
                 return
 
 
-def _status(event: LogLine) -> dict[str, Any]:
+def _status_data(event: LogLine) -> dict[str, Any]:
     return {
         "event": event.event,
         "previousStatus": event.previous_status,
@@ -248,12 +271,12 @@ def _status(event: LogLine) -> dict[str, Any]:
     }
 
 
-def _message(name: str, data: Any, place: str) -> bytes:
+def _format_sse(name: str, data: Any, event_id: str) -> bytes:
     return b"id: %s\nevent: %s\ndata: %s\n\n" % (
-        place.encode(),
+        event_id.encode(),
         name.encode(),
         msgspec.json.encode(data),
     )
 
 
-HANDLERS = [publish, workspace_events, task_events]
+HANDLERS = [publish_event, stream_workspace_events, stream_task_events]

@@ -1,4 +1,4 @@
-"""Tasks: make, look, change, control."""
+"""Routes for tasks: submit, list, read, change and control them."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -29,7 +29,7 @@ from tenuto.engine.views import (
     LogLine,
     TaskSummary,
     TaskView,
-    fresh_view,
+    new_task_view,
 )
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
@@ -39,98 +39,107 @@ from tenuto.model.tenancy.secrets import KEY, may_have_secrets
 
 Limit = Annotated[int, QueryParameter(ge=1, le=bounds.MAX_PAGE)]
 IfMatch = Annotated[str | None, HeaderParameter(name="If-Match", required=False)]
-Key = Annotated[str | None, HeaderParameter(name="Idempotency-Key", required=False, max_length=100)]
+IdempotencyKey = Annotated[
+    str | None, HeaderParameter(name="Idempotency-Key", required=False, max_length=100)
+]
 
 
 class TaskPage(msgspec.Struct, frozen=True, rename="camel"):
-    """Tasks newest first, and where the next ones begin."""
+    """A page of tasks, newest first, and the cursor of the next page."""
 
     tasks: list[TaskSummary]
     next_cursor: UUID | None = None
 
 
 class BulkTaskResult(msgspec.Struct, frozen=True):
-    """One task of a bulk submit; `created` is false for one that was there already."""
+    """One task of a bulk submit; `created` is false if the task existed already."""
 
     id: UUID
     created: bool
 
 
 class BulkResult(msgspec.Struct, frozen=True):
-    """What a bulk submit made, in order."""
+    """The tasks of a bulk submit, in the order of the request."""
 
     tasks: list[BulkTaskResult]
 
 
 class ActionResultView(msgspec.Struct, frozen=True, rename="camel"):
-    """What an action by filter did, and why it left others."""
+    """The tasks that an action changed, and by id the reason why it left others unchanged."""
 
     done: list[UUID]
     refused: dict[str, str]
 
 
-class Lines(msgspec.Struct, frozen=True, rename="camel"):
-    """Lines in order, and where to go on."""
+class LogPage(msgspec.Struct, frozen=True, rename="camel"):
+    """Log lines in order, and the offset of the next page."""
 
     lines: list[LogLine]
     next_offset: str | None = None
 
 
 @post("/agent-tasks")
-async def create(
-    desk: InjectedContext, data: JSONBody[TaskBody], key: Key = None
+async def create_task(
+    ctx: InjectedContext, data: JSONBody[TaskBody], key: IdempotencyKey = None
 ) -> Response[TaskView]:
-    """Submit a task. It is durable when this answers; repeated with one key, it is one task."""
-    await count_submit(desk, 1)
-    new = data.task(key)
-    made = await desk.engine.submit(new)
-    if made.at is None or _may_hold_secrets(new):
-        view = await desk.engine.show(made.id)
+    """Submits a task; the task is stored when the response arrives.
+
+    A request repeated with the same `Idempotency-Key` creates one task only: the status is 201 if
+    the task was created, 200 if it existed already.
+    """
+    await count_submit(ctx, 1)
+    new_task = data.new_task(key)
+    submitted = await ctx.engine.submit(new_task)
+    if submitted.at is None or _may_hold_secrets(new_task):
+        view = await ctx.engine.show(submitted.id)
     else:
-        view = fresh_view(new, made.id, made.at, desk.workspace, desk.caller.actor)
-    headers = {"Location": f"/api/v1/agent-tasks/{made.id}", "ETag": f'"{view.version}"'}
-    return Response(view, status_code=201 if made.created else 200, headers=headers)
+        view = new_task_view(new_task, submitted.id, submitted.at, ctx.workspace, ctx.caller.actor)
+    headers = {"Location": f"/api/v1/agent-tasks/{submitted.id}", "ETag": f'"{view.version}"'}
+    return Response(view, status_code=201 if submitted.created else 200, headers=headers)
 
 
-def _may_hold_secrets(new: NewTask) -> bool:
-    """Whether only the store knows what may be shown of the task."""
-    if new.input is None and new.env is None:
+def _may_hold_secrets(new_task: NewTask) -> bool:
+    """True if input or environment may contain secrets; the view must then come from the store."""
+    if new_task.input is None and new_task.env is None:
         return False
-    said = msgspec.json.encode([new.input, new.env]).decode()
-    return may_have_secrets(said) or f'"{KEY}"' in said
+    text = msgspec.json.encode([new_task.input, new_task.env]).decode()
+    return may_have_secrets(text) or f'"{KEY}"' in text
 
 
 @post("/agent-tasks/bulk")
-async def create_many(
-    desk: InjectedContext, data: JSONBody[BulkBody], key: Key = None
+async def create_tasks(
+    ctx: InjectedContext, data: JSONBody[BulkBody], key: IdempotencyKey = None
 ) -> BulkResult:
-    """Submit many tasks, all or none; repeated with one key, it is one submit."""
-    del key  # the guard has seen to it
+    """Submits many tasks, all or none.
+
+    A request repeated with the same `Idempotency-Key` submits them once.
+    """
+    del key  # the guard handles it
     if not data.tasks:
-        raise Invalid("tasks is empty", field="tasks")
-    news = [body.task() for body in data.tasks]
-    await count_submit(desk, len(news))
-    made = await desk.engine.submit_many(news)
-    return BulkResult([BulkTaskResult(each.id, each.created) for each in made])
+        raise Invalid("tasks is empty; send at least one task", field="tasks")
+    new_tasks = [body.new_task() for body in data.tasks]
+    await count_submit(ctx, len(new_tasks))
+    submitted = await ctx.engine.submit_many(new_tasks)
+    return BulkResult([BulkTaskResult(result.id, result.created) for result in submitted])
 
 
-async def count_submit(desk: InjectedContext, count: int) -> None:
-    """Count what is about to be made against the workspace's rate; raises `TooMany` beyond it."""
-    lanes = desk.engine.core.lanes
+async def count_submit(ctx: InjectedContext, count: int) -> None:
+    """Counts tasks about to be created; raises `TooMany` above the workspace's rate."""
+    lanes = ctx.engine.core.lanes
 
-    async def look() -> Quota:
+    async def load_quota() -> Quota:
         await lanes.reload_if_changed(
-            desk.workspace
+            ctx.workspace
         )  # the quota of waiting tasks is believed as long
-        return await lanes.quota(desk.workspace)
+        return await lanes.quota(ctx.workspace)
 
-    await desk.service.rates.submit(desk.workspace, count, look)
+    await ctx.service.throttle.count_tasks(ctx.workspace, count, load_quota)
 
 
 @get("/agent-tasks")
-async def find(
+async def list_tasks(
     request: Request[Any, Any, Any],
-    desk: InjectedContext,
+    ctx: InjectedContext,
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
     status: FromQuery[str | None] = None,
@@ -144,11 +153,15 @@ async def find(
     until: FromQuery[datetime | None] = None,
     text: Annotated[str | None, QueryParameter(max_length=bounds.MAX_TITLE)] = None,
 ) -> TaskPage:
-    """Tasks newest first. `status` and `tags` take several, by commas; also `priority>=8`."""
-    where = Filter(
-        status=_words(status),
-        tags=_words(tags),
-        min_priority=_least(request, min_priority),
+    """Returns tasks, newest first.
+
+    `status` and `tags` accept several values, separated by commas. `priority>=8` is the same as
+    `minPriority=8`.
+    """
+    task_filter = Filter(
+        status=_split_list(status),
+        tags=_split_list(tags),
+        min_priority=_min_priority(request, min_priority),
         task_type=task_type,
         agent=agent_id,
         parent=parent_id,
@@ -157,42 +170,45 @@ async def find(
         text=text,
         priority=priority,
     )
-    page = await desk.engine.list(where, limit, cursor)
+    page = await ctx.engine.list(task_filter, limit, cursor)
     return TaskPage(page.tasks, page.next_cursor)
 
 
-def _words(text: str | None) -> tuple[str, ...]:
-    return tuple(word for word in (text or "").split(",") if word)
+def _split_list(text: str | None) -> tuple[str, ...]:
+    return tuple(item for item in (text or "").split(",") if item)
 
 
-def _least(request: Request[Any, Any, Any], given: int | None) -> int | None:
-    """The lowest priority asked for: `minPriority=8`, or `priority>=8` as people write it."""
+def _min_priority(request: Request[Any, Any, Any], min_priority: int | None) -> int | None:
+    """Returns the requested minimum priority: `minPriority=8`, or its short form `priority>=8`."""
     for name, value in parse_qsl(request.scope["query_string"].decode("latin-1")):
         if name == "priority>":
             if not value.isascii() or not value.isdigit() or len(value) > 2:
-                raise bad_query("priority", "must be a number")
+                raise bad_query("priority", "must be a number from 1 to 10")
             return int(value)
-    return given
+    return min_priority
 
 
 @get("/agent-tasks/{task_id:uuid}")
-async def show(desk: InjectedContext, task_id: FromPath[UUID]) -> Response[TaskView]:
-    """One task with everything about it but its history."""
-    return _shown(await desk.engine.show(task_id))
+async def get_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> Response[TaskView]:
+    """Returns one task with all its fields, without history; the header `ETag` has its version."""
+    return _task_response(await ctx.engine.show(task_id))
 
 
-def _shown(view: TaskView) -> Response[TaskView]:
+def _task_response(view: TaskView) -> Response[TaskView]:
     return Response(view, headers={"ETag": f'"{view.version}"'})
 
 
 @patch("/agent-tasks/{task_id:uuid}")
-async def change(
-    desk: InjectedContext,
+async def update_task(
+    ctx: InjectedContext,
     task_id: FromPath[UUID],
     data: JSONBody[TaskPatch],
     if_match: IfMatch = None,
 ) -> Response[TaskView]:
-    """Change what a task says about itself, its priority, or hold it and let it go."""
+    """Changes title, description, metadata, tags or priority of a task; pauses or resumes it.
+
+    With the header `If-Match` the change is refused if the task has another version.
+    """
     changes = TaskChanges(
         title=data.title,
         description=data.description,
@@ -201,110 +217,121 @@ async def change(
         priority=data.priority,
         status=data.status,
     )
-    await desk.engine.edit(task_id, changes, version_of(if_match))
-    return _shown(await desk.engine.show(task_id))
+    await ctx.engine.edit(task_id, changes, version_of(if_match))
+    return _task_response(await ctx.engine.show(task_id))
 
 
 def version_of(if_match: str | None) -> int | None:
-    """The version that an `If-Match` header names; `None` for any."""
+    """Returns the version in an `If-Match` header; `None` if any version is accepted."""
     if if_match is None or if_match.strip() == "*":
         return None
     text = if_match.strip().removeprefix("W/").strip('"')
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise Invalid("If-Match is not an ETag of ours", field="If-Match")
+        raise Invalid("If-Match must be * or an ETag from an earlier response", field="If-Match")
     return int(text)
 
 
 @delete("/agent-tasks/{task_id:uuid}")
-async def erase(desk: InjectedContext, task_id: FromPath[UUID]) -> None:
-    """Remove what an ended task carried; its audit trail stays."""
-    await desk.engine.erase(task_id)
+async def delete_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> None:
+    """Deletes the input, output and other contents of a finished task; its audit trail stays."""
+    await ctx.engine.erase(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/cancel", status_code=200)
-async def cancel(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
+async def cancel_task(
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
 ) -> TaskView:
-    """End a task; a running session is killed first."""
-    await desk.engine.cancel(task_id, None if data is None else data.reason)
-    return await desk.engine.show(task_id)
+    """Cancels a task; a running session is killed first."""
+    await ctx.engine.cancel(task_id, None if data is None else data.reason)
+    return await ctx.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/pause", status_code=200)
-async def pause(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
+async def pause_task(
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
 ) -> TaskView:
-    """Hold a task; a running session is stopped after a last checkpoint."""
-    await desk.engine.pause(task_id, None if data is None else data.reason)
-    return await desk.engine.show(task_id)
+    """Pauses a task; a running session is stopped after a last checkpoint."""
+    await ctx.engine.pause(task_id, None if data is None else data.reason)
+    return await ctx.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/resume", status_code=200)
-async def resume(desk: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
-    """Let a paused task go on."""
-    await desk.engine.resume(task_id)
-    return await desk.engine.show(task_id)
+async def resume_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
+    """Resumes a paused task."""
+    await ctx.engine.resume(task_id)
+    return await ctx.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/retry", status_code=200)
-async def retry(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[RetryTaskBody | None] = None
+async def retry_task(
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[RetryTaskBody | None] = None
 ) -> TaskView:
-    """Give an ended task all its tries again; `cascade` revives what ended because of it."""
-    await desk.engine.retry(task_id, cascade=data is not None and data.cascade)
-    return await desk.engine.show(task_id)
+    """Retries a FAILED, DEAD or CANCELLED task, with all its tries again.
+
+    With `cascade` the tasks that failed or were skipped because of it are reopened, too.
+    """
+    await ctx.engine.retry(task_id, cascade=data is not None and data.cascade)
+    return await ctx.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/start", status_code=200)
-async def start(desk: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
-    """Let a task run before the time that it was meant for."""
-    await desk.engine.start(task_id)
-    return await desk.engine.show(task_id)
+async def start_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
+    """Starts a task now that is scheduled for a later time."""
+    await ctx.engine.start(task_id)
+    return await ctx.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/assign", status_code=200)
-async def assign(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[AssignBody]
+async def assign_task(
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[AssignBody]
 ) -> TaskView:
-    """Let only one agent take a task that nobody runs; with none, whoever fits."""
-    await desk.engine.assign(task_id, data.agent_id)
-    return await desk.engine.show(task_id)
+    """Reserves a task that is not running for one agent; without an agent, for any that matches."""
+    await ctx.engine.assign(task_id, data.agent_id)
+    return await ctx.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/reassign", status_code=200)
-async def reassign(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[AssignBody]
+async def reassign_task(
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[AssignBody]
 ) -> TaskView:
-    """The same for one that may be running: it is taken from whoever runs it."""
-    await desk.engine.assign(task_id, data.agent_id, take=True)
-    return await desk.engine.show(task_id)
+    """Assigns a task as `assign` does; a running task is taken from the agent that runs it."""
+    await ctx.engine.assign(task_id, data.agent_id, take=True)
+    return await ctx.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/archive", status_code=200)
-async def archive(desk: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
-    """Put an ended task away."""
-    await desk.engine.archive(task_id)
-    return await desk.engine.show(task_id)
+async def archive_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
+    """Archives a finished task."""
+    await ctx.engine.archive(task_id)
+    return await ctx.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/rerun")
-async def rerun(desk: InjectedContext, task_id: FromPath[UUID], key: Key = None) -> TaskView:
-    """A new task that asks for the same; repeated with one key, it is one task."""
-    del key  # the guard has seen to it
-    await count_submit(desk, 1)
-    made = await desk.engine.rerun(task_id)
-    return await desk.engine.show(made.id)
+async def rerun_task(
+    ctx: InjectedContext, task_id: FromPath[UUID], key: IdempotencyKey = None
+) -> TaskView:
+    """Submits a new task with the same request as an existing one.
+
+    A request repeated with the same `Idempotency-Key` creates one task only.
+    """
+    del key  # the guard handles it
+    await count_submit(ctx, 1)
+    submitted = await ctx.engine.rerun(task_id)
+    return await ctx.engine.show(submitted.id)
 
 
 @post("/agent-tasks/actions", status_code=200)
-async def act(
-    desk: InjectedContext, data: JSONBody[ActionsBody], key: Key = None
+async def act_on_tasks(
+    ctx: InjectedContext, data: JSONBody[ActionsBody], key: IdempotencyKey = None
 ) -> ActionResultView:
-    """One action for every task that a filter picks; repeated with one key, it is one action."""
-    del key  # the guard has seen to it
-    result = await desk.engine.act(
+    """Applies one action to all tasks that match a filter, up to `limit`.
+
+    With `dryRun` nothing is changed. A request repeated with the same `Idempotency-Key` acts once.
+    """
+    del key  # the guard handles it
+    result = await ctx.engine.act(
         data.action,
-        data.filter.filter(),
+        data.filter.to_filter(),
         reason=data.reason,
         limit=data.limit,
         dry_run=data.dry_run,
@@ -313,90 +340,99 @@ async def act(
 
 
 @get("/agent-tasks/{task_id:uuid}/logs")
-async def logs(
-    desk: InjectedContext,
+async def list_task_logs(
+    ctx: InjectedContext,
     task_id: FromPath[UUID],
     level: FromQuery[str] = "DEBUG",
     limit: Limit = 100,
-) -> Lines:
-    """The newest lines of audit trail and transcript, merged by time."""
-    return Lines(list(await desk.engine.logs(task_id, level, limit)))
+) -> LogPage:
+    """Returns the newest lines of the task's audit trail and transcript, merged by time."""
+    return LogPage(list(await ctx.engine.logs(task_id, level, limit)))
 
 
 @get("/agent-tasks/{task_id:uuid}/attempts")
-async def attempts(desk: InjectedContext, task_id: FromPath[UUID]) -> Sequence[AttemptView]:
-    """The attempts in order; one without an outcome is under way."""
-    return await desk.engine.attempts(task_id)
+async def list_task_attempts(
+    ctx: InjectedContext, task_id: FromPath[UUID]
+) -> Sequence[AttemptView]:
+    """Returns the task's attempts in order; one without an outcome is still running."""
+    return await ctx.engine.attempts(task_id)
 
 
 @get("/agent-tasks/{task_id:uuid}/transcript")
-async def transcript(
-    desk: InjectedContext,
+async def get_task_transcript(
+    ctx: InjectedContext,
     task_id: FromPath[UUID],
     offset: Annotated[str | None, QueryParameter(max_length=40)] = None,
     limit: Limit = 100,
-) -> Lines:
-    """What the attempts printed and logged, on from an offset that an earlier answer gave."""
-    after = _offset(offset)
-    found = await desk.engine.query.transcript(task_id, desk.workspace, after, limit)
-    last = f"{found[-1].attempt}.{found[-1].seq}" if found else offset
-    return Lines(found, last)
+) -> LogPage:
+    """Returns the lines that attempts printed and logged, after an offset.
+
+    `offset` is the `nextOffset` of an earlier response; without it the first lines are returned.
+    """
+    after = _parse_offset(offset)
+    lines = await ctx.engine.query.transcript(task_id, ctx.workspace, after, limit)
+    next_offset = f"{lines[-1].attempt}.{lines[-1].seq}" if lines else offset
+    return LogPage(lines, next_offset)
 
 
-def _offset(text: str | None) -> tuple[int, int]:
+def _parse_offset(text: str | None) -> tuple[int, int]:
+    """Returns the (attempt, line) of a `nextOffset`.
+
+    Without one, the position before the first line.
+    """
     if text is None:
         return (0, -1)
     attempt, _, line = text.partition(".")
     if not (attempt.isascii() and attempt.isdigit() and line.isascii() and line.isdigit()):
-        raise bad_query("offset", "is not one that we gave")
+        raise bad_query("offset", "must be the nextOffset of an earlier response")
     if len(text) > 30:
-        raise bad_query("offset", "is not one that we gave")
+        raise bad_query("offset", "must be the nextOffset of an earlier response")
     return (int(attempt), int(line))
 
 
 @get("/agent-tasks/{task_id:uuid}/explain")
-async def explain(desk: InjectedContext, task_id: FromPath[UUID]) -> Explanation:
-    """Why the task is not running: every gate, its number, when it clears."""
-    return await desk.engine.explain(task_id)
+async def explain_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> Explanation:
+    """Explains why the task is not running: each gate, its value and when it opens."""
+    return await ctx.engine.explain(task_id)
 
 
 @get("/dead-letters")
-async def dead_letters(
-    desk: InjectedContext, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
+async def list_dead_letters(
+    ctx: InjectedContext, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
 ) -> TaskPage:
-    """Tasks that used up their tries, newest first."""
-    page = await desk.engine.list(Filter(status=("DEAD",)), limit, cursor)
+    """Returns the tasks in status DEAD, which used up all their tries, newest first."""
+    page = await ctx.engine.list(Filter(status=("DEAD",)), limit, cursor)
     return TaskPage(page.tasks, page.next_cursor)
 
 
 @post("/dead-letters/{task_id:uuid}/requeue", status_code=200)
-async def requeue(desk: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
-    """Give a dead task all its tries again."""
-    await desk.engine.retry(task_id)
-    return await desk.engine.show(task_id)
+async def requeue_dead_letter(ctx: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
+    """Queues a DEAD task again, with all its tries."""
+    await ctx.engine.retry(task_id)
+    return await ctx.engine.show(task_id)
 
 
 HANDLERS = [
-    create,
-    create_many,
-    find,
-    show,
-    change,
-    erase,
-    cancel,
-    pause,
-    resume,
-    retry,
-    assign,
-    reassign,
-    start,
-    archive,
-    rerun,
-    act,
-    logs,
-    attempts,
-    transcript,
-    explain,
-    dead_letters,
-    requeue,
+    create_task,
+    create_tasks,
+    list_tasks,
+    get_task,
+    update_task,
+    delete_task,
+    cancel_task,
+    pause_task,
+    resume_task,
+    retry_task,
+    assign_task,
+    reassign_task,
+    start_task,
+    archive_task,
+    rerun_task,
+    act_on_tasks,
+    list_task_logs,
+    list_task_attempts,
+    get_task_transcript,
+    explain_task,
+    list_dead_letters,
+    requeue_dead_letter,
 ]

@@ -1,6 +1,6 @@
-"""What workers and clients elsewhere need of an engine besides: the rest of an attempt's reports.
+"""Routes for remote workers and clients: claims, checkpoints, steps, subtasks and other reports.
 
-Whatever may have to be asked twice, because an answer was lost, can be: claims by their token,
+Each request can be repeated if its response was lost: claims are recognised by their claim token,
 reports by their fence.
 """
 
@@ -16,20 +16,20 @@ from litestar import Request, get, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from tenuto.api.auth import agent_tokens
-from tenuto.api.edge.long_poll import polling
+from tenuto.api.edge.long_poll import long_poll
 from tenuto.api.routes.agent_protocol import (
-    LONGEST_WAIT_S,
+    MAX_WAIT_S,
     ClaimReply,
     TaskStatusReply,
     check_current,
-    claimed,
-    ended,
+    claimed_task_view,
     fence_of,
-    lease_of,
+    lease_s_for,
+    task_status,
 )
 from tenuto.api.routes.agents import profile_of
 from tenuto.api.routes.bodies import AgentBody, AttemptBody, FailBody, LenientBody, TaskBody
-from tenuto.api.routes.tasks import Limit, Lines
+from tenuto.api.routes.tasks import Limit, LogPage
 from tenuto.api.service import InjectedContext
 from tenuto.engine.agents.registry import AgentView
 from tenuto.engine.agents.subtasks import Question
@@ -38,21 +38,20 @@ from tenuto.engine.tasks.maintenance import TaskMaintenance
 from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import Page
 from tenuto.model import bounds
-from tenuto.model.agents.lifecycle import checked
+from tenuto.model.agents.lifecycle import validate_profile
 from tenuto.model.agents.matching import AgentProfile, SupportedWork
 from tenuto.model.errors import NotFound
 from tenuto.store.protocol import Statement
 
-LEAST_TOKEN = 32
-"""Characters of a claim's token: nobody else may guess it."""
-MOST_SWEPT = 500
+MIN_TOKEN_LENGTH = 32
+"""Minimum characters of a claim token, so that it cannot be guessed."""
+MAX_SWEPT = 500
 
-
-_turns: WeakValueDictionary[tuple[UUID, str], asyncio.Lock] = WeakValueDictionary()
+_claim_locks: WeakValueDictionary[tuple[UUID, str], asyncio.Lock] = WeakValueDictionary()
 
 
 class SupportedWorkBody(LenientBody, kw_only=True):
-    """What a worker can run, whatever its agent may take."""
+    """The work that a worker can run, independent of its agent's profile."""
 
     runtimes: tuple[str, ...] = ()
     task_types: tuple[str, ...] | None = None
@@ -60,7 +59,7 @@ class SupportedWorkBody(LenientBody, kw_only=True):
 
 
 class WorkerClaimBody(LenientBody, kw_only=True):
-    """What a worker asks for; with `limit` 0 only what an earlier claim by the token took."""
+    """A worker's claim; `limit` 0 returns only the tasks of an earlier claim with this token."""
 
     agent_id: UUID
     claim_token: str
@@ -71,21 +70,21 @@ class WorkerClaimBody(LenientBody, kw_only=True):
 
 
 class UnconfirmedEndBody(LenientBody):
-    """An end that nobody confirmed."""
+    """An attempt whose end is not confirmed."""
 
     task_id: UUID
     attempt: int
 
 
 class SweepBody(LenientBody):
-    """A worker's host, and the ends of which nothing runs there any more."""
+    """A worker's host, and the attempts of which no process runs there any more."""
 
     host: str
     gone: tuple[UnconfirmedEndBody, ...] = ()
 
 
 class UnconfirmedEnd(msgspec.Struct, frozen=True, rename="camel"):
-    """An end that nobody confirmed, and the worker that had the attempt."""
+    """An attempt whose end is not confirmed, and the worker that ran it."""
 
     worker: str
     task_id: UUID
@@ -93,54 +92,54 @@ class UnconfirmedEnd(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SweepReply(msgspec.Struct, frozen=True):
-    """How many ends were confirmed, and those that are not yet."""
+    """How many attempts were confirmed as ended, and those that are still unconfirmed."""
 
     confirmed: int
     unconfirmed: list[UnconfirmedEnd]
 
 
 class TaskIdReply(msgspec.Struct, frozen=True):
-    """The task that was meant."""
+    """The id of a task."""
 
     id: UUID
 
 
 class CheckpointBody(AttemptBody):
-    """What the next attempt needs to go on."""
+    """A checkpoint: data that the next attempt continues from."""
 
     data: Any = None
     seq: int | None = None
 
 
 class CheckpointReply(msgspec.Struct, frozen=True):
-    """The number of the checkpoint that is kept."""
+    """The number of the stored checkpoint."""
 
     seq: int
 
 
 class StepBody(AttemptBody, kw_only=True):
-    """A step that is done, with its value."""
+    """A finished step with its value."""
 
     key: str
     value: Any = None
 
 
 class StepView(msgspec.Struct, frozen=True):
-    """What was recorded under a key: a value, or a child."""
+    """A recorded step: its value, or the subtask it created."""
 
     value: Any
     child: UUID | None
 
 
 class ChildBody(AttemptBody, kw_only=True):
-    """A part of the task that becomes a task of its own."""
+    """A subtask to create; `key` makes the request repeatable."""
 
     key: str
     task: TaskBody
 
 
 class AskBody(AttemptBody, kw_only=True):
-    """What people are asked; `default` is the answer when none comes in time."""
+    """A question for a person; `default` is the answer if none is given in time."""
 
     key: str
     title: str
@@ -151,7 +150,7 @@ class AskBody(AttemptBody, kw_only=True):
 
 
 class AskView(msgspec.Struct, frozen=True):
-    """Whether the attempt is over; if not, what people answered."""
+    """Whether the attempt ended by parking; if not, the answer that a person gave."""
 
     id: UUID
     status: str
@@ -160,171 +159,184 @@ class AskView(msgspec.Struct, frozen=True):
 
 
 class ReceiptBody(AttemptBody):
-    """How the session ended."""
+    """How the session was stopped."""
 
     receipt: dict[str, Any] | None = None
 
 
 @get("/agent-tasks/find")
-async def find(
-    desk: InjectedContext, prefix: Annotated[str, QueryParameter(name="id", max_length=60)]
+async def find_task(
+    ctx: InjectedContext, prefix: Annotated[str, QueryParameter(name="id", max_length=60)]
 ) -> TaskIdReply:
-    """The task that an id, or the unambiguous beginning of one, names."""
-    return TaskIdReply(await desk.engine.find(prefix))
+    """Returns the id of the task with this id, or with this unique beginning of an id."""
+    return TaskIdReply(await ctx.engine.find(prefix))
 
 
 @get("/agent-tasks/{task_id:uuid}/trail")
-async def trail(
-    desk: InjectedContext,
+async def list_task_events(
+    ctx: InjectedContext,
     task_id: FromPath[UUID],
     after: Annotated[int, QueryParameter(ge=0, le=bounds.MAX_COUNT)] = 0,
     limit: Limit = 100,
-) -> Lines:
-    """The task's audit trail after a version, oldest first."""
-    return Lines(list(await desk.engine.events(task_id, after, limit)))
+) -> LogPage:
+    """Returns the task's audit trail after a version, oldest first."""
+    return LogPage(list(await ctx.engine.events(task_id, after, limit)))
 
 
 @post("/agents", status_code=200)
-async def host(desk: InjectedContext, data: JSONBody[AgentBody]) -> AgentView:
-    """Register an agent by its name; an agent's own token answers with that agent as it is."""
-    if desk.caller.agent is not None:
-        return await desk.registry.show(desk.caller.agent)
-    profile = profile_of(desk, desk.service.clock.new_id(), data)
-    known = await desk.engine.register_agent(profile)
-    return await desk.registry.show(known.id)
+async def register_agent(ctx: InjectedContext, data: JSONBody[AgentBody]) -> AgentView:
+    """Registers an agent by its name.
+
+    A request with an agent's own token changes nothing and returns that agent.
+    """
+    if ctx.caller.agent is not None:
+        return await ctx.agents.show(ctx.caller.agent)
+    profile = profile_of(ctx, ctx.service.clock.new_id(), data)
+    registered = await ctx.engine.register_agent(profile)
+    return await ctx.agents.show(registered.id)
 
 
 @post("/workers/{worker_id:str}/claim", status_code=200)
-async def claim(
+async def claim_tasks_for_worker(
     request: Request[Any, Any, Any],
-    desk: InjectedContext,
+    ctx: InjectedContext,
     worker_id: FromPath[str],
     data: JSONBody[WorkerClaimBody],
 ) -> ClaimReply:
-    """Take up to `limit` tasks for an agent; asked again with the same token, the same tasks.
+    """Claims up to `limit` tasks for an agent of a worker.
 
-    A worker that leaves while it waits is given nothing more.
+    A request repeated with the same claim token returns the same tasks. A worker that disconnects
+    while it waits gets no more tasks.
     """
-    if desk.caller.agent not in (None, data.agent_id):
+    if ctx.caller.agent not in (None, data.agent_id):
         raise NotFound(f"no agent {data.agent_id}")
-    await agent_tokens.check_worker(desk, worker_id)
-    bounds.number("limit", data.limit, 0, bounds.MAX_PAGE)
-    bounds.number("waitSeconds", data.wait_seconds, 0, LONGEST_WAIT_S)
-    bounds.number("the length of claimToken", len(data.claim_token), LEAST_TOKEN, bounds.MAX_NAME)
-    ask = desk.registry.profile_for_claim if data.limit else desk.registry.profile
-    agent = _with_supported_work(await ask(data.agent_id), data.means)
-    await desk.registry.record_heartbeat(agent.id)
-    lease_s = lease_of(desk, agent, data.lease_seconds)
+    await agent_tokens.check_worker(ctx, worker_id)
+    bounds.check_number("limit", data.limit, 0, bounds.MAX_PAGE)
+    bounds.check_number("waitSeconds", data.wait_seconds, 0, MAX_WAIT_S)
+    bounds.check_number(
+        "the length of claimToken", len(data.claim_token), MIN_TOKEN_LENGTH, bounds.MAX_NAME
+    )
+    load_profile = ctx.agents.profile_for_claim if data.limit else ctx.agents.profile
+    agent = _with_supported_work(await load_profile(data.agent_id), data.means)
+    await ctx.agents.record_heartbeat(agent.id)
+    lease_s = lease_s_for(ctx, agent, data.lease_seconds)
 
-    def take() -> Awaitable[list[ClaimedTask]]:
-        return desk.engine.claim(agent, worker_id, data.limit, lease_s, data.claim_token)
+    def claim_once() -> Awaitable[list[ClaimedTask]]:
+        return ctx.engine.claim(agent, worker_id, data.limit, lease_s, data.claim_token)
 
-    async with _lock_claim_token(desk, data.claim_token), polling(desk, request, agent.id) as poll:
-        found = await desk.engine.claimed(agent.id, data.claim_token)
-        if not found and data.limit:
-            found = await poll.until(data.wait_seconds, take)
-    return ClaimReply([claimed(desk, agent.id, work) for work in found])
+    async with _lock_claim_token(ctx, data.claim_token), long_poll(ctx, request, agent.id) as poll:
+        tasks = await ctx.engine.claimed(agent.id, data.claim_token)
+        if not tasks and data.limit:
+            tasks = await poll.claim_within(data.wait_seconds, claim_once)
+    return ClaimReply([claimed_task_view(ctx, agent.id, task) for task in tasks])
 
 
-def _with_supported_work(agent: AgentProfile, said: SupportedWorkBody | None) -> AgentProfile:
-    """The agent, bound by what the worker that asks can run; without a word by what is known."""
-    if said is None:
+def _with_supported_work(agent: AgentProfile, body: SupportedWorkBody | None) -> AgentProfile:
+    """Returns the agent's profile, limited to the work that the worker supports, if it is given."""
+    if body is None:
         return agent
-    means = SupportedWork(said.runtimes, said.task_types, said.accept_commands)
-    return checked(msgspec.structs.replace(agent, means=means))
+    supported = SupportedWork(body.runtimes, body.task_types, body.accept_commands)
+    return validate_profile(msgspec.structs.replace(agent, means=supported))
 
 
 @asynccontextmanager
-async def _lock_claim_token(desk: InjectedContext, token: str) -> AsyncIterator[None]:
-    """Whoever asks again waits until its first request is over, and so knows what that took."""
-    lock = _turns.setdefault((desk.workspace, token), asyncio.Lock())
+async def _lock_claim_token(ctx: InjectedContext, token: str) -> AsyncIterator[None]:
+    """Locks the claim token during the block.
+
+    A repeated request waits for the first one, so that it can return the tasks of that one.
+    """
+    lock = _claim_locks.setdefault((ctx.workspace, token), asyncio.Lock())
     async with lock:
         yield
 
 
 @post("/workers/{worker_id:str}/sweep", status_code=200)
-async def sweep(
-    desk: InjectedContext, worker_id: FromPath[str], data: JSONBody[SweepBody]
+async def sweep_sessions(
+    ctx: InjectedContext, worker_id: FromPath[str], data: JSONBody[SweepBody]
 ) -> SweepReply:
-    """Confirm ends of sessions that are gone; answers those of the worker's host that remain.
+    """Confirms that sessions have ended; returns the attempts of the host still unconfirmed.
 
-    An agent's own token sees and confirms those of its agent alone.
+    With an agent's token, only attempts of this agent are returned and confirmed.
     """
-    bounds.text("worker", worker_id, bounds.MAX_TITLE, empty=False)
-    bounds.text("host", data.host, bounds.MAX_TITLE, empty=False)
-    bounds.number("the number of ends", len(data.gone), 0, MOST_SWEPT)
-    await agent_tokens.check_worker(desk, worker_id)
-    open_ends = await _open_ends(desk, worker_id, data.host)
-    named = {(each.task_id, each.attempt) for each in data.gone}
-    gone = [each for each in open_ends if (each.task_id, each.attempt) in named]
+    bounds.check_text("worker", worker_id, bounds.MAX_TITLE, empty=False)
+    bounds.check_text("host", data.host, bounds.MAX_TITLE, empty=False)
+    bounds.check_number("the number of ends", len(data.gone), 0, MAX_SWEPT)
+    await agent_tokens.check_worker(ctx, worker_id)
+    open_ends = await _list_unconfirmed(ctx, worker_id, data.host)
+    requested = {(end.task_id, end.attempt) for end in data.gone}
+    gone = [end for end in open_ends if (end.task_id, end.attempt) in requested]
     if gone:
         receipt = {"state": "swept", "how": "nothing of it runs on its host"}
-        ends = [(each.task_id, each.attempt) for each in gone]
-        await TaskMaintenance(desk.engine.core).confirm_gone(ends, receipt, desk.caller.actor)
-    return SweepReply(len(gone), [each for each in open_ends if each not in gone])
+        ends = [(end.task_id, end.attempt) for end in gone]
+        await TaskMaintenance(ctx.engine.core).confirm_gone(ends, receipt, ctx.caller.actor)
+    return SweepReply(len(gone), [end for end in open_ends if end not in gone])
 
 
-async def _open_ends(desk: InjectedContext, worker: str, host: str) -> list[UnconfirmedEnd]:
-    """The unconfirmed ends on a host, of tasks of the caller's workspace, or of its agent alone."""
-    whose = {"workspace": desk.workspace, "agent": desk.caller.agent}
-    where = {"worker": worker, "prefix": f"{host}:", "most": MOST_SWEPT}
-    rows = await desk.engine.core.store.fetch(Statement("unconfirmed", whose | where))
+async def _list_unconfirmed(ctx: InjectedContext, worker: str, host: str) -> list[UnconfirmedEnd]:
+    """Returns the unconfirmed ends on a host, in the workspace or of the caller's agent only."""
+    scope = {"workspace": ctx.workspace, "agent": ctx.caller.agent}
+    worker_filter = {"worker": worker, "prefix": f"{host}:", "most": MAX_SWEPT}
+    rows = await ctx.engine.core.store.fetch(
+        Statement("attempts_unconfirmed", scope | worker_filter)
+    )
     return [UnconfirmedEnd(row["worker"], row["id"], row["attempt"]) for row in rows]
 
 
 @post("/agent-tasks/{task_id:uuid}/checkpoint", status_code=200)
-async def checkpoint(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[CheckpointBody]
+async def save_checkpoint(
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[CheckpointBody]
 ) -> CheckpointReply:
-    """Keep what the next attempt needs to go on; accepted also from one that is being paused."""
-    fence = fence_of(desk, task_id, data)
-    return CheckpointReply(await desk.engine.checkpoint(fence, data.data, data.seq))
+    """Stores a checkpoint, also from an attempt that is being paused."""
+    fence = fence_of(ctx, task_id, data)
+    return CheckpointReply(await ctx.engine.checkpoint(fence, data.data, data.seq))
 
 
 @get("/agent-tasks/{task_id:uuid}/steps")
-async def steps(desk: InjectedContext, task_id: FromPath[UUID]) -> dict[str, StepView]:
-    """What the task's attempts recorded, by key; an agent sees those of its own tasks."""
-    task = await desk.engine.show(task_id)
-    if desk.caller.agent not in (None, task.agent):
+async def list_steps(ctx: InjectedContext, task_id: FromPath[UUID]) -> dict[str, StepView]:
+    """Returns the recorded steps of a task by key; an agent can read only its own tasks."""
+    task = await ctx.engine.show(task_id)
+    if ctx.caller.agent not in (None, task.agent):
         raise NotFound(f"no task {task_id}")
-    await check_current(desk)
-    found = await desk.engine.steps(task_id)
-    return {key: StepView(value, child) for key, (value, child) in found.items()}
+    await check_current(ctx)
+    steps = await ctx.engine.steps(task_id)
+    return {key: StepView(value, child) for key, (value, child) in steps.items()}
 
 
 @post("/agent-tasks/{task_id:uuid}/steps", status_code=204)
 async def record_step(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[StepBody]
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[StepBody]
 ) -> None:
-    """Record a step's value for every later attempt; repeated with that value, it is one step."""
-    await desk.engine.record_step(fence_of(desk, task_id, data), data.key, data.value)
+    """Records a step's value for later attempts; repeating it with the same value is allowed."""
+    await ctx.engine.record_step(fence_of(ctx, task_id, data), data.key, data.value)
 
 
 @post("/agent-tasks/{task_id:uuid}/children", status_code=200)
-async def spawn(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ChildBody]
+async def create_child(
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ChildBody]
 ) -> TaskIdReply:
-    """Make a child task, once per key."""
-    fence = fence_of(desk, task_id, data)
-    return TaskIdReply(await desk.engine.spawn(fence, data.key, data.task.task()))
+    """Creates a subtask, once per key."""
+    fence = fence_of(ctx, task_id, data)
+    return TaskIdReply(await ctx.engine.spawn(fence, data.key, data.task.new_task()))
 
 
 @get("/agent-tasks/{task_id:uuid}/children")
-async def children(
-    desk: InjectedContext,
+async def list_children(
+    ctx: InjectedContext,
     task_id: FromPath[UUID],
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
 ) -> Page:
-    """The tasks that attempts at the task have made, newest first."""
-    await desk.engine.show(task_id)
-    return await desk.engine.list(Filter(parent=task_id), limit, cursor)
+    """Returns the subtasks that attempts of the task created, newest first."""
+    await ctx.engine.show(task_id)
+    return await ctx.engine.list(Filter(parent=task_id), limit, cursor)
 
 
 @post("/agent-tasks/{task_id:uuid}/ask", status_code=200)
-async def ask(desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[AskBody]) -> AskView:
-    """Ask people something, once per key; until they answer, the task waits without a slot."""
-    fence = fence_of(desk, task_id, data)
+async def ask_person(
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[AskBody]
+) -> AskView:
+    """Asks a person a question, once per key; the task waits without a slot for the answer."""
+    fence = fence_of(ctx, task_id, data)
     question = Question(
         kind=data.kind,
         title=data.title,
@@ -332,73 +344,73 @@ async def ask(desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[Ask
         timeout_s=data.timeout_seconds,
         default=data.default,
     )
-    asked = await desk.engine.ask(fence, data.key, question)
-    return AskView(task_id, (await ended(desk, task_id)).status, asked.parked, asked.answer)
+    result = await ctx.engine.ask(fence, data.key, question)
+    return AskView(task_id, (await task_status(ctx, task_id)).status, result.parked, result.answer)
 
 
 @post("/agent-tasks/{task_id:uuid}/not-started", status_code=200)
-async def not_started(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[FailBody]
+async def report_not_started(
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[FailBody]
 ) -> TaskStatusReply:
-    """The session could not be started; the try is given back."""
-    await desk.engine.not_started(fence_of(desk, task_id, data), data.failure())
-    return await ended(desk, task_id)
+    """Reports that the session could not be started; the try is not counted."""
+    await ctx.engine.not_started(fence_of(ctx, task_id, data), data.failure())
+    return await task_status(ctx, task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/timed-out", status_code=200)
-async def timed_out(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
+async def report_timed_out(
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
 ) -> TaskStatusReply:
-    """The session was ended because it ran too long."""
-    await desk.engine.time_out(fence_of(desk, task_id, data), data.receipt)
-    return await ended(desk, task_id)
+    """Reports that the session was stopped because it exceeded its timeout."""
+    await ctx.engine.time_out(fence_of(ctx, task_id, data), data.receipt)
+    return await task_status(ctx, task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/confirm-cancel", status_code=200)
 async def confirm_cancel(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
 ) -> TaskStatusReply:
-    """The session that was to be cancelled is gone; the receipt says how."""
-    await desk.engine.confirm_cancel(fence_of(desk, task_id, data), data.receipt or {})
-    return await ended(desk, task_id)
+    """Confirms that the session to be cancelled has ended; `receipt` records how."""
+    await ctx.engine.confirm_cancel(fence_of(ctx, task_id, data), data.receipt or {})
+    return await task_status(ctx, task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/confirm-pause", status_code=200)
 async def confirm_pause(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
 ) -> TaskStatusReply:
-    """The session that was to be paused is gone."""
-    await desk.engine.confirm_pause(fence_of(desk, task_id, data), data.receipt or {})
-    return await ended(desk, task_id)
+    """Confirms that the session to be paused has ended."""
+    await ctx.engine.confirm_pause(fence_of(ctx, task_id, data), data.receipt or {})
+    return await task_status(ctx, task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/confirm-gone", status_code=200)
 async def confirm_gone(
-    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
+    ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
 ) -> TaskStatusReply:
-    """The session of an attempt that was given up is gone after all."""
-    fence = fence_of(desk, task_id, data)
-    # The token of an attempt that was overtaken is known no more: whose it was, its row says.
-    for attempt in await desk.engine.attempts(task_id):
-        if attempt.attempt == fence.attempt and desk.caller.agent in (None, attempt.agent):
-            await desk.engine.confirm_gone(fence, data.receipt or {})
-    return await ended(desk, task_id)
+    """Confirms that the session of an expired or replaced attempt has ended."""
+    fence = fence_of(ctx, task_id, data)
+    # The lease token of a replaced attempt is not stored any more: its row has the agent.
+    for attempt in await ctx.engine.attempts(task_id):
+        if attempt.attempt == fence.attempt and ctx.caller.agent in (None, attempt.agent):
+            await ctx.engine.confirm_gone(fence, data.receipt or {})
+    return await task_status(ctx, task_id)
 
 
 HANDLERS: Sequence[Any] = [
-    find,
-    trail,
-    host,
-    claim,
-    sweep,
-    checkpoint,
-    steps,
+    find_task,
+    list_task_events,
+    register_agent,
+    claim_tasks_for_worker,
+    sweep_sessions,
+    save_checkpoint,
+    list_steps,
     record_step,
-    spawn,
-    children,
-    ask,
-    not_started,
-    timed_out,
+    create_child,
+    list_children,
+    ask_person,
+    report_not_started,
+    report_timed_out,
     confirm_cancel,
     confirm_pause,
     confirm_gone,

@@ -1,4 +1,5 @@
-"""`orchestrate agent`, and reading of workers and coordinators.
+"""`orchestrate agent`, and commands about workers and coordinators.
 
-agents: agents. workers: worker list, coordinator status. drain: lets workers finish and stop.
+agents: agent commands. workers: worker list; coordinator status, recover, logs.
+drain: worker drain.
 """

@@ -1,13 +1,13 @@
-"""`orchestrate agent`: who takes tasks."""
+"""`orchestrate agent`: registers and manages agents."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import F, Globals, command, group
-from tenuto.cli.connection import ask
-from tenuto.cli.output import Columns, print_done, print_one, tell_list, word, words
+from tenuto.cli.base import F, GlobalOptions, command, group
+from tenuto.cli.connection import call_client
+from tenuto.cli.output import Columns, format_value, print_done, print_list, print_one, split_commas
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -26,7 +26,7 @@ _FIELDS: Columns = {
     "model": lambda agent: agent.model,
     "account": lambda agent: agent.account,
     "running": lambda agent: agent.running_tasks,
-    "at most": lambda agent: agent.max_concurrent_tasks,
+    "max. tasks": lambda agent: agent.max_concurrent_tasks,
     "task types": lambda agent: agent.task_types,
     "task tags": lambda agent: agent.task_tags,
     "capabilities": lambda agent: agent.capabilities,
@@ -40,76 +40,97 @@ _FIELDS: Columns = {
     "last heartbeat": lambda agent: agent.last_heartbeat,
     "created": lambda agent: agent.created_at,
 }
-_LISTED: Columns = {
+_LIST_COLUMNS: Columns = {
     "NAME": lambda agent: agent.name,
     "STATUS": lambda agent: agent.status,
     "RUNNING": lambda agent: agent.running_tasks,
-    "MOST": lambda agent: agent.max_concurrent_tasks,
+    "MAX": lambda agent: agent.max_concurrent_tasks,
     "RUNTIMES": lambda agent: agent.runtimes,
     "TAGS": lambda agent: agent.task_tags,
     "ID": lambda agent: agent.id,
 }
-_FELT: Columns = {
-    "AT": lambda each: each.at,
-    "SAID": lambda each: each.status,
-    "PROGRESS": lambda each: each.progress_percent,
-    "MEMORY MB": lambda each: each.memory_mb,
-    "CPU %": lambda each: each.cpu_percent,
-    "STEP": lambda each: each.current_step,
+_HEALTH_COLUMNS: Columns = {
+    "AT": lambda sample: sample.at,
+    "STATUS": lambda sample: sample.status,
+    "PROGRESS": lambda sample: sample.progress_percent,
+    "MEMORY MB": lambda sample: sample.memory_mb,
+    "CPU %": lambda sample: sample.cpu_percent,
+    "STEP": lambda sample: sample.current_step,
 }
-_SAID: Columns = {
-    "AT": lambda each: each.created_at,
-    "KIND": lambda each: each.kind,
-    "SCOPE": lambda each: each.scope_key,
-    "FROM": lambda each: each.sender,
-    "TAKEN": lambda each: each.taken_at,
-    "BODY": lambda each: each.body,
+_MESSAGE_COLUMNS: Columns = {
+    "AT": lambda message: message.created_at,
+    "KIND": lambda message: message.kind,
+    "SCOPE": lambda message: message.scope_key,
+    "FROM": lambda message: message.sender,
+    "RECEIVED": lambda message: message.taken_at,
+    "BODY": lambda message: message.body,
 }
-_LISTS = ("task_types", "task_tags", "capabilities", "skills", "tags", "runtimes", "choose_rules")
+_LIST_OPTIONS = (
+    "task_types",
+    "task_tags",
+    "capabilities",
+    "skills",
+    "tags",
+    "runtimes",
+    "choose_rules",
+)
 
 
 @group(
     "agent", "orchestrate agent list", "orchestrate agent create --name dev-1 --task-tags python"
 )
 def agent() -> None:
-    """Register and look after agents: who takes tasks, and which."""
+    """Register and manage agents, which claim tasks."""
 
 
-def _profile(function: F) -> F:
-    """Adds what an agent may be told to be."""
+def _profile_options(function: F) -> F:
+    """Adds the options that describe an agent; `_parse_profile` reads them."""
     options: Sequence[Callable[[F], F]] = (
-        click.option("--agent-type", metavar="T", help="The kind of agent it is."),
-        click.option("--model", help="The model it uses."),
-        click.option("--account", help="The account it uses, for rate limits."),
-        click.option("--task-type", "task_types", multiple=True, help="A type it takes; else all."),
+        click.option("--agent-type", metavar="T", help="Agent type; tasks can require it."),
+        click.option("--model", help="Model that it uses."),
+        click.option("--account", help="Provider account, for rate limits."),
         click.option(
-            "--task-tags", "--task-tag", "task_tags", multiple=True, help="Tags tasks may ask for."
+            "--task-type", "task_types", multiple=True, help="Task type it runs; default: all."
         ),
         click.option(
-            "--capabilities", "--capability", "capabilities", multiple=True, help="What it can do."
+            "--task-tags",
+            "--task-tag",
+            "task_tags",
+            multiple=True,
+            help="Task tags that tasks can require.",
         ),
-        click.option("--skills", "--skill", "skills", multiple=True, help="For people to see."),
         click.option(
-            "--runtime", "runtimes", multiple=True, help="How it runs tasks; http if not given."
+            "--capabilities",
+            "--capability",
+            "capabilities",
+            multiple=True,
+            help="Capabilities that tasks can require.",
+        ),
+        click.option(
+            "--skills", "--skill", "skills", multiple=True, help="Description for people."
+        ),
+        click.option(
+            "--runtime", "runtimes", multiple=True, help="Runtime of its tasks; default: http."
         ),
         click.option(
             "--accept-commands/--no-accept-commands",
             default=None,
-            help="Whether tasks may bring commands.",
+            help="Allow tasks that contain a command.",
         ),
+        click.option("--gateway", metavar="NAME", help="Gateway that starts its sessions (push)."),
         click.option(
-            "--gateway", metavar="NAME", help="The gateway that spawns its sessions, by push."
+            "--max-concurrent",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Maximum number of tasks at once.",
         ),
-        click.option(
-            "--max-concurrent", type=click.IntRange(1), metavar="N", help="Tasks at once."
-        ),
-        click.option("--tags", "--tag", "tags", multiple=True, help="Labels, for people to see."),
+        click.option("--tags", "--tag", "tags", multiple=True, help="Labels for people."),
         click.option(
             "--choose-rule",
             "choose_rules",
             multiple=True,
             metavar="RULE",
-            help="Which task tags it accepts: superset (or all), single, exact; any that does.",
+            help="Rule for task tags: superset (or all), single, exact; one match is enough.",
         ),
         click.option(
             "--heartbeat-interval",
@@ -123,7 +144,7 @@ def _profile(function: F) -> F:
             "stale_threshold_s",
             type=click.IntRange(1),
             metavar="S",
-            help="Seconds of silence after which it is stale.",
+            help="Seconds without a heartbeat after which it is stale.",
         ),
     )
     for option in reversed(options):
@@ -131,113 +152,133 @@ def _profile(function: F) -> F:
     return function
 
 
-def _told(fields: dict[str, Any]) -> dict[str, Any]:
-    """What was said of an agent; what was not stays as it is."""
-    told = {name: value for name, value in fields.items() if value not in (None, ())}
-    return {name: words(value) if name in _LISTS else value for name, value in told.items()}
+def _parse_profile(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the given options; options left out keep their value in the agent."""
+    values = {name: value for name, value in fields.items() if value not in (None, ())}
+    return {
+        name: split_commas(value) if name in _LIST_OPTIONS else value
+        for name, value in values.items()
+    }
 
 
 @command(
     "create", "orchestrate agent create --name dev-1 --task-tags python,sql --max-concurrent 2"
 )
-@click.option("--name", required=True, help="What it is called.")
-@_profile
+@click.option("--name", required=True, help="Name of the agent.")
+@_profile_options
 @click.pass_obj
-def create(given: Globals, /, name: str, **fields: Any) -> None:
-    """Register an agent that fetches its tasks over HTTP; workers register theirs themselves."""
-    print_one(given, ask(given, lambda client: client.agents.put(name, **_told(fields))), _FIELDS)
+def create(options: GlobalOptions, /, name: str, **fields: Any) -> None:
+    """Register an agent that claims tasks over HTTP. Workers register their agents themselves."""
+    print_one(
+        options,
+        call_client(options, lambda client: client.agents.put(name, **_parse_profile(fields))),
+        _FIELDS,
+    )
 
 
 @command("update", "orchestrate agent update dev-1 --max-concurrent 4")
 @click.argument("name")
-@_profile
+@_profile_options
 @click.pass_obj
-def update(given: Globals, /, name: str, **fields: Any) -> None:
-    """Change what an agent takes; what is not said stays."""
+def update(options: GlobalOptions, /, name: str, **fields: Any) -> None:
+    """Change an agent; options you leave out keep their value."""
 
     async def change(client: "AsyncClient") -> "AgentView":
-        known = await client.agents.get(name)
-        return await client.agents.put(known.name, **_told(fields))
+        existing = await client.agents.get(name)
+        return await client.agents.put(existing.name, **_parse_profile(fields))
 
-    print_one(given, ask(given, change), _FIELDS)
+    print_one(options, call_client(options, change), _FIELDS)
 
 
 @command("list", "orchestrate agent list", "orchestrate agent list --status WORKING --json")
-@click.option("--status", help="Only with this status.")
+@click.option("--status", help="Filter by status.")
 @click.pass_obj
-def list_(given: Globals, status: str | None) -> None:
+def list_(options: GlobalOptions, status: str | None) -> None:
     """List agents by name."""
     from tenuto.model.errors import Invalid
 
-    wanted = None if status is None else status.upper()
-    if wanted is not None and wanted not in _STATUSES:
-        known = ", ".join(_STATUSES)
-        raise Invalid(f"no status {wanted[:40]!r}; known are {known}", "invalid_filter")
+    status_filter = None if status is None else status.upper()
+    if status_filter is not None and status_filter not in _STATUSES:
+        statuses = ", ".join(_STATUSES)
+        raise Invalid(
+            f"unknown status {status_filter[:40]!r}; use one of {statuses}", "invalid_filter"
+        )
 
     async def read(client: "AsyncClient") -> "list[AgentView]":
-        return [each async for each in client.agents.list() if wanted in (None, each.status)]
+        return [
+            agent async for agent in client.agents.list() if status_filter in (None, agent.status)
+        ]
 
-    tell_list(given, "agents", ask(given, read), _LISTED, wide="TAGS")
+    print_list(options, "agents", call_client(options, read), _LIST_COLUMNS, wide="TAGS")
 
 
 @command("show", "orchestrate agent show dev-1")
 @click.argument("name")
 @click.pass_obj
-def show(given: Globals, name: str) -> None:
+def show(options: GlobalOptions, name: str) -> None:
     """Show everything about an agent."""
-    print_one(given, ask(given, lambda client: client.agents.get(name)), _FIELDS)
+    print_one(options, call_client(options, lambda client: client.agents.get(name)), _FIELDS)
 
 
 @command("health", "orchestrate agent health dev-1", "orchestrate agent health dev-1 --limit 6")
 @click.argument("name")
-@click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Most.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=10,
+    show_default=True,
+    help="Maximum number of rows.",
+)
 @click.pass_obj
-def health(given: Globals, name: str, limit: int) -> int:
-    """Say whether an agent lives, and how it said it was; exit code 1 if it does not."""
+def health(options: GlobalOptions, name: str, limit: int) -> int:
+    """Show an agent's health and last reports; exits with 1 if it is not healthy."""
     from tenuto.cli.render import print_table
 
-    found = ask(given, lambda client: client.agents.health(name, limit))
+    report = call_client(options, lambda client: client.agents.health(name, limit))
     fields: Columns = {
-        "status": lambda each: each.status,
-        "healthy": lambda each: each.healthy,
-        "last heartbeat": lambda each: each.last_heartbeat,
-        "stale after": lambda each: f"{each.stale_threshold_seconds} s",
-        "running": lambda each: each.running_tasks,
+        "status": lambda report: report.status,
+        "healthy": lambda report: report.healthy,
+        "last heartbeat": lambda report: report.last_heartbeat,
+        "stale after": lambda report: f"{report.stale_threshold_seconds} s",
+        "running": lambda report: report.running_tasks,
     }
-    print_one(given, found, fields)
-    if found.history and not given.json:
-        rows = [[word(show(each)) for show in _FELT.values()] for each in found.history]
-        print_table(list(_FELT), rows, wide="STEP")
-    return 0 if found.healthy else 1
+    print_one(options, report, fields)
+    if report.history and not options.json:
+        rows = [
+            [format_value(show(sample)) for show in _HEALTH_COLUMNS.values()]
+            for sample in report.history
+        ]
+        print_table(list(_HEALTH_COLUMNS), rows, wide="STEP")
+    return 0 if report.healthy else 1
 
 
 @command("explain", "orchestrate agent explain dev-1", "orchestrate agent explain dev-1 --json")
 @click.argument("name")
 @click.pass_obj
-def explain(given: Globals, name: str) -> None:
-    """Say what an agent may take, how much of it waits, and why it takes nothing else."""
-    from tenuto.cli.render import moment, print_json
+def explain(options: GlobalOptions, name: str) -> None:
+    """Show the tasks an agent can claim, how many are pending, and why it cannot claim others."""
+    from tenuto.cli.render import format_time, print_json
     from tenuto.model.printable import printable
 
-    found = ask(given, lambda client: client.agents.explain(name))
-    if given.json:
-        print_json(found)
+    explanation = call_client(options, lambda client: client.agents.explain(name))
+    if options.json:
+        print_json(explanation)
         return
-    print(printable(f"{found.status}: {found.summary}"))
-    held, most = found.capacity, found.capacity.most
-    print(f"runs {held.running} of {'any number' if most is None else f'at most {most}'}")
-    for gate in found.gates:
-        clears = "" if gate.clears_at is None else f" (until {moment(gate.clears_at)})"
+    print(printable(f"{explanation.status}: {explanation.summary}"))
+    capacity, maximum = explanation.capacity, explanation.capacity.most
+    print(f"running {capacity.running}, maximum {'unlimited' if maximum is None else maximum}")
+    for gate in explanation.gates:
+        clears = "" if gate.clears_at is None else f" (until {format_time(gate.clears_at)})"
         print(f"  {printable(gate.gate)}: {printable(gate.detail)}{clears}")
-    for lane in found.lanes:
-        needs = ", ".join(f"{key}={word(value)}" for key, value in lane.requires.items())
-        why = "; ".join(lane.obstacles) or "may take it"
+    for lane in explanation.lanes:
+        needs = ", ".join(f"{key}={format_value(value)}" for key, value in lane.requires.items())
+        detail = "; ".join(lane.obstacles) or "can claim it"
         for gate in lane.gates:
-            until = "" if gate.clears_at is None else f" until {moment(gate.clears_at)}"
-            why += f"; {gate.detail}{until}"
-        print(f"  {lane.pending:>5} waiting  {printable(needs)}: {printable(why)}")
-    if found.more:
-        print(f"  and {found.more:,} more lanes")
+            until = "" if gate.clears_at is None else f" until {format_time(gate.clears_at)}"
+            detail += f"; {gate.detail}{until}"
+        print(f"  {lane.pending:>5} pending  {printable(needs)}: {printable(detail)}")
+    if explanation.more:
+        print(f"  and {explanation.more:,} more lanes")
 
 
 @command(
@@ -247,13 +288,13 @@ def explain(given: Globals, name: str) -> None:
 )
 @click.argument("name")
 @click.argument("text")
-@click.option("--kind", default="note", show_default=True, help="What kind of message it is.")
-@click.option("--scope", metavar="KEY", help="What it is about.")
-@click.option("--coalesce", is_flag=True, help="Replace what waits of the kind and scope.")
-@click.option("--message-id", metavar="ID", help="Your own name for it: repeated, it is one.")
+@click.option("--kind", default="note", show_default=True, help="Kind of message.")
+@click.option("--scope", metavar="KEY", help="Subject of the message.")
+@click.option("--coalesce", is_flag=True, help="Replace waiting messages of this kind and scope.")
+@click.option("--message-id", metavar="ID", help="Your id: sent twice, the message is stored once.")
 @click.pass_obj
 def message(
-    given: Globals,
+    options: GlobalOptions,
     name: str,
     text: str,
     kind: str,
@@ -261,7 +302,7 @@ def message(
     coalesce: bool,
     message_id: str | None,
 ) -> None:
-    """Put a message into an agent's mailbox: a text, or JSON that begins with { or [."""
+    """Send a message to an agent's mailbox: text, or JSON that starts with { or [."""
     from tenuto.model.bounds import parse_json
 
     body = parse_json("TEXT", text) if text.lstrip()[:1] in ("{", "[") else text
@@ -276,84 +317,96 @@ def message(
             client_message_id=message_id,
         )
 
-    print_one(given, ask(given, send), {"id": lambda each: each.id})
+    print_one(options, call_client(options, send), {"id": lambda message: message.id})
 
 
 @command("messages", "orchestrate agent messages dev-1", "orchestrate agent messages dev-1 --all")
 @click.argument("name")
-@click.option("--all", "all_", is_flag=True, help="Also what it took within the last days.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Most.")
+@click.option("--all", "all_", is_flag=True, help="Also messages received within the last days.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=50,
+    show_default=True,
+    help="Maximum number of rows.",
+)
 @click.pass_obj
-def messages(given: Globals, name: str, all_: bool, limit: int) -> None:
-    """List what waits in an agent's mailbox, oldest first."""
+def messages(options: GlobalOptions, name: str, all_: bool, limit: int) -> None:
+    """List the waiting messages in an agent's mailbox, oldest first."""
 
     async def read(client: "AsyncClient") -> "list[Message]":
         return (await client.agents.messages(name, limit, waiting=not all_)).messages
 
-    tell_list(given, "messages", ask(given, read), _SAID, wide="BODY")
+    print_list(options, "messages", call_client(options, read), _MESSAGE_COLUMNS, wide="BODY")
 
 
 @command("tasks", "orchestrate agent tasks dev-1 --status RUNNING")
 @click.argument("name")
-@click.option("--status", multiple=True, help="Only with this status; of several, any.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Most.")
+@click.option("--status", multiple=True, help="Filter by status; repeat for several (any matches).")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=50,
+    show_default=True,
+    help="Maximum number of rows.",
+)
 @click.pass_obj
-def tasks(given: Globals, name: str, status: tuple[str, ...], limit: int) -> None:
-    """List the tasks whose latest attempt was the agent's, newest first."""
+def tasks(options: GlobalOptions, name: str, status: tuple[str, ...], limit: int) -> None:
+    """List the tasks whose latest attempt was by this agent, newest first."""
     from tenuto.cli.render import print_json
     from tenuto.cli.tasks.read import print_tasks
 
     async def read(client: "AsyncClient") -> "tuple[Sequence[TaskSummary], datetime]":
-        found = await client.agents.tasks(name, words(status), limit)
-        return found, client.engine.clock.now()
+        summaries = await client.agents.tasks(name, split_commas(status), limit)
+        return summaries, client.engine.clock.now()
 
-    found, now = ask(given, read)
-    if given.json:
-        print_json({"tasks": found})
+    summaries, now = call_client(options, read)
+    if options.json:
+        print_json({"tasks": summaries})
     else:
-        print_tasks(found, now)
+        print_tasks(summaries, now)
 
 
 @command(
     "terminate", "orchestrate agent terminate dev-1", "orchestrate agent terminate dev-1 --now"
 )
 @click.argument("name")
-@click.option("--now", "at_once", is_flag=True, help="Cancel what it runs.")
-@click.option("--reason", metavar="TEXT", help="Why, for the audit trail.")
+@click.option("--now", "at_once", is_flag=True, help="Cancel its running tasks.")
+@click.option("--reason", metavar="TEXT", help="Reason for the audit trail.")
 @click.pass_obj
-def terminate(given: Globals, name: str, at_once: bool, reason: str | None) -> None:
-    """Let an agent take no more tasks; it ends when what it runs has finished."""
+def terminate(options: GlobalOptions, name: str, at_once: bool, reason: str | None) -> None:
+    """Stop an agent: it claims no more tasks and terminates when its running tasks finish."""
 
-    async def order(client: "AsyncClient") -> "AgentView":
+    async def terminate_agent(client: "AsyncClient") -> "AgentView":
         return await client.agents.terminate(name, reason, graceful=not at_once)
 
-    print_one(given, ask(given, order), _FIELDS)
+    print_one(options, call_client(options, terminate_agent), _FIELDS)
 
 
 @command("delete", "orchestrate agent delete dev-1")
 @click.argument("name")
 @click.pass_obj
-def delete(given: Globals, name: str) -> None:
-    """Forget an agent that runs nothing."""
-    ask(given, lambda client: client.agents.delete(name))
-    print_done(given, f"deleted {name}")
+def delete(options: GlobalOptions, name: str) -> None:
+    """Delete an agent that has no running tasks."""
+    call_client(options, lambda client: client.agents.delete(name))
+    print_done(options, f"deleted {name}")
 
 
 @command("token", "orchestrate agent token dev-1")
 @click.argument("name")
 @click.pass_obj
-def token(given: Globals, name: str) -> None:
-    """Make a key with which to work as the agent, and print it; it is shown once."""
+def token(options: GlobalOptions, name: str) -> None:
+    """Create a token to work as the agent, and print it; it is shown only once."""
     from tenuto.cli.render import print_json
     from tenuto.model.printable import printable
 
-    made = ask(given, lambda client: client.agents.token(name))
-    if given.json:
-        print_json(made)
+    created = call_client(options, lambda client: client.agents.token(name))
+    if options.json:
+        print_json(created)
     else:
-        print(printable(made.token))
+        print(printable(created.token))
 
 
 _COMMANDS = (create, list_, show, update, health, explain, tasks, message, messages)
-for _each in (*_COMMANDS, terminate, delete, token):
-    agent.add_command(_each)
+for _command in (*_COMMANDS, terminate, delete, token):
+    agent.add_command(_command)

@@ -1,11 +1,11 @@
-"""`orchestrate worker drain`: let workers finish and end."""
+"""`orchestrate worker drain`: lets workers finish their tasks and stop."""
 
 from typing import TYPE_CHECKING
 
 import click
 
-from tenuto.cli.base import Globals, command
-from tenuto.cli.connection import call
+from tenuto.cli.base import GlobalOptions, command
+from tenuto.cli.connection import call_engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.views import WorkerView
 
-LOOK_S = 1.0
+POLL_S = 1.0
 _ALIVE = ("RUNNING", "DRAINING")
 
 
@@ -24,51 +24,54 @@ _ALIVE = ("RUNNING", "DRAINING")
 )
 @click.argument("worker", required=False, metavar="[ID]")
 @click.option("--host", metavar="H", help="All workers of this host.")
-@click.option("--wait", is_flag=True, help="Return when they have ended.")
+@click.option("--wait", is_flag=True, help="Wait until they have stopped.")
 @click.pass_obj
-def worker_drain(given: Globals, worker: str | None, host: str | None, wait: bool) -> None:
-    """Ask workers to take no more tasks, finish or give back what they run, and end.
+def worker_drain(options: GlobalOptions, worker: str | None, host: str | None, wait: bool) -> None:
+    """Ask workers to claim no more tasks, finish or release their running tasks, and stop.
 
-    A worker is named by its id or the beginning of it. It hears of it with its next heartbeat.
+    A worker is named by its id or the first characters of it. It gets the request with its next
+    heartbeat.
     """
-    from tenuto.cli.output import tell_list
+    from tenuto.cli.output import print_list
 
     if (worker is None) == (host is None):
-        raise click.UsageError("name a worker by its id, or a host with --host")
+        raise click.UsageError("give either a worker id or --host")
 
-    async def order(engine: "AnyEngine") -> "Sequence[WorkerView]":
-        chosen = _chosen(await engine.workers(), worker, host)
-        for each in chosen:
-            await engine.drain_worker(each)
+    async def drain(engine: "AnyEngine") -> "Sequence[WorkerView]":
+        worker_ids = _select_alive(await engine.workers(), worker, host)
+        for worker_id in worker_ids:
+            await engine.drain_worker(worker_id)
         while True:
-            found = [each for each in await engine.workers() if each.id in chosen]
-            if not wait or not any(each.status in _ALIVE for each in found):
-                return found
-            await engine.clock.sleep(LOOK_S)
+            selected = [view for view in await engine.workers() if view.id in worker_ids]
+            if not wait or not any(view.status in _ALIVE for view in selected):
+                return selected
+            await engine.clock.sleep(POLL_S)
 
     columns = {
-        "ID": lambda each: each.id,
-        "STATUS": lambda each: each.status,
-        "BUSY": lambda each: f"{each.running}/{each.slots}",
-        "ASKED": lambda each: each.drain_requested_at,
+        "ID": lambda worker: worker.id,
+        "STATUS": lambda worker: worker.status,
+        "BUSY": lambda worker: f"{worker.running}/{worker.slots}",
+        "REQUESTED": lambda worker: worker.drain_requested_at,
     }
-    tell_list(given, "workers", call(given, order), columns, wide="ID")
+    print_list(options, "workers", call_engine(options, drain), columns, wide="ID")
 
 
-def _chosen(workers: "Sequence[WorkerView]", worker: str | None, host: str | None) -> set[str]:
-    """The living workers that are meant; an id may be cut short where that names one alone."""
+def _select_alive(
+    workers: "Sequence[WorkerView]", worker: str | None, host: str | None
+) -> set[str]:
+    """Returns the ids of running workers by host, or by an id or unique first characters of it."""
     from tenuto.model.errors import Invalid, NotFound
 
-    living = [each for each in workers if each.status in _ALIVE]
+    alive = [view for view in workers if view.status in _ALIVE]
     if host is not None:
-        found = {each.id for each in living if each.host == host}
+        selected = {view.id for view in alive if view.host == host}
     else:
-        named = worker or ""
-        found = {each.id for each in living if each.id == named} or {
-            each.id for each in living if each.id.startswith(named)
+        prefix = worker or ""
+        selected = {view.id for view in alive if view.id == prefix} or {
+            view.id for view in alive if view.id.startswith(prefix)
         }
-        if len(found) > 1:
-            raise Invalid(f"{len(found)} workers begin with {named!r}; tell more of the id")
-    if not found:
-        raise NotFound(f"no worker {worker or 'of host ' + str(host)!r} is at work")
-    return found
+        if len(selected) > 1:
+            raise Invalid(f"{len(selected)} worker ids begin with {prefix!r}; give more characters")
+    if not selected:
+        raise NotFound(f"no running worker {worker or 'on host ' + str(host)!r}")
+    return selected

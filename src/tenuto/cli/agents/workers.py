@@ -1,11 +1,11 @@
-"""`orchestrate worker list` and `coordinator status`, `recover`, `logs`: who works and repairs."""
+"""`orchestrate worker list` and `coordinator status`, `recover`, `logs`."""
 
 from typing import TYPE_CHECKING
 
 import click
 
-from tenuto.cli.base import Globals, command
-from tenuto.cli.connection import ask, call
+from tenuto.cli.base import GlobalOptions, command
+from tenuto.cli.connection import call_client, call_engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,78 +19,78 @@ if TYPE_CHECKING:
 
 @command("list", "orchestrate worker list", "orchestrate worker list --json")
 @click.pass_obj
-def worker_list(given: Globals) -> None:
-    """List the workers that were heard of lately."""
-    from tenuto.cli.render import print_json, print_table, span
+def worker_list(options: GlobalOptions) -> None:
+    """List the workers that sent a heartbeat recently."""
+    from tenuto.cli.render import format_duration, print_json, print_table
 
     async def read(engine: "AnyEngine") -> "tuple[Sequence[WorkerView], datetime]":
         return await engine.workers(), engine.clock.now()
 
-    workers, now = call(given, read)
-    if given.json:
+    workers, now = call_engine(options, read)
+    if options.json:
         print_json({"workers": workers})
         return
     cells = [
         [
-            each.id,
-            each.status,
-            f"{each.running}/{each.slots}",
-            span(now - each.last_heartbeat),
-            ", ".join(each.agents),
+            worker.id,
+            worker.status,
+            f"{worker.running}/{worker.slots}",
+            format_duration(now - worker.last_heartbeat),
+            ", ".join(worker.agents),
         ]
-        for each in workers
+        for worker in workers
     ]
     print_table(["ID", "STATUS", "BUSY", "SEEN", "AGENTS"], cells, wide="AGENTS")
 
 
 @command("status", "orchestrate coordinator status", "orchestrate coordinator status --json")
 @click.pass_obj
-def coordinator_status(given: Globals) -> None:
-    """Say which coordinator leads and how many tasks are in each status."""
-    from tenuto.cli.render import moment, print_fields, print_json
+def coordinator_status(options: GlobalOptions) -> None:
+    """Show the leading coordinator and the number of tasks in each status."""
+    from tenuto.cli.render import format_time, print_fields, print_json
 
     async def read(client: "AsyncClient") -> "tuple[CoordinatorStatus, dict[str, int]]":
         return await client.coordinator.status(), await client.engine.counts()
 
-    leads, counts = ask(given, read)
-    if given.json:
+    status, counts = call_client(options, read)
+    if options.json:
         print_json(
             {
-                "active": leads.active,
-                "holder": leads.instance_id,
-                "epoch": leads.epoch if leads.instance_id else None,
-                "since": leads.since,
-                "until": leads.until,
-                "cycles": leads.cycle_count,
-                "lastCycle": leads.last_cycle,
-                "standby": leads.standby,
+                "active": status.active,
+                "holder": status.instance_id,
+                "epoch": status.epoch if status.instance_id else None,
+                "since": status.since,
+                "until": status.until,
+                "cycles": status.cycle_count,
+                "lastCycle": status.last_cycle,
+                "standby": status.standby,
                 "tasks": counts,
             }
         )
         return
-    who = leads.instance_id if leads.active else "nobody; `orchestrate up` starts one"
-    cycle = leads.last_cycle
+    leader = status.instance_id if status.active else "none; `orchestrate up` starts one"
+    cycle = status.last_cycle
     print_fields(
         [
-            ("leads", who),
-            ("epoch", str(leads.epoch) if leads.instance_id else None),
-            ("since", moment(leads.since)),
-            ("cycles", str(leads.cycle_count) if leads.instance_id else None),
-            ("last cycle", moment(leads.last_heartbeat)),
-            ("it took", f"{cycle.seconds:.3f} s" if cycle else None),
-            ("it did", _told(cycle.counts) if cycle else None),
-            ("it failed", cycle.error if cycle else None),
-            ("stand by", ", ".join(leads.standby) or None),
+            ("leader", leader),
+            ("epoch", str(status.epoch) if status.instance_id else None),
+            ("since", format_time(status.since)),
+            ("cycles", str(status.cycle_count) if status.instance_id else None),
+            ("last cycle", format_time(status.last_heartbeat)),
+            ("cycle time", f"{cycle.seconds:.3f} s" if cycle else None),
+            ("work done", _format_counts(cycle.counts) if cycle else None),
+            ("error", cycle.error if cycle else None),
+            ("standby", ", ".join(status.standby) or None),
             *((name, str(n)) for name, n in counts.items() if n),
         ]
     )
 
 
-def _told(counts: dict[str, int]) -> str:
+def _format_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "nothing"
 
 
-_WORKSPACE = click.option("--workspace", metavar="ID", help="Of this workspace, not of your own.")
+_WORKSPACE = click.option("--workspace", metavar="ID", help="Workspace id; default: your own.")
 
 
 @command(
@@ -100,21 +100,23 @@ _WORKSPACE = click.option("--workspace", metavar="ID", help="Of this workspace, 
 )
 @_WORKSPACE
 @click.pass_obj
-def coordinator_recover(given: Globals, workspace: str | None) -> None:
-    """Look for expired leases and due timers now, not at the next tick.
+def coordinator_recover(options: GlobalOptions, workspace: str | None) -> None:
+    """Expire leases and handle due timers now instead of at the next tick.
 
-    A server looks at the workspace that you ask for, by default your own; on a database itself,
-    all of them are looked at.
+    A server handles one workspace, by default your own. Directly on a database, all workspaces are
+    handled.
     """
     from tenuto.cli.render import print_json
-    from tenuto.client.target import as_id
+    from tenuto.client.target import parse_workspace_id
 
-    only = as_id(workspace)
-    done = ask(given, lambda client: client.coordinator.recover(only))
-    if given.json:
-        print_json(done)
+    workspace_id = parse_workspace_id(workspace)
+    result = call_client(options, lambda client: client.coordinator.recover(workspace_id))
+    if options.json:
+        print_json(result)
         return
-    print(f"{done.expired} leases ended, {done.promoted} timers followed, {done.flowed} of flows")
+    print(
+        f"{result.expired} expired leases, {result.promoted} due timers, {result.flowed} flow steps"
+    )
 
 
 @command(
@@ -123,21 +125,21 @@ def coordinator_recover(given: Globals, workspace: str | None) -> None:
     "orchestrate coordinator logs --level INFO --json",
 )
 @_WORKSPACE
-@click.option("--level", default="WARN", show_default=True, help="Only this grave or graver.")
+@click.option("--level", default="WARN", show_default=True, help="Minimum level.")
 @click.option(
-    "--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="At most so many."
+    "--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Maximum number."
 )
 @click.pass_obj
-def coordinator_logs(given: Globals, level: str, limit: int, workspace: str | None) -> None:
-    """Print the newest grave events of all tasks, and of coordinators themselves."""
+def coordinator_logs(options: GlobalOptions, level: str, limit: int, workspace: str | None) -> None:
+    """Print the newest events of all tasks and coordinators, from the minimum level up."""
     from tenuto.cli.render import print_json
-    from tenuto.cli.tasks.follow import log_text
-    from tenuto.client.target import as_id
+    from tenuto.cli.tasks.follow import format_log_line
+    from tenuto.client.target import parse_workspace_id
 
-    only = as_id(workspace)
-    lines = ask(given, lambda client: client.coordinator.logs(level, limit, only))
-    if given.json:
+    workspace_id = parse_workspace_id(workspace)
+    lines = call_client(options, lambda client: client.coordinator.logs(level, limit, workspace_id))
+    if options.json:
         print_json({"logs": lines})
         return
     for line in lines:
-        print(log_text(line))
+        print(format_log_line(line))

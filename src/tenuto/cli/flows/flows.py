@@ -1,13 +1,13 @@
-"""`orchestrate flow`: start definitions, watch what they do, control it."""
+"""`orchestrate flow`: starts, shows and controls flows."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tenuto.cli.base import Globals, command, group
-from tenuto.cli.connection import ask, call
-from tenuto.cli.output import Columns, print_one, tell_page
+from tenuto.cli.base import GlobalOptions, command, group
+from tenuto.cli.connection import call_client, call_engine
+from tenuto.cli.output import Columns, print_one, print_page
 from tenuto.cli.parse import read_json
 
 if TYPE_CHECKING:
@@ -20,48 +20,53 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 FIELDS: Columns = {
-    "id": lambda each: each.id,
-    "key": lambda each: each.key,
-    "title": lambda each: each.title,
-    "status": lambda each: each.status,
-    "progress": lambda each: f"{each.progress_percent}%",
-    "tasks": lambda each: [f"{status} {n:,}" for status, n in each.tasks.items()],
-    "failed": lambda each: "\n".join(
-        f"{one.key or one.title} ({one.status}): {one.last_error or ''}" for one in each.failures
+    "id": lambda flow: flow.id,
+    "key": lambda flow: flow.key,
+    "title": lambda flow: flow.title,
+    "status": lambda flow: flow.status,
+    "progress": lambda flow: f"{flow.progress_percent}%",
+    "tasks": lambda flow: [f"{status} {n:,}" for status, n in flow.tasks.items()],
+    "failed": lambda flow: "\n".join(
+        f"{task.key or task.title} ({task.status}): {task.last_error or ''}"
+        for task in flow.failures
     ),
-    "open groups": lambda each: [f"{one.key} ({one.status})" for one in each.open_groups],
-    "priority": lambda each: each.priority,
-    "jumps left": lambda each: each.steps_left,
-    "cost": lambda each: None if each.cost_usd is None else f"${each.cost_usd:,.4f}",
-    "started by": lambda each: each.source,
-    "rerun of": lambda each: each.rerun_of,
-    "created": lambda each: each.created_at,
-    "created by": lambda each: each.created_by,
-    "finished": lambda each: each.finished_at,
+    "open groups": lambda flow: [f"{group.key} ({group.status})" for group in flow.open_groups],
+    "priority": lambda flow: flow.priority,
+    "jumps left": lambda flow: flow.steps_left,
+    "cost": lambda flow: None if flow.cost_usd is None else f"${flow.cost_usd:,.4f}",
+    "started by": lambda flow: flow.source,
+    "rerun of": lambda flow: flow.rerun_of,
+    "created": lambda flow: flow.created_at,
+    "created by": lambda flow: flow.created_by,
+    "finished": lambda flow: flow.finished_at,
 }
 FLOW = click.argument("flow_name", metavar="FLOW")
-STATUS = click.option("--status", help="Only with this status.")
+STATUS = click.option("--status", help="Filter by status.")
 LIMIT = click.option(
-    "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Most."
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=50,
+    show_default=True,
+    help="Maximum number of rows.",
 )
 START = (
-    click.option("--input", "input_", metavar="JSON|@FILE", help="A JSON value for its tasks."),
-    click.option("--steps", type=int, metavar="N", help="Jumps that it may make; 100."),
+    click.option("--input", "input_", metavar="JSON|@FILE", help="JSON input for its tasks."),
+    click.option("--steps", type=int, metavar="N", help="Maximum number of jumps; default: 100."),
     click.option("--priority", type=int, metavar="N", help="1 to 10, for all its tasks."),
-    click.option("--follow", is_flag=True, help="Watch it to its end; the exit code tells."),
+    click.option("--follow", is_flag=True, help="Show it live; exit code 1 unless COMPLETED."),
 )
 SHOW = (
-    click.option("--graph", "as_graph", is_flag=True, help="Draw it as a tree."),
+    click.option("--graph", "as_graph", is_flag=True, help="Print it as a tree."),
     click.option("--mermaid", is_flag=True, help="Print it as Mermaid text."),
-    click.option("--follow", is_flag=True, help="Draw it live until its end; exit code tells."),
+    click.option("--follow", is_flag=True, help="Show it live; exit code 1 unless COMPLETED."),
 )
 
 
-def options(given: tuple[Callable[[Any], Any], ...]) -> Callable[[F], F]:
-    """Adds options that several commands have."""
+def add_options(decorators: tuple[Callable[[Any], Any], ...]) -> Callable[[F], F]:
+    """Returns a decorator that adds these options to a command."""
 
     def add(function: F) -> F:
-        for option in reversed(given):
+        for option in reversed(decorators):
             function = option(function)
         return function
 
@@ -70,9 +75,9 @@ def options(given: tuple[Callable[[Any], Any], ...]) -> Callable[[F], F]:
 
 @group("flow", "orchestrate flow start nightly --follow", "orchestrate flow list --status RUNNING")
 def flow() -> None:
-    """Start definitions, watch what they do, control it.
+    """Start, show and control flows.
 
-    A flow is named by its id, or by the key of its definition: the newest flow of it.
+    A flow is named by its id, or by the key of its definition: then the newest flow of that key.
     """
 
 
@@ -82,69 +87,79 @@ def flow() -> None:
     """orchestrate flow start nightly --input '{"day": "monday"}'""",
 )
 @click.argument("key")
-@options(START)
+@add_options(START)
 @click.pass_obj
-def start(given: Globals, /, key: str, input_: str | None, follow: bool, **how: Any) -> int:
-    """Run a definition and print the id of its flow."""
-    return started(given, key, input_, follow=follow, **how)
-
-
-def started(
-    given: Globals, key: str, input_: str | None, *, follow: bool, group: bool = False, **how: Any
+def start(
+    options: GlobalOptions, /, key: str, input_: str | None, follow: bool, **start_options: Any
 ) -> int:
-    """Run a definition, or only a group, watched to its end if wanted; answers the exit code."""
+    """Run a definition and print the id of its flow."""
+    return start_flow(options, key, input_, follow=follow, **start_options)
+
+
+def start_flow(
+    options: GlobalOptions,
+    key: str,
+    input_: str | None,
+    *,
+    follow: bool,
+    group: bool = False,
+    **start_options: Any,
+) -> int:
+    """Starts a definition, or a group, and prints or follows its flow; returns the exit code."""
     value = None if input_ is None else read_json("input", input_)
 
     async def start(client: "AsyncClient") -> "FlowView":
-        kind = client.groups if group else client.flows
-        return await kind.start(key, value, **how)
+        api = client.groups if group else client.flows
+        return await api.start(key, value, **start_options)
 
-    made = ask(given, start)
-    return told(given, made, follow=follow)
+    flow_view = call_client(options, start)
+    return print_or_follow(options, flow_view, follow=follow)
 
 
-def told(given: Globals, made: "FlowView", *, follow: bool) -> int:
-    """Print a flow that was just made, or watch it to its end."""
+def print_or_follow(options: GlobalOptions, flow_view: "FlowView", *, follow: bool) -> int:
+    """Prints a new flow, or follows it until it finishes; returns the exit code."""
     from tenuto.cli.render import print_json, print_note
 
     if not follow:
-        print_json(made) if given.json else print(made.id)
+        print_json(flow_view) if options.json else print(flow_view.id)
         return 0
-    if not given.json:
-        print_note(f"flow {made.id}")
-    return call(given, lambda engine: _followed(given, engine, made.id))
+    if not options.json:
+        print_note(f"flow {flow_view.id}")
+    return call_engine(options, lambda engine: _follow_flow(options, engine, flow_view.id))
 
 
-async def _followed(given: Globals, engine: "AnyEngine", found: "UUID") -> int:
-    """Watch a flow to its end; answers the exit code."""
-    from tenuto.cli.flows.flow_tree import followed
+async def _follow_flow(options: GlobalOptions, engine: "AnyEngine", flow_id: "UUID") -> int:
+    """Shows a flow until it finishes; returns the exit code."""
+    from tenuto.cli.flows.flow_tree import follow_to_end
 
     views = engine.flow_views
-    note = f"the flow goes on; `orchestrate flow cancel {found}` ends it"
-    return await followed(
-        given, engine, lambda: views.show(found), lambda: views.graph(found), note
+    note = f"the flow continues; `orchestrate flow cancel {flow_id}` cancels it"
+    return await follow_to_end(
+        options, engine, lambda: views.show(flow_id), lambda: views.graph(flow_id), note
     )
 
 
 @command("list", "orchestrate flow list --status RUNNING", "orchestrate flow list --key nightly")
 @STATUS
-@click.option("--key", metavar="KEY", help="Only of this definition.")
+@click.option("--key", metavar="KEY", help="Filter by definition.")
 @LIMIT
-@click.option("--cursor", type=click.UUID, metavar="ID", help="Only older than this flow.")
+@click.option("--cursor", type=click.UUID, metavar="ID", help="Only flows older than this one.")
 @click.pass_obj
 def list_(
-    given: Globals, status: str | None, key: str | None, limit: int, cursor: "UUID | None"
+    options: GlobalOptions, status: str | None, key: str | None, limit: int, cursor: "UUID | None"
 ) -> None:
     """List flows, newest first."""
-    page: FlowPage = call(given, lambda engine: engine.flow_views.page(status, key, limit, cursor))
+    page: FlowPage = call_engine(
+        options, lambda engine: engine.flow_views.page(status, key, limit, cursor)
+    )
     columns: Columns = {
-        "ID": lambda each: each.id,
-        "STATUS": lambda each: each.status,
-        "CREATED": lambda each: each.created_at,
-        "KEY": lambda each: each.key,
-        "TITLE": lambda each: each.title,
+        "ID": lambda flow: flow.id,
+        "STATUS": lambda flow: flow.status,
+        "CREATED": lambda flow: flow.created_at,
+        "KEY": lambda flow: flow.key,
+        "TITLE": lambda flow: flow.title,
     }
-    tell_page(given, page, page.flows, columns, wide="TITLE")
+    print_page(options, page, page.flows, columns, wide="TITLE")
 
 
 @command(
@@ -153,43 +168,49 @@ def list_(
     "orchestrate flow show 0198c0de-0000-7000-8000-000000000000 --follow",
 )
 @FLOW
-@options(SHOW)
+@add_options(SHOW)
 @click.pass_obj
-def show(given: Globals, flow_name: str, as_graph: bool, mermaid: bool, follow: bool) -> int:
-    """Show how a flow is doing, or draw it."""
+def show(
+    options: GlobalOptions, flow_name: str, as_graph: bool, mermaid: bool, follow: bool
+) -> int:
+    """Show a flow's status and progress, or print it as a graph."""
 
     async def read(engine: "AnyEngine") -> int:
         views = engine.flow_views
-        found = await views.find(flow_name)
+        flow_id = await views.find(flow_name)
         if follow:
-            return await _followed(given, engine, found)
-        view = await views.show(found)
-        tell_view(given, view, await views.graph(found) if as_graph or mermaid else None, mermaid)
+            return await _follow_flow(options, engine, flow_id)
+        view = await views.show(flow_id)
+        print_view_or_graph(
+            options, view, await views.graph(flow_id) if as_graph or mermaid else None, mermaid
+        )
         return 0
 
-    return call(given, read)
+    return call_engine(options, read)
 
 
-def tell_view(
-    given: Globals,
+def print_view_or_graph(
+    options: GlobalOptions,
     view: Any,
     graph: "GraphView | None",
     mermaid: bool,
     fields: Columns = FIELDS,
 ) -> None:
-    """Print a flow or group: its fields, or its graph in the form that was asked for."""
+    """Prints a flow or group: its fields, or its graph as tree, Mermaid text or JSON."""
     from tenuto.cli.render import print_json
     from tenuto.model.printable import printable
 
     if graph is None:
-        print_one(given, view, fields)
+        print_one(options, view, fields)
         return
     if mermaid:
         from tenuto.engine.flows.graph import mermaid as mermaid_text
 
         text = mermaid_text(graph)
-        print_json({"mermaid": text}) if given.json else print(printable(text, lines=True), end="")
-    elif given.json:
+        print_json({"mermaid": text}) if options.json else print(
+            printable(text, lines=True), end=""
+        )
+    elif options.json:
         print_json(graph)
     else:
         from tenuto.cli.flows.flow_tree import print_tree
@@ -200,42 +221,44 @@ def tell_view(
 @command("tasks", "orchestrate flow tasks nightly --limit 20")
 @FLOW
 @LIMIT
-@click.option("--cursor", type=click.UUID, metavar="ID", help="Only older than this task.")
+@click.option("--cursor", type=click.UUID, metavar="ID", help="Only tasks older than this one.")
 @click.pass_obj
-def tasks(given: Globals, flow_name: str, limit: int, cursor: "UUID | None") -> None:
+def tasks(options: GlobalOptions, flow_name: str, limit: int, cursor: "UUID | None") -> None:
     """List the tasks of a flow, newest first."""
-    from tenuto.cli.tasks.read import tell_tasks
+    from tenuto.cli.tasks.read import print_task_page
 
     async def read(engine: "AnyEngine") -> Any:
-        found = await engine.flow_views.find(flow_name)
-        return await engine.flow_views.tasks(found, limit, cursor), engine.clock.now()
+        flow_id = await engine.flow_views.find(flow_name)
+        return await engine.flow_views.tasks(flow_id, limit, cursor), engine.clock.now()
 
-    tell_tasks(given, *call(given, read))
+    print_task_page(options, *call_engine(options, read))
 
 
 @command("cancel", "orchestrate flow cancel nightly --reason 'not today'")
 @FLOW
-@click.option("--reason", metavar="TEXT", help="Why; the audit trail keeps it.")
+@click.option("--reason", metavar="TEXT", help="Reason for the audit trail.")
 @click.pass_obj
-def cancel(given: Globals, flow_name: str, reason: str | None) -> None:
-    """End a flow with all that is open in it; running tasks are killed."""
-    print_one(given, ask(given, lambda client: client.flows.cancel(flow_name, reason)), FIELDS)
+def cancel(options: GlobalOptions, flow_name: str, reason: str | None) -> None:
+    """Cancel a flow with all its open tasks; running tasks are killed."""
+    print_one(
+        options, call_client(options, lambda client: client.flows.cancel(flow_name, reason)), FIELDS
+    )
 
 
 @command("pause", "orchestrate flow pause nightly")
 @FLOW
 @click.pass_obj
-def pause(given: Globals, flow_name: str) -> None:
-    """Hold everything of a flow; running tasks are stopped."""
-    print_one(given, ask(given, lambda client: client.flows.pause(flow_name)), FIELDS)
+def pause(options: GlobalOptions, flow_name: str) -> None:
+    """Pause a flow with all its tasks; running tasks are stopped."""
+    print_one(options, call_client(options, lambda client: client.flows.pause(flow_name)), FIELDS)
 
 
 @command("resume", "orchestrate flow resume nightly")
 @FLOW
 @click.pass_obj
-def resume(given: Globals, flow_name: str) -> None:
-    """Let a paused flow go on."""
-    print_one(given, ask(given, lambda client: client.flows.resume(flow_name)), FIELDS)
+def resume(options: GlobalOptions, flow_name: str) -> None:
+    """Resume a paused flow."""
+    print_one(options, call_client(options, lambda client: client.flows.resume(flow_name)), FIELDS)
 
 
 @command(
@@ -244,22 +267,26 @@ def resume(given: Globals, flow_name: str) -> None:
     "orchestrate flow rerun nightly --from-failed",
 )
 @FLOW
-@click.option("--from-failed", is_flag=True, help="No new flow: the same one from what failed.")
-@click.option("--steps", type=int, metavar="N", help="Jumps that a new flow may make; 100.")
-@click.option("--follow", is_flag=True, help="Watch it to its end; the exit code tells.")
+@click.option(
+    "--from-failed", is_flag=True, help="Retry the failed tasks of the same flow instead."
+)
+@click.option("--steps", type=int, metavar="N", help="Maximum jumps of the new flow; default: 100.")
+@click.option("--follow", is_flag=True, help="Show it live; exit code 1 unless COMPLETED.")
 @click.pass_obj
 def rerun(
-    given: Globals, flow_name: str, from_failed: bool, steps: int | None, follow: bool
+    options: GlobalOptions, flow_name: str, from_failed: bool, steps: int | None, follow: bool
 ) -> int:
     """Run a flow again with the same plan and input, and print the id of the new flow."""
     if from_failed and steps is not None:
-        raise click.UsageError("--steps is for a new flow")
-    made = ask(
-        given,
+        raise click.UsageError(
+            "--steps applies to a new flow; it cannot be used with --from-failed"
+        )
+    flow_view = call_client(
+        options,
         lambda client: client.flows.rerun(flow_name, from_failed=from_failed, steps=steps),
     )
-    return told(given, made, follow=follow)
+    return print_or_follow(options, flow_view, follow=follow)
 
 
-for _each in (start, list_, show, tasks, cancel, pause, resume, rerun):
-    flow.add_command(_each)
+for _command in (start, list_, show, tasks, cancel, pause, resume, rerun):
+    flow.add_command(_command)

@@ -1,14 +1,14 @@
-"""`orchestrate inbox`: what waits for a person, and the answers."""
+"""`orchestrate inbox`: approvals and questions for people, and their answers."""
 
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import Globals, command, group
-from tenuto.cli.connection import ask
+from tenuto.cli.base import GlobalOptions, command, group
+from tenuto.cli.connection import call_client
 from tenuto.cli.flows.flows import LIMIT
-from tenuto.cli.output import Columns, print_one, tell_list
-from tenuto.cli.parse import budget_options, read_budget
+from tenuto.cli.output import Columns, print_list, print_one
+from tenuto.cli.parse import budget_options, pop_budget
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -17,36 +17,34 @@ if TYPE_CHECKING:
     from tenuto.engine.agents.inbox import InboxItem
 
 
-def _said(item: "InboxItem", name: str) -> str | None:
-    """A part of what was asked, if it has it."""
+def _body_field(item: "InboxItem", name: str) -> str | None:
+    """Returns a field of the item's body, or `None`."""
     return item.body.get(name) if isinstance(item.body, dict) else None
 
 
 _FIELDS: Columns = {
-    "id": lambda each: each.id,
-    "kind": lambda each: each.kind,
-    "title": lambda each: each.title,
-    "status": lambda each: each.status,
-    "task": lambda each: each.task,
-    "flow": lambda each: _said(each, "flow"),
-    "reason": lambda each: _said(each, "reason"),
-    "what to do": lambda each: _said(each, "prompt"),
-    "answer by": lambda each: each.expires_at,
-    "asked": lambda each: each.created_at,
-    "answered": lambda each: each.decided_at,
-    "answered by": lambda each: each.decided_by,
-    "comment": lambda each: each.decision.get("comment") if each.decision else None,
+    "id": lambda item: item.id,
+    "kind": lambda item: item.kind,
+    "title": lambda item: item.title,
+    "status": lambda item: item.status,
+    "task": lambda item: item.task,
+    "flow": lambda item: _body_field(item, "flow"),
+    "reason": lambda item: _body_field(item, "reason"),
+    "what to do": lambda item: _body_field(item, "prompt"),
+    "answer by": lambda item: item.expires_at,
+    "asked": lambda item: item.created_at,
+    "answered": lambda item: item.decided_at,
+    "answered by": lambda item: item.decided_by,
+    "comment": lambda item: item.decision.get("comment") if item.decision else None,
 }
 _STATUSES = ("open", "approved", "rejected", "answered", "expired", "all")
 _ITEM = click.argument("item_id", type=click.UUID, metavar="ID")
-_COMMENT = click.option(
-    "--comment", metavar="TEXT", help="What you say to it; whoever goes on reads it."
-)
+_COMMENT = click.option("--comment", metavar="TEXT", help="Comment for the agent.")
 
 
 @group("inbox", "orchestrate inbox list", "orchestrate inbox list --status all")
 def inbox() -> None:
-    """See what waits for a person, and answer."""
+    """List and answer approvals and questions."""
 
 
 @command("list", "orchestrate inbox list", "orchestrate inbox list --status all --limit 20")
@@ -55,39 +53,39 @@ def inbox() -> None:
     type=click.Choice(_STATUSES, case_sensitive=False),
     default="open",
     show_default=True,
-    help="Only these.",
+    help="Filter by status.",
 )
 @LIMIT
-@click.option("--cursor", type=click.UUID, metavar="ID", help="Only older than this item.")
+@click.option("--cursor", type=click.UUID, metavar="ID", help="Only items older than this one.")
 @click.pass_obj
-def list_(given: Globals, status: str, limit: int, cursor: "UUID | None") -> None:
-    """List what waits for an answer, newest first."""
-    wanted = None if status.lower() == "all" else status.upper()
+def list_(options: GlobalOptions, status: str, limit: int, cursor: "UUID | None") -> None:
+    """List approvals and questions, newest first."""
+    status_filter = None if status.lower() == "all" else status.upper()
 
     async def read(client: "AsyncClient") -> "list[InboxItem]":
-        found = client.inbox.list(wanted, limit=limit, cursor=cursor)
-        return [each async for each in found]
+        items = client.inbox.list(status_filter, limit=limit, cursor=cursor)
+        return [item async for item in items]
 
     columns: Columns = {
-        "ID": lambda each: each.id,
-        "STATUS": lambda each: each.status,
-        "KIND": lambda each: each.kind,
-        "ASKED": lambda each: each.created_at,
-        "ANSWER BY": lambda each: each.expires_at,
-        "TITLE": lambda each: each.title,
+        "ID": lambda item: item.id,
+        "STATUS": lambda item: item.status,
+        "KIND": lambda item: item.kind,
+        "ASKED": lambda item: item.created_at,
+        "ANSWER BY": lambda item: item.expires_at,
+        "TITLE": lambda item: item.title,
     }
-    items = ask(given, read)
-    tell_list(given, "items", items, columns, wide="TITLE")
-    if len(items) == limit and not given.json:
+    items = call_client(options, read)
+    print_list(options, "items", items, columns, wide="TITLE")
+    if len(items) == limit and not options.json:
         click.echo(f"more: --cursor {items[-1].id}", err=True)
 
 
 @command("show", "orchestrate inbox show 0198c0de-0000-7000-8000-000000000000")
 @_ITEM
 @click.pass_obj
-def show(given: Globals, item_id: "UUID") -> None:
-    """Show what is asked, and the answer if there is one."""
-    print_one(given, ask(given, lambda client: client.inbox.show(item_id)), _FIELDS)
+def show(options: GlobalOptions, item_id: "UUID") -> None:
+    """Show an item, with its answer if there is one."""
+    print_one(options, call_client(options, lambda client: client.inbox.show(item_id)), _FIELDS)
 
 
 @command(
@@ -99,14 +97,14 @@ def show(given: Globals, item_id: "UUID") -> None:
 @_COMMENT
 @budget_options
 @click.pass_obj
-def approve(given: Globals, /, item_id: "UUID", comment: str | None, **budget: Any) -> None:
-    """Say yes; the first answer counts, and the task goes on.
+def approve(options: GlobalOptions, /, item_id: "UUID", comment: str | None, **budget: Any) -> None:
+    """Approve a request; the first answer counts, and the task continues.
 
-    A task whose budget is used up may use twice as much, or what the options say.
+    If the task's budget was used up, the budget is doubled, or set to the budget options.
     """
-    wanted = read_budget(budget)
-    item = ask(given, lambda client: client.inbox.approve(item_id, comment, wanted))
-    print_one(given, item, _FIELDS)
+    new_budget = pop_budget(budget)
+    item = call_client(options, lambda client: client.inbox.approve(item_id, comment, new_budget))
+    print_one(options, item, _FIELDS)
 
 
 @command(
@@ -116,19 +114,23 @@ def approve(given: Globals, /, item_id: "UUID", comment: str | None, **budget: A
 @_ITEM
 @_COMMENT
 @click.pass_obj
-def reject(given: Globals, item_id: "UUID", comment: str | None) -> None:
-    """Say no; the first answer counts, and the task fails or is skipped."""
-    print_one(given, ask(given, lambda client: client.inbox.reject(item_id, comment)), _FIELDS)
+def reject(options: GlobalOptions, item_id: "UUID", comment: str | None) -> None:
+    """Reject a request; the first answer counts, and the task fails or is skipped."""
+    print_one(
+        options, call_client(options, lambda client: client.inbox.reject(item_id, comment)), _FIELDS
+    )
 
 
 @command("answer", "orchestrate inbox answer 0198c0de-0000-7000-8000-000000000000 'I saw to it'")
 @_ITEM
 @click.argument("comment", metavar="TEXT")
 @click.pass_obj
-def answer(given: Globals, item_id: "UUID", comment: str) -> None:
-    """Answer what asks for no yes or no."""
-    print_one(given, ask(given, lambda client: client.inbox.answer(item_id, comment)), _FIELDS)
+def answer(options: GlobalOptions, item_id: "UUID", comment: str) -> None:
+    """Answer a question (not an approval)."""
+    print_one(
+        options, call_client(options, lambda client: client.inbox.answer(item_id, comment)), _FIELDS
+    )
 
 
-for _each in (list_, show, approve, reject, answer):
-    inbox.add_command(_each)
+for _command in (list_, show, approve, reject, answer):
+    inbox.add_command(_command)

@@ -1,22 +1,22 @@
-"""`orchestrate apply`, `validate`, `export` and `definition`: what may run more than once."""
+"""`orchestrate apply`, `validate`, `export` and `definition`: definitions and YAML files."""
 
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import Globals, command, group
-from tenuto.cli.connection import ask
-from tenuto.cli.output import Columns, print_done, tell_page
+from tenuto.cli.base import GlobalOptions, command, group
+from tenuto.cli.connection import call_client
+from tenuto.cli.output import Columns, print_done, print_page
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from tenuto.engine.flows.definitions import ApplyResult, DefinitionChange, DefinitionPage
 
-_ENDINGS = (".yaml", ".yml")
+_SUFFIXES = (".yaml", ".yml")
 _MARKS = {"created": ("+", "green"), "updated": ("~", "yellow"), "unchanged": ("=", "bright_black")}
-_SHOWN = 200
-"""Characters of a value that a line shows."""
+_MAX_VALUE_CHARS = 200
+"""Maximum number of characters of a value in a line."""
 _FILES = click.option(
     "-f",
     "--file",
@@ -32,51 +32,53 @@ _FILES = click.option(
 @_FILES
 @click.option("--dry-run", is_flag=True, help="Change nothing; show what would change.")
 @click.pass_obj
-def apply(given: Globals, paths: tuple[str, ...], dry_run: bool) -> None:
-    """Make the definitions what YAML files say, all of them or none.
+def apply(options: GlobalOptions, paths: tuple[str, ...], dry_run: bool) -> None:
+    """Create or update definitions from YAML files, all of them or none.
 
-    Prints what changed, field by field. Done again it changes nothing.
+    Prints the changes, field by field. Applying the same files again changes nothing.
     """
     from tenuto.cli.render import print_json, print_note
     from tenuto.model.printable import printable
 
     files = read_files(paths)
-    done = ask(given, lambda client: client.definitions.apply_files(files, dry_run=dry_run))
-    if given.json:
-        print_json(done)
+    result = call_client(
+        options, lambda client: client.definitions.apply_files(files, dry_run=dry_run)
+    )
+    if options.json:
+        print_json(result)
         return
-    for warning in done.warnings:
+    for warning in result.warnings:
         print_note(f"warning: {warning}")
-    for change in done.definitions:
+    for change in result.definitions:
         _print_change(change)
-    for rule in done.rules:
+    for rule in result.rules:
         mark, colour = _MARKS[rule.action]
-        print(_painted(printable(f"{mark} {rule.kind} {rule.name} {rule.action}"), colour))
-    _print_sum(done)
+        print(_colorize(printable(f"{mark} {rule.kind} {rule.name} {rule.action}"), colour))
+    _print_totals(result)
 
 
 @command("validate", "orchestrate validate -f flow.yaml", "orchestrate validate -f flows/ --json")
 @_FILES
 @click.pass_obj
-def validate(given: Globals, paths: tuple[str, ...]) -> None:
-    """Check YAML files by themselves; needs neither a server nor a database.
+def validate(options: GlobalOptions, paths: tuple[str, ...]) -> None:
+    """Check YAML files without a server or database.
 
-    Everything that they refer to has to be in them; `apply --dry-run` also knows what is stored.
+    The files must contain every definition they refer to; `apply --dry-run` also uses stored ones.
     """
     from tenuto.cli.render import print_json, print_note
-    from tenuto.manifest.manifest import read
+    from tenuto.manifest.manifest import read_manifest
 
-    found = read(read_files(paths))
+    manifest = read_manifest(read_files(paths))
     counts = {
-        "tasks": len(found.tasks),
-        "groups": len(found.groups),
-        "schedules": len(found.schedules),
-        "triggers": len(found.triggers),
+        "tasks": len(manifest.tasks),
+        "groups": len(manifest.groups),
+        "schedules": len(manifest.schedules),
+        "triggers": len(manifest.triggers),
     }
-    if given.json:
-        print_json({"ok": True, **counts, "warnings": found.warnings})
+    if options.json:
+        print_json({"ok": True, **counts, "warnings": manifest.warnings})
         return
-    for warning in found.warnings:
+    for warning in manifest.warnings:
         print_note(f"warning: {warning}")
     print("valid: " + (", ".join(f"{n} {name}" for name, n in counts.items() if n) or "nothing"))
 
@@ -84,51 +86,61 @@ def validate(given: Globals, paths: tuple[str, ...]) -> None:
 @command("export", "orchestrate export > flows.yaml", "orchestrate export task-200")
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
 @click.pass_obj
-def export(given: Globals, keys: tuple[str, ...]) -> None:
-    """Print definitions as YAML that `apply` takes; all of them without keys."""
+def export(options: GlobalOptions, keys: tuple[str, ...]) -> None:
+    """Print definitions as YAML for `apply`; without keys, all of them."""
     from tenuto.cli.render import print_json
     from tenuto.model.printable import printable
 
-    text = ask(given, lambda client: client.definitions.export(keys))
-    if given.json:
+    text = call_client(options, lambda client: client.definitions.export(keys))
+    if options.json:
         print_json({"manifest": text})
     else:
-        # The writer of YAML leaves nothing hidden in it, but it may be a stranger's server.
+        # The YAML writer escapes control characters, but the server may not be trusted.
         print(printable(text, lines=True), end="")
 
 
 @group("definition", "orchestrate definition list", "orchestrate definition show task-200")
 def definition() -> None:
-    """Look at what may run more than once, and forget it."""
+    """List, show and delete definitions: reusable tasks and groups."""
 
 
 @command("list", "orchestrate definition list --limit 20")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Most.")
-@click.option("--cursor", type=click.UUID, metavar="ID", help="Only older than this definition.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=50,
+    show_default=True,
+    help="Maximum number of rows.",
+)
+@click.option(
+    "--cursor", type=click.UUID, metavar="ID", help="Only definitions older than this one."
+)
 @click.pass_obj
-def list_(given: Globals, limit: int, cursor: "UUID | None") -> None:
+def list_(options: GlobalOptions, limit: int, cursor: "UUID | None") -> None:
     """List the definitions, newest first."""
-    page: DefinitionPage = ask(given, lambda client: client.definitions.page(limit, cursor))
+    page: DefinitionPage = call_client(
+        options, lambda client: client.definitions.page(limit, cursor)
+    )
     columns: Columns = {
-        "KEY": lambda each: each.key,
-        "KIND": lambda each: each.kind,
-        "VERSION": lambda each: each.version,
-        "CHANGED": lambda each: each.updated_at,
-        "TITLE": lambda each: each.title,
+        "KEY": lambda definition: definition.key,
+        "KIND": lambda definition: definition.kind,
+        "VERSION": lambda definition: definition.version,
+        "CHANGED": lambda definition: definition.updated_at,
+        "TITLE": lambda definition: definition.title,
     }
-    tell_page(given, page, page.definitions, columns, wide="TITLE")
+    print_page(options, page, page.definitions, columns, wide="TITLE")
 
 
 @command("show", "orchestrate definition show task-200")
 @click.argument("key")
 @click.pass_obj
-def show(given: Globals, key: str) -> None:
-    """Show a definition: what it is, then what it says."""
-    from tenuto.cli.render import moment, print_fields, print_json
-    from tenuto.manifest.export import snake, yaml_of
+def show(options: GlobalOptions, key: str) -> None:
+    """Show a definition with its fields."""
+    from tenuto.cli.render import format_time, print_fields, print_json
+    from tenuto.manifest.export import to_snake_names, to_yaml
 
-    view = ask(given, lambda client: client.definitions.get(key))
-    if given.json:
+    view = call_client(options, lambda client: client.definitions.get(key))
+    if options.json:
         print_json(view)
         return
     print_fields(
@@ -136,9 +148,9 @@ def show(given: Globals, key: str) -> None:
             ("key", view.key),
             ("kind", view.kind),
             ("version", str(view.version)),
-            ("created", moment(view.created_at)),
-            ("changed", moment(view.updated_at)),
-            ("spec", yaml_of(snake(view.spec))),
+            ("created", format_time(view.created_at)),
+            ("changed", format_time(view.updated_at)),
+            ("spec", to_yaml(to_snake_names(view.spec))),
         ]
     )
 
@@ -146,58 +158,59 @@ def show(given: Globals, key: str) -> None:
 @command("delete", "orchestrate definition delete task-200")
 @click.argument("key")
 @click.pass_obj
-def delete(given: Globals, key: str) -> None:
-    """Forget a definition; flows of it go on."""
-    ask(given, lambda client: client.definitions.delete(key))
-    print_done(given, f"deleted {key}", key=key)
+def delete(options: GlobalOptions, key: str) -> None:
+    """Delete a definition; its running flows continue."""
+    call_client(options, lambda client: client.definitions.delete(key))
+    print_done(options, f"deleted {key}", key=key)
 
 
-for _each in (list_, show, delete):
-    definition.add_command(_each)
+for _command in (list_, show, delete):
+    definition.add_command(_command)
 
 
 def read_files(paths: tuple[str, ...]) -> dict[str, bytes]:
-    """What stands in the files, by name; of a folder those that end as YAML does."""
+    """Returns the content of files by path; a folder stands for its .yaml and .yml files."""
     from tenuto.cli.parse import read_file
     from tenuto.manifest.yaml_nodes import MAX_BYTES
 
-    return {path: read_file(path, MAX_BYTES) for given in paths for path in _files_in(given)}
+    return {path: read_file(path, MAX_BYTES) for name in paths for path in _yaml_files(name)}
 
 
-def _files_in(path: str) -> list[str]:
+def _yaml_files(path: str) -> list[str]:
+    """Returns the path itself, or the YAML files in the folder and its subfolders."""
     from pathlib import Path
 
     folder = Path(path)
     try:
         if path == "-" or not folder.is_dir():
             return [path]
-        found = sorted(str(each) for each in folder.rglob("*") if each.suffix in _ENDINGS)
+        files = sorted(str(file) for file in folder.rglob("*") if file.suffix in _SUFFIXES)
     except OSError as error:
         raise click.UsageError(f"cannot read {path}: {error.strerror}") from error
-    if not found:
-        raise click.UsageError(f"{path} has no file that ends in {' or '.join(_ENDINGS)}")
-    return found
+    if not files:
+        raise click.UsageError(f"{path} contains no file that ends in {' or '.join(_SUFFIXES)}")
+    return files
 
 
 def _print_change(change: "DefinitionChange") -> None:
-    """One definition, and below it how each field changed."""
+    """Prints a changed definition and, below it, each changed field."""
     from tenuto.model.printable import printable
 
     mark, colour = _MARKS[change.action]
-    told = f"{mark} {change.kind} {change.key} {change.action}"
-    print(_painted(printable(told), colour))
+    text = f"{mark} {change.kind} {change.key} {change.action}"
+    print(_colorize(printable(text), colour))
     if change.action != "updated":
         return
     for field in change.fields:
         for sign, line in _difference(field.field, field.before, field.after):
-            print(_painted(f"    {sign} {printable(line)}", _COLOURS.get(sign)))
+            print(_colorize(f"    {sign} {printable(line)}", _COLOURS.get(sign)))
 
 
 _COLOURS = {"-": "red", "+": "green"}
 
 
 def _difference(field: str, before: Any, after: Any) -> list[tuple[str, str]]:
-    """Lines that tell two values apart; of longer text only those lines that differ."""
+    """Returns (sign, line) pairs; for text of several lines only the lines that differ."""
     if isinstance(before, str) and isinstance(after, str) and "\n" in before + after:
         from difflib import ndiff
 
@@ -205,18 +218,21 @@ def _difference(field: str, before: Any, after: Any) -> list[tuple[str, str]]:
         return [(" ", f"{field}:")] + [
             (line[0], f"  {line[2:]}") for line in lines if line[0] in _COLOURS
         ]
-    found = [("-", before), ("+", after)]
-    return [(sign, f"{field}: {_short(value)}") for sign, value in found if value is not None]
+    values = [("-", before), ("+", after)]
+    return [
+        (sign, f"{field}: {_format_value(value)}") for sign, value in values if value is not None
+    ]
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
+    """Formats a value as JSON, cut to `_MAX_VALUE_CHARS`."""
     import msgspec
 
     text = msgspec.json.encode(value).decode()
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[: _MAX_VALUE_CHARS - 1]}…"
 
 
-def _painted(text: str, colour: str | None) -> str:
+def _colorize(text: str, colour: str | None) -> str:
     import os
 
     from tenuto.cli.render import is_terminal
@@ -225,14 +241,19 @@ def _painted(text: str, colour: str | None) -> str:
     return text if plain else click.style(text, fg=colour)
 
 
-def _print_sum(done: "ApplyResult") -> None:
+def _print_totals(result: "ApplyResult") -> None:
+    """Prints the number of changes by action, and the flows that were started."""
     from tenuto.model.printable import printable
 
     counts = dict.fromkeys(_MARKS, 0)
-    for action in [each.action for each in done.definitions] + [each.action for each in done.rules]:
+    for action in [change.action for change in result.definitions] + [
+        change.action for change in result.rules
+    ]:
         counts[action] += 1
-    told = ", ".join(f"{count} {action}" for action, count in counts.items())
-    print(f"{told} (dry run: nothing was changed)" if done.dry_run else told)
-    for each in done.started:
-        told = f"would start {each.key}" if done.dry_run else f"started {each.key}: {each.flow_id}"
-        print(printable(told))
+    text = ", ".join(f"{count} {action}" for action, count in counts.items())
+    print(f"{text} (dry run: nothing was changed)" if result.dry_run else text)
+    for flow in result.started:
+        text = (
+            f"would start {flow.key}" if result.dry_run else f"started {flow.key}: {flow.flow_id}"
+        )
+        print(printable(text))

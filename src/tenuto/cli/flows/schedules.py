@@ -1,14 +1,14 @@
-"""`orchestrate schedule`: what is started by time."""
+"""`orchestrate schedule`: starts definitions at given times."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tenuto.cli.base import Globals, command, group
-from tenuto.cli.connection import ask
+from tenuto.cli.base import GlobalOptions, command, group
+from tenuto.cli.connection import call_client
 from tenuto.cli.output import Columns, print_one
-from tenuto.cli.shared_commands import add_shared
+from tenuto.cli.shared_commands import add_shared_commands
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -18,111 +18,113 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FIELDS: Columns = {
-    "id": lambda each: each.id,
-    "name": lambda each: each.name,
-    "target": lambda each: each.target,
-    "times": lambda each: times(each.schedule),
-    "timezone": lambda each: each.schedule.timezone,
-    "overlap": lambda each: each.schedule.overlap,
-    "catch up": lambda each: each.schedule.catch_up,
-    "status": lambda each: each.status,
-    "next": lambda each: each.next_at,
-    "fired": lambda each: each.fired,
-    "missed": lambda each: each.missed,
-    "queued": lambda each: len(each.queued),
-    "last time": lambda each: each.fired_at,
-    "last flow": lambda each: each.last_flow_id,
-    "last error": lambda each: each.last_error,
-    "created": lambda each: each.created_at,
+    "id": lambda schedule: schedule.id,
+    "name": lambda schedule: schedule.name,
+    "target": lambda schedule: schedule.target,
+    "times": lambda schedule: format_times(schedule.schedule),
+    "timezone": lambda schedule: schedule.schedule.timezone,
+    "overlap": lambda schedule: schedule.schedule.overlap,
+    "catch up": lambda schedule: schedule.schedule.catch_up,
+    "status": lambda schedule: schedule.status,
+    "next": lambda schedule: schedule.next_at,
+    "fired": lambda schedule: schedule.fired,
+    "missed": lambda schedule: schedule.missed,
+    "queued": lambda schedule: len(schedule.queued),
+    "last time": lambda schedule: schedule.fired_at,
+    "last flow": lambda schedule: schedule.last_flow_id,
+    "last error": lambda schedule: schedule.last_error,
+    "created": lambda schedule: schedule.created_at,
 }
 _COLUMNS: Columns = {
-    "NAME": lambda each: each.name,
-    "STATUS": lambda each: each.status,
-    "NEXT": lambda each: each.next_at,
-    "FIRED": lambda each: each.fired,
-    "MISSED": lambda each: each.missed,
-    "TARGET": lambda each: each.target,
-    "TIMES": lambda each: times(each.schedule),
+    "NAME": lambda schedule: schedule.name,
+    "STATUS": lambda schedule: schedule.status,
+    "NEXT": lambda schedule: schedule.next_at,
+    "FIRED": lambda schedule: schedule.fired,
+    "MISSED": lambda schedule: schedule.missed,
+    "TARGET": lambda schedule: schedule.target,
+    "TIMES": lambda schedule: format_times(schedule.schedule),
 }
-_WAYS = ("cron", "iso", "at", "immediate")
+_TIME_OPTIONS = ("cron", "iso", "at", "immediate")
 
 
-def when_options(function: F) -> F:
-    """Adds the options that say when; `read_spec` reads them."""
+def time_options(function: F) -> F:
+    """Adds the options of a schedule's times; `build_spec` reads them."""
     options = (
-        click.option("--cron", metavar="LINE", help="Again and again: five fields, or @daily."),
-        click.option("--iso", metavar="R/START/PERIOD", help="Again and again: a repetition."),
-        click.option("--at", type=wall, metavar="TIME", help="Once, at an ISO 8601 time."),
-        click.option("--immediate", is_flag=True, help="Once, as soon as it is created."),
-        click.option("--until", type=wall, metavar="TIME", help="The last moment to start."),
+        click.option("--cron", metavar="LINE", help="Cron expression: five fields, or @daily."),
+        click.option("--iso", metavar="R/START/PERIOD", help="ISO 8601 repetition."),
+        click.option(
+            "--at", type=parse_wall_time, metavar="TIME", help="Once, at this ISO 8601 time."
+        ),
+        click.option("--immediate", is_flag=True, help="Once, immediately."),
+        click.option("--until", type=parse_wall_time, metavar="TIME", help="Last possible start."),
         click.option(
             "--timezone",
             default="UTC",
             show_default=True,
             metavar="ZONE",
-            help="Whose wall clock is meant, as Europe/Berlin.",
+            help="Time zone of the times, e.g. Europe/Berlin.",
         ),
         click.option(
             "--overlap",
             type=click.Choice(["skip", "queue", "cancel_previous"]),
             default="skip",
             show_default=True,
-            help="What happens while the start before has not ended.",
+            help="What to do if the previous flow has not finished.",
         ),
         click.option(
             "--catch-up",
             type=click.Choice(["none", "last", "all"]),
             default="none",
             show_default=True,
-            help="Which of the times start that nobody saw in time.",
+            help="Which missed times to start later.",
         ),
         click.option(
             "--catch-up-limit",
             type=click.IntRange(1, 1000),
             default=100,
             show_default=True,
-            help="How many times at once at most.",
+            help="Maximum number of missed times to start.",
         ),
-        click.option("--jitter", type=float, default=0.0, help="Seconds of random delay at most."),
+        click.option("--jitter", type=float, default=0.0, help="Maximum random delay in seconds."),
     )
     for option in reversed(options):
         function = option(function)
     return function
 
 
-def wall(text: str) -> "datetime":
-    """A time; without an offset it is one on the wall clock of the schedule's zone."""
+def parse_wall_time(text: str) -> "datetime":
+    """Parses an ISO 8601 time; without an offset it is in the schedule's time zone."""
     from datetime import datetime
 
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no time like 2030-01-31T09:00") from None
+        raise click.BadParameter(f"{text!r} is not a time like 2030-01-31T09:00") from None
 
 
-def read_spec(given: dict[str, Any]) -> "ScheduleSpec":
-    """When to start, as the options say."""
+def build_spec(values: dict[str, Any]) -> "ScheduleSpec":
+    """Builds the schedule from the options added by `time_options`."""
     from tenuto.model.schedules.schedule import ScheduleSpec
 
-    ways = [way for way in _WAYS if given[way]]
-    if len(ways) != 1:
-        raise click.UsageError("say when, by one of --cron, --iso, --at or --immediate")
+    chosen = [name for name in _TIME_OPTIONS if values[name]]
+    if len(chosen) != 1:
+        raise click.UsageError("give exactly one of --cron, --iso, --at and --immediate")
     kinds = {"cron": "cron", "iso": "iso", "at": "datetime-event", "immediate": "immediate"}
     return ScheduleSpec(
-        type=kinds[ways[0]],  # type: ignore[arg-type]
-        expression=given["cron"] or given["iso"],
-        timezone=given["timezone"],
-        at=given["at"],
-        until=given["until"],
-        overlap=given["overlap"],
-        catch_up=given["catch_up"],
-        catch_up_limit=given["catch_up_limit"],
-        jitter_s=given["jitter"],
+        type=kinds[chosen[0]],  # type: ignore[arg-type]
+        expression=values["cron"] or values["iso"],
+        timezone=values["timezone"],
+        at=values["at"],
+        until=values["until"],
+        overlap=values["overlap"],
+        catch_up=values["catch_up"],
+        catch_up_limit=values["catch_up_limit"],
+        jitter_s=values["jitter"],
     )
 
 
-def times(spec: Any) -> str:
-    """When to start, in a few words."""
+def format_times(spec: Any) -> str:
+    """Formats the times of a schedule: its expression, or `at TIME`."""
     if spec.expression is not None:
         return str(spec.expression)
     return spec.type if spec.at is None else f"at {spec.at.isoformat()}"
@@ -134,7 +136,7 @@ def times(spec: Any) -> str:
     'orchestrate schedule create --name nightly --target report --cron "0 2 * * *"',
 )
 def schedule() -> None:
-    """Start definitions by time."""
+    """Start definitions at given times."""
 
 
 @command(
@@ -144,23 +146,25 @@ def schedule() -> None:
     "--timezone Europe/Berlin --overlap queue --catch-up last",
     "orchestrate schedule create --name once --target report --at 2030-01-31T09:00 --input 7",
 )
-@click.option("--name", required=True, help="What it is called from now on.")
-@click.option("--target", required=True, metavar="KEY", help="The definition to start.")
+@click.option("--name", required=True, help="Name of the schedule.")
+@click.option("--target", required=True, metavar="KEY", help="Definition to start.")
 @click.option(
-    "--input", "given_input", metavar="JSON", help="What it starts with; @file reads one."
+    "--input", "given_input", metavar="JSON", help="Input of the flows; @file reads it from a file."
 )
-@when_options
+@time_options
 @click.pass_obj
 def create(
-    given: Globals, /, name: str, target: str, given_input: str | None, **fields: Any
+    options: GlobalOptions, /, name: str, target: str, given_input: str | None, **fields: Any
 ) -> None:
-    """Start a definition by time from now on."""
+    """Create a schedule that starts a definition."""
     from tenuto.cli.parse import read_json
 
     value = None if given_input is None else read_json("input", given_input)
-    spec = read_spec(fields)
-    made = ask(given, lambda client: client.schedules.create(name, target, spec, value))
-    print_one(given, made, _FIELDS)
+    spec = build_spec(fields)
+    created = call_client(
+        options, lambda client: client.schedules.create(name, target, spec, value)
+    )
+    print_one(options, created, _FIELDS)
 
 
 @command(
@@ -170,32 +174,39 @@ def create(
 )
 @click.argument("schedule_name", required=False, metavar="[NAME]")
 @click.option(
-    "-n", "count", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many."
+    "-n",
+    "count",
+    type=click.IntRange(1, 1000),
+    default=5,
+    show_default=True,
+    help="Number of times.",
 )
-@when_options
+@time_options
 @click.pass_obj
-def next_(given: Globals, /, schedule_name: str | None, count: int, **fields: Any) -> None:
-    """Print the next times of a schedule, or of one to be: that needs neither server nor database.
+def next_(options: GlobalOptions, /, schedule_name: str | None, count: int, **fields: Any) -> None:
+    """Print the next times of a schedule, or of the options, without server or database.
 
-    Times are in UTC, and in the schedule's zone where that is another.
+    Times are in UTC and, if different, in the schedule's time zone.
     """
     from tenuto.cli.render import print_json
 
     if schedule_name is None:
-        zone, found = fields["timezone"], _following(read_spec(fields), count)
-    elif any(fields[way] for way in _WAYS):
-        raise click.UsageError("name a schedule, or say when; not both")
+        zone, next_times = fields["timezone"], _compute_next_times(build_spec(fields), count)
+    elif any(fields[name] for name in _TIME_OPTIONS):
+        raise click.UsageError("give either a schedule's name or time options, not both")
     else:
-        view, found = ask(given, lambda client: _asked(client, schedule_name, count))
+        view, next_times = call_client(
+            options, lambda client: _read_next_times(client, schedule_name, count)
+        )
         zone = view.schedule.timezone
-    if given.json:
-        print_json({"times": found})
+    if options.json:
+        print_json({"times": next_times})
         return
-    for time in found:
-        print(_line(time, zone))
+    for time in next_times:
+        print(_format_time(time, zone))
 
 
-def _following(spec: "ScheduleSpec", count: int) -> "list[datetime]":
+def _compute_next_times(spec: "ScheduleSpec", count: int) -> "list[datetime]":
     from tenuto.clock import Clock
     from tenuto.model.schedules.schedule import check, following
 
@@ -203,12 +214,14 @@ def _following(spec: "ScheduleSpec", count: int) -> "list[datetime]":
     return following(spec, Clock().now(), count)
 
 
-async def _asked(client: Any, name: str, count: int) -> Any:
+async def _read_next_times(client: Any, name: str, count: int) -> Any:
+    """Returns the schedule and its next `count` times."""
     view = await client.schedules.get(name)
     return view, await client.schedules.next(view.id, count)
 
 
-def _line(time: "datetime", zone: str) -> str:
+def _format_time(time: "datetime", zone: str) -> str:
+    """Formats a time in UTC and, if different, in the schedule's time zone."""
     from zoneinfo import ZoneInfo
 
     text = f"{time:%Y-%m-%dT%H:%M:%SZ}"
@@ -216,13 +229,13 @@ def _line(time: "datetime", zone: str) -> str:
 
 
 schedule.add_command(create)
-add_shared(
+add_shared_commands(
     schedule,
     lambda client: client.schedules,
     "nightly",
     _FIELDS,
     _COLUMNS,
-    paused="Start nothing until it is resumed; what runs goes on.",
-    resumed="Go on with the times from now on.",
+    pause_help="Start nothing until the schedule is resumed; running flows continue.",
+    resume_help="Start definitions again, from the next time on.",
 )
 schedule.add_command(next_)

@@ -1,41 +1,41 @@
-"""`orchestrate event` and `orchestrate trigger`: what is started after events."""
+"""`orchestrate event` and `orchestrate trigger`: publishes events; starts definitions on events."""
 
 from typing import Any
 
 import click
 
-from tenuto.cli.base import Globals, command, group
-from tenuto.cli.connection import ask
+from tenuto.cli.base import GlobalOptions, command, group
+from tenuto.cli.connection import call_client
 from tenuto.cli.output import Columns, print_one
-from tenuto.cli.shared_commands import add_shared
+from tenuto.cli.shared_commands import add_shared_commands
 
 _FIELDS: Columns = {
-    "id": lambda each: each.id,
-    "name": lambda each: each.name,
-    "event": lambda each: each.event,
-    "filter": lambda each: each.filter,
-    "target": lambda each: each.target,
-    "status": lambda each: each.status,
-    "fired": lambda each: each.fired,
-    "last fired": lambda each: each.fired_at,
-    "last flow": lambda each: each.last_flow_id,
-    "last error": lambda each: each.last_error,
-    "created": lambda each: each.created_at,
+    "id": lambda trigger: trigger.id,
+    "name": lambda trigger: trigger.name,
+    "event": lambda trigger: trigger.event,
+    "filter": lambda trigger: trigger.filter,
+    "target": lambda trigger: trigger.target,
+    "status": lambda trigger: trigger.status,
+    "fired": lambda trigger: trigger.fired,
+    "last fired": lambda trigger: trigger.fired_at,
+    "last flow": lambda trigger: trigger.last_flow_id,
+    "last error": lambda trigger: trigger.last_error,
+    "created": lambda trigger: trigger.created_at,
 }
 _COLUMNS: Columns = {
-    "NAME": lambda each: each.name,
-    "STATUS": lambda each: each.status,
-    "FIRED": lambda each: each.fired,
-    "EVENT": lambda each: each.event,
-    "TARGET": lambda each: each.target,
-    "ERROR": lambda each: each.last_error,
-    "FILTER": lambda each: each.filter,
+    "NAME": lambda trigger: trigger.name,
+    "STATUS": lambda trigger: trigger.status,
+    "FIRED": lambda trigger: trigger.fired,
+    "EVENT": lambda trigger: trigger.event,
+    "TARGET": lambda trigger: trigger.target,
+    "ERROR": lambda trigger: trigger.last_error,
+    "FILTER": lambda trigger: trigger.filter,
 }
 
 
 @group("event", "orchestrate event publish deploy.finished")
 def event() -> None:
-    """Tell the workspace, and its triggers, that something happened."""
+    """Publish events to the workspace and its triggers."""
 
 
 @command(
@@ -44,30 +44,31 @@ def event() -> None:
     """orchestrate event publish deploy.finished --data '{"env": "live"}'""",
 )
 @click.argument("name")
-@click.option("--data", metavar="JSON", help="What there is to say; @file reads it from one.")
+@click.option("--data", metavar="JSON", help="Event data; @file reads it from a file.")
 @click.option(
     "--task",
     type=click.UUID,
     envvar="TENUTO_TASK_ID",
     metavar="ID",
-    help="The task that says so, if any; within a command's attempt its own.",
+    help="Task that publishes the event; in a command's attempt, default: that task.",
 )
 @click.pass_obj
-def publish(given: Globals, name: str, data: str | None, task: Any) -> None:
-    """Tell the workspace that something happened; prints the event's id.
+def publish(options: GlobalOptions, name: str, data: str | None, task: Any) -> None:
+    """Publish an event to the workspace and print its id.
 
-    The folder of the embedded database, elsewhere --data, is named before `event` here.
+    --data means the event's data here; for the folder of the embedded database, give --data before
+    `event`.
     """
     from tenuto.cli.parse import read_json
 
     value = None if data is None else read_json("data", data)
-    told = ask(given, lambda client: client.events.publish(name, value, task))
-    if given.json:
+    published = call_client(options, lambda client: client.events.publish(name, value, task))
+    if options.json:
         from tenuto.cli.render import print_json
 
-        print_json(told)
+        print_json(published)
     else:
-        print(told.id)
+        print(published.id)
 
 
 @group(
@@ -76,7 +77,7 @@ def publish(given: Globals, name: str, data: str | None, task: Any) -> None:
     "orchestrate trigger create --name tests --event deploy.finished --target smoke-tests",
 )
 def trigger() -> None:
-    """Start definitions after events."""
+    """Start definitions when events occur."""
 
 
 @command(
@@ -86,25 +87,29 @@ def trigger() -> None:
     """--filter 'event.data.env == "live"'""",
     "orchestrate trigger create --name care --event task.dead --target look-into-it",
 )
-@click.option("--name", required=True, help="What it is called from now on.")
-@click.option("--event", "event_", required=True, metavar="NAME", help="Its name, or NAME*.")
-@click.option("--target", required=True, metavar="KEY", help="The definition to start.")
-@click.option("--filter", "filter_", metavar="CEL", help="What has to be true of `event`.")
+@click.option("--name", required=True, help="Name of the trigger.")
+@click.option("--event", "event_", required=True, metavar="NAME", help="Event name, or NAME*.")
+@click.option("--target", required=True, metavar="KEY", help="Definition to start.")
+@click.option("--filter", "filter_", metavar="CEL", help="CEL condition on `event`.")
 @click.pass_obj
-def create(given: Globals, name: str, event_: str, target: str, filter_: str | None) -> None:
-    """Start a definition after each of these events from now on, with the event as input."""
-    made = ask(given, lambda client: client.triggers.create(name, event_, target, filter_))
-    print_one(given, made, _FIELDS)
+def create(
+    options: GlobalOptions, name: str, event_: str, target: str, filter_: str | None
+) -> None:
+    """Create a trigger: each matching event starts the definition, with the event as input."""
+    created = call_client(
+        options, lambda client: client.triggers.create(name, event_, target, filter_)
+    )
+    print_one(options, created, _FIELDS)
 
 
 event.add_command(publish)
 trigger.add_command(create)
-add_shared(
+add_shared_commands(
     trigger,
     lambda client: client.triggers,
     "tests",
     _FIELDS,
     _COLUMNS,
-    paused="Let events pass until it is resumed.",
-    resumed="Look at the events from now on.",
+    pause_help="Ignore events until the trigger is resumed.",
+    resume_help="Match events again, from now on.",
 )

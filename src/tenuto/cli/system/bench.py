@@ -1,11 +1,11 @@
-"""`orchestrate bench`: measurements on the user's own machine."""
+"""`orchestrate bench`: measures performance on the user's machine."""
 
 import os
 from typing import Any
 
 import click
 
-from tenuto.cli.base import Globals, command
+from tenuto.cli.base import GlobalOptions, command
 
 
 @command(
@@ -18,22 +18,26 @@ from tenuto.cli.base import Globals, command
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--tasks", type=click.IntRange(1), metavar="N", help="Tasks per measurement.")
-@click.option("--rounds", type=click.IntRange(1), metavar="N", help="Measurements; median counts.")
-@click.option("--json-file", metavar="FILE", help="Write the figures there too.")
+@click.option(
+    "--rounds", type=click.IntRange(1), metavar="N", help="Repetitions; the median counts."
+)
+@click.option("--json-file", metavar="FILE", help="Also write the figures to this file.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this measurement; repeatable.")
 @click.pass_obj
-def bench(given: Globals, /, names: tuple[str, ...], only: tuple[str, ...], **options: Any) -> int:
-    """Measure throughput and latency on this machine, in a database of its own.
+def bench(
+    options: GlobalOptions, /, names: tuple[str, ...], only: tuple[str, ...], **limits: Any
+) -> int:
+    """Measure throughput and latency on this machine, in a temporary database.
 
-    NAME picks measurements, as --only does. SQLite is measured in a file of its own; --database
+    NAME selects measurements, like --only. SQLite is measured in a temporary file; --database
     names a PostgreSQL to measure as well.
     """
     from tenuto.bench import run
-    from tenuto.cli.signals import as_ctrl_c
+    from tenuto.cli.signals import terminate_like_ctrl_c
     from tenuto.client.target import URL, WORKSPACE
 
     for name in (URL, WORKSPACE):
-        # Its workers work on the databases that are measured, whatever server there is.
+        # The benchmark's workers must use the measured databases, not a server.
         os.environ.pop(name, None)
-    with as_ctrl_c():
-        return run(database=given.database, only=(*names, *only), as_json=given.json, **options)
+    with terminate_like_ctrl_c():
+        return run(database=options.database, only=(*names, *only), as_json=options.json, **limits)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tenuto.cli.base import Globals, command, group
+from tenuto.cli.base import GlobalOptions, command, group
 from tenuto.cli.connection import settings
 
 if TYPE_CHECKING:
@@ -18,55 +18,55 @@ def db() -> None:
 
 @command("migrate", "orchestrate db migrate --database postgresql://localhost/tenuto")
 @click.pass_obj
-def migrate(given: Globals) -> None:
-    """Bring the database's schema up to date. An embedded database does so by itself."""
+def migrate(options: GlobalOptions) -> None:
+    """Update the database schema. An embedded database is updated automatically."""
     from tenuto import app
     from tenuto.cli.render import print_json
-    from tenuto.store.schema import NEEDS
+    from tenuto.store.schema import REQUIRED_SCHEMA
 
-    store = app.configured_store(settings(given))
+    store = app.create_configured_store(settings(options))
 
     async def main() -> "tuple[list[int], SchemaState]":
         try:
-            if (await store.schema()).schema >= NEEDS:
-                await store.open()  # refuses what a newer program made, before anything is written
+            if (await store.schema()).schema >= REQUIRED_SCHEMA:
+                await store.open()  # refuses a schema of a newer version before writing
             return await store.migrate(), await store.schema()
         finally:
             await store.close()
 
     applied, state = app.run(main())
-    if given.json:
+    if options.json:
         print_json({"applied": applied, "schema": state.schema, "compat": state.compat})
     elif applied:
-        print(f"applied {', '.join(map(str, applied))}; the schema is now {state.schema}")
+        print(f"applied {', '.join(map(str, applied))}; the schema version is now {state.schema}")
     else:
-        print(f"nothing to do; the schema is {state.schema}")
+        print(f"nothing to do; the schema version is {state.schema}")
 
 
 @command("check", "orchestrate db check", "orchestrate db check --json")
 @click.pass_obj
-def check(given: Globals) -> int:
-    """Check that the schema fits and that tasks and audit trail agree; exit code 1 if not.
+def check(options: GlobalOptions) -> int:
+    """Check the schema version, and that tasks and audit trail agree; exits with 1 if not.
 
-    Events that were restored from another server are numbered anew, so run it once after a restore.
+    Run it once after a restore: it renumbers events that were restored from another server.
     """
     from tenuto import app
     from tenuto.cli.render import print_json
     from tenuto.engine.engine import Engine
     from tenuto.model.printable import printable
 
-    store = app.configured_store(settings(given))
+    store = app.create_configured_store(settings(options))
 
     async def main() -> "tuple[SchemaState, bool, list[str]]":
         try:
             await store.open()
-            upkeep = Engine(store).upkeep
+            upkeep = Engine(store).maintenance
             return await store.schema(), await upkeep.renumber_events(), await upkeep.audit()
         finally:
             await store.close()
 
     state, restamped, mismatches = app.run(main())
-    if given.json:
+    if options.json:
         print_json(
             {
                 "ok": not mismatches,
@@ -77,14 +77,14 @@ def check(given: Globals) -> int:
             }
         )
     else:
-        print(f"schema {state.schema} fits")
+        print(f"schema {state.schema} is compatible")
         if restamped:
-            print("events restored from another server were numbered anew")
+            print("events restored from another server were renumbered")
         for mismatch in mismatches:
             print(printable(mismatch))
         print(f"{len(mismatches)} mismatches between tasks and audit trail")
     return 1 if mismatches else 0
 
 
-for _each in (migrate, check):
-    db.add_command(_each)
+for _command in (migrate, check):
+    db.add_command(_command)

@@ -1,7 +1,7 @@
-"""`orchestrate up --demo`: half a minute that shows a retry, a kill -9 and a cancel on a live view.
+"""`orchestrate up --demo`: shows a retry, a kill -9 and a cancel live, in half a minute.
 
-Everything is real: an embedded database in a temporary folder, a coordinator in this process, two
-worker processes, and commands as sessions under their supervisors.
+It uses an embedded database in a temporary folder, a coordinator in this process, two worker
+processes, and commands as sessions under their supervisors. Nothing is simulated.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto import app
-from tenuto.cli.signals import as_ctrl_c
+from tenuto.cli.signals import terminate_like_ctrl_c
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import Engine
 from tenuto.engine.views import AttemptView, TaskSummary
@@ -30,11 +30,11 @@ from tenuto.periodic import wait_first_event
 from tenuto.settings import Settings, environment_without_settings
 
 LEASE_S = 3
-PATIENCE_S = 90.0
+TIMEOUT_S = 90.0
 SETTINGS = {"heartbeat_s": 1.0, "lease_s": LEASE_S, "tick_s": 0.5, "poll_s": 0.5, "slots": 2}
-QUICK = RetryPolicy(base_s=1.0, jitter=0.0)
+QUICK_RETRY = RetryPolicy(base_s=1.0, jitter=0.0)
 
-COUNT = """
+COUNT_SCRIPT = """
 import json, os, time
 report = os.fdopen(3, "w", buffering=1)
 done = json.loads(os.environ.get("TENUTO_CHECKPOINT", "0"))
@@ -42,12 +42,12 @@ steps = {steps}
 for step in range(done, steps):
     time.sleep({pause})
     print("page", step + 1, "of", steps)
-    told = {{"progress": 100 * (step + 1) // steps, "step": f"page {{step + 1}}"}}
-    report.write(json.dumps(told) + "\\n")
+    progress = {{"progress": 100 * (step + 1) // steps, "step": f"page {{step + 1}}"}}
+    report.write(json.dumps(progress) + "\\n")
     report.write(json.dumps({{"checkpoint": step + 1}}) + "\\n")
 report.write(json.dumps({{"output": {{"pages": steps, "started_at_page": done}}}}) + "\\n")
 """
-STUMBLE = """
+FAIL_ONCE_SCRIPT = """
 import os, sys, time
 time.sleep(1)
 if os.environ["TENUTO_ATTEMPT"] == "1":
@@ -57,7 +57,7 @@ print("the second try works")
 
 
 class DemoTasks(msgspec.Struct, frozen=True):
-    """The demo's tasks by the part they play."""
+    """Ids of the demo's tasks: whose worker is killed, retried, cancelled, and the others."""
 
     killed: UUID
     retried: UUID
@@ -68,55 +68,58 @@ class DemoTasks(msgspec.Struct, frozen=True):
         return [self.killed, self.retried, self.cancelled, *self.plain]
 
 
-def _count(steps: int, pause: float) -> list[str]:
-    return [sys.executable, "-c", COUNT.format(steps=steps, pause=pause)]
+def _count_command(steps: int, pause: float) -> list[str]:
+    return [sys.executable, "-c", COUNT_SCRIPT.format(steps=steps, pause=pause)]
 
 
 async def _submit(engine: Engine) -> DemoTasks:
-    news = [
-        NewTask(title="Survive kill -9 from a checkpoint", command=_count(10, 1), priority=9),
+    new_tasks = [
         NewTask(
-            title="Fail once, then succeed", command=[sys.executable, "-c", STUMBLE], retry=QUICK
+            title="Survive kill -9 from a checkpoint", command=_count_command(10, 1), priority=9
+        ),
+        NewTask(
+            title="Fail once, then succeed",
+            command=[sys.executable, "-c", FAIL_ONCE_SCRIPT],
+            retry=QUICK_RETRY,
         ),
         NewTask(title="Be cancelled while running", command=["sleep", "600"], priority=8),
-        NewTask(title="Summarise the report", command=_count(4, 0.5), tags=["demo"]),
-        NewTask(title="Translate the report", command=_count(5, 0.4), tags=["demo"]),
+        NewTask(title="Summarise the report", command=_count_command(4, 0.5), tags=["demo"]),
+        NewTask(title="Translate the report", command=_count_command(5, 0.4), tags=["demo"]),
         NewTask(title="Say hello", command=["echo", "hello from a task"], priority=3),
     ]
-    ids = [submitted.id for submitted in await engine.submit_many(news)]
+    ids = [submitted.id for submitted in await engine.submit_many(new_tasks)]
     return DemoTasks(ids[0], ids[1], ids[2], ids[3:])
 
 
 class Demo:
-    """One performance."""
+    """One run of the demo."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._settings = settings
         self._workers: list[asyncio.subprocess.Process] = []
-        self._script: DemoTasks | None = None
+        self._tasks: DemoTasks | None = None
         self._killed_at: float | None = None
-        self._told: set[str] = set()
 
     async def run(self) -> int:
-        """Play it; 0 when everything came out as promised."""
+        """Runs the demo; returns exit code 0 if all checks pass."""
         stop = asyncio.Event()
         coordinator = Coordinator(self._engine, self._settings, name="demo")
         coordinating = asyncio.get_running_loop().create_task(coordinator.run(stop))
         try:
             await self._start_worker()
             await self._start_worker()
-            self._script = await _submit(self._engine)
-            await self._watch()
+            self._tasks = await _submit(self._engine)
+            await self._show_until_finished()
         finally:
-            await self._end_workers()
+            await self._stop_workers()
             stop.set()
             await coordinating
-        return await self._summary()
+        return await self._print_checks()
 
     async def _start_worker(self) -> None:
         env = environment_without_settings()
-        env |= {"TENUTO_DATABASE": self._settings.url(), app.PARENT_PIPE: "1"}
+        env |= {"TENUTO_DATABASE": self._settings.database_url(), app.PARENT_PIPE: "1"}
         env |= {f"TENUTO_{name.upper()}": str(value) for name, value in SETTINGS.items()}
         worker = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tenuto.cli.main", "worker", "--accept-commands"),
@@ -127,83 +130,89 @@ class Demo:
         )
         self._workers.append(worker)
 
-    async def _end_workers(self) -> None:
+    async def _stop_workers(self) -> None:
         for worker in self._workers:
             if worker.returncode is None:
                 worker.terminate()
         await asyncio.gather(*(worker.wait() for worker in self._workers))
 
-    async def _watch(self) -> None:
-        """Show the tasks until all have ended, and do what the script says meanwhile."""
-        deadline = self._engine.clock.elapsed() + PATIENCE_S
-        with _stage() as stage:
+    async def _show_until_finished(self) -> None:
+        """Shows the tasks until all have finished; meanwhile kills a worker and cancels a task."""
+        deadline = self._engine.clock.elapsed() + TIMEOUT_S
+        with _open_view() as view:
             while self._engine.clock.elapsed() < deadline:
                 page = await self._engine.list(limit=50)
-                stage.show(page.tasks)
-                await self._act(page.tasks, stage)
+                view.show(page.tasks)
+                await self._inject_faults(page.tasks, view)
                 if all(task.status in TERMINAL for task in page.tasks):
-                    stage.show((await self._engine.list(limit=50)).tasks)
+                    view.show((await self._engine.list(limit=50)).tasks)
                     return
                 await wait_first_event([], 0.25, self._engine.clock)
 
-    async def _act(self, tasks: Sequence[TaskSummary], stage: "DemoView") -> None:
-        assert self._script is not None
-        now = {task.id: task for task in tasks}
-        victim = now[self._script.killed]
-        if self._killed_at is None and (victim.progress_percent or 0) >= 30:
-            await self._kill_owner_of(victim.id, stage)
-        doomed = now[self._script.cancelled]
-        if doomed.status == "RUNNING" and doomed.cancel_requested_at is None:
-            stage.say("cancelling a running task: its process tree is killed, with a receipt")
-            await self._engine.cancel(doomed.id, "the demo cancels it")
+    async def _inject_faults(self, tasks: Sequence[TaskSummary], view: "DemoView") -> None:
+        assert self._tasks is not None
+        current = {task.id: task for task in tasks}
+        killed_task = current[self._tasks.killed]
+        if self._killed_at is None and (killed_task.progress_percent or 0) >= 30:
+            await self._kill_worker_of(killed_task.id, view)
+        cancelled_task = current[self._tasks.cancelled]
+        if cancelled_task.status == "RUNNING" and cancelled_task.cancel_requested_at is None:
+            view.print_event(
+                "cancelling a running task: its process tree is killed, with a receipt"
+            )
+            await self._engine.cancel(cancelled_task.id, "the demo cancels it")
 
-    async def _kill_owner_of(self, task: UUID, stage: "DemoView") -> None:
+    async def _kill_worker_of(self, task: UUID, demo_view: "DemoView") -> None:
         view = await self._engine.show(task)
         if view.worker is None:
             return
         pid = int(view.worker.split(":")[1])
-        stage.say(f"kill -9 {pid}: the worker that runs the first task; lease {LEASE_S} s")
+        demo_view.print_event(
+            f"kill -9 {pid}: the worker that runs the first task; lease {LEASE_S} s"
+        )
         os.kill(pid, signal.SIGKILL)
         self._killed_at = self._engine.clock.elapsed()
         await self._start_worker()
 
-    async def _summary(self) -> int:
-        assert self._script is not None
-        script, engine = self._script, self._engine
-        attempts = {task: list(await engine.attempts(task)) for task in script.all()}
-        views = {task: await engine.show(task) for task in script.all()}
-        output = views[script.killed].output or {}
-        receipt = (attempts[script.cancelled][-1].receipt or {}) if attempts else {}
+    async def _print_checks(self) -> int:
+        """Checks the results and prints each check; returns 0 if all pass, else 1."""
+        assert self._tasks is not None
+        demo_tasks, engine = self._tasks, self._engine
+        attempts = {task: list(await engine.attempts(task)) for task in demo_tasks.all()}
+        views = {task: await engine.show(task) for task in demo_tasks.all()}
+        output = views[demo_tasks.killed].output or {}
+        receipt = (attempts[demo_tasks.cancelled][-1].receipt or {}) if attempts else {}
         checks = {
-            "every task has ended": all(view.status in TERMINAL for view in views.values()),
-            "the failed task was retried and completed": _ended_well(
-                attempts[script.retried], "FAILED"
+            "every task has finished": all(view.status in TERMINAL for view in views.values()),
+            "the failed task was retried and completed": _completed_after(
+                attempts[demo_tasks.retried], "FAILED"
             ),
-            f"the killed worker's task went on from its checkpoint (page "
-            f"{output.get('started_at_page')}) and completed once": _ended_well(
-                attempts[script.killed], "STALLED"
+            f"the killed worker's task continued from its checkpoint (page "
+            f"{output.get('started_at_page')}) and completed once": _completed_after(
+                attempts[demo_tasks.killed], "STALLED"
             )
             and output.get("started_at_page", 0) >= 1,
             f"the cancelled task's processes are gone ({receipt.get('how')}, "
-            f"{receipt.get('killed_count')} killed)": views[script.cancelled].status == "CANCELLED"
+            f"{receipt.get('killed_count')} killed)": views[demo_tasks.cancelled].status
+            == "CANCELLED"
             and receipt.get("state") == "killed",
-            "rows and audit trail agree": not await engine.upkeep.audit(),
+            "rows and audit trail agree": not await engine.maintenance.audit(),
         }
         print()
-        for text, good in checks.items():
-            print(f"  {'ok  ' if good else 'FAIL'}  {text}")
+        for text, passed in checks.items():
+            print(f"  {'ok  ' if passed else 'FAIL'}  {text}")
         print("\nNext: orchestrate up, then in another terminal: orchestrate run --follow -- CMD")
         return 0 if all(checks.values()) else 1
 
 
-def _ended_well(attempts: Sequence[AttemptView], first: str) -> bool:
-    """Whether an attempt ended as told, and exactly the last one completed the task."""
+def _completed_after(attempts: Sequence[AttemptView], expected_outcome: str) -> bool:
+    """True if an attempt ended with that outcome and only the last one completed the task."""
     outcomes = [attempt.outcome for attempt in attempts]
-    return first in outcomes and outcomes.index("COMPLETED") == len(outcomes) - 1
+    return expected_outcome in outcomes and outcomes.index("COMPLETED") == len(outcomes) - 1
 
 
 class DemoView:
-    """Where the demo is shown: line by line, when there is no terminal."""
+    """Shows the demo line by line, without a terminal."""
 
     def __init__(self) -> None:
         self._seen: dict[UUID, str] = {}
@@ -214,7 +223,7 @@ class DemoView:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def say(self, text: str) -> None:
+    def print_event(self, text: str) -> None:
         print(f"* {text}", flush=True)
 
     def show(self, tasks: Sequence[TaskSummary]) -> None:
@@ -228,8 +237,8 @@ class DemoView:
                 )
 
 
-class LiveStage(DemoView):
-    """The same as a table that redraws itself."""
+class LiveDemoView(DemoView):
+    """Shows the demo as a live table on a terminal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,15 +255,15 @@ class LiveStage(DemoView):
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def say(self, text: str) -> None:
+    def print_event(self, text: str) -> None:
         self._console.print(f"[bold]*[/bold] {printable(text)}")
 
     def show(self, tasks: Sequence[TaskSummary]) -> None:
         self._live.update(_table(tasks))
 
 
-def _stage() -> DemoView:
-    return LiveStage() if sys.stdout.isatty() else DemoView()
+def _open_view() -> DemoView:
+    return LiveDemoView() if sys.stdout.isatty() else DemoView()
 
 
 def _table(tasks: Sequence[TaskSummary]) -> Any:
@@ -280,14 +289,14 @@ def _table(tasks: Sequence[TaskSummary]) -> Any:
 
 
 def demo() -> int:
-    """Run the demo in a temporary folder; the exit code."""
+    """Runs the demo in a temporary folder; returns the exit code."""
     set_up("CRITICAL")
-    with as_ctrl_c(), tempfile.TemporaryDirectory(prefix="tenuto-demo-") as folder:
+    with terminate_like_ctrl_c(), tempfile.TemporaryDirectory(prefix="tenuto-demo-") as folder:
         path = Path(folder) / "demo.db"
         settings = msgspec.convert({**SETTINGS, "database": f"sqlite:///{path}"}, Settings)
 
-        async def play() -> int:
+        async def run_demo() -> int:
             async with app.connect(settings, actor="demo") as engine:
                 return await Demo(engine, settings).run()
 
-        return app.run(play())
+        return app.run(run_demo())

@@ -1,4 +1,4 @@
-"""`orchestrate doctor`: what is right and wrong with this machine and its database."""
+"""`orchestrate doctor`: checks this machine, the database, coordinator and workers."""
 
 import sys
 from datetime import timedelta
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
-from tenuto.cli.base import Globals, command
+from tenuto.cli.base import GlobalOptions, command
 from tenuto.cli.connection import target
 
 if TYPE_CHECKING:
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 PR_GET_CHILD_SUBREAPER = 37
 LOW_DISK = 1 << 30
-NO_DISK = 100 << 20
-SKEW = timedelta(seconds=2)
-SILENT = timedelta(seconds=30)
-NETWORK_FILES = frozenset("nfs nfs4 cifs smb3 smbfs 9p fuse.sshfs afs".split())
-UNSAFE = {
+MIN_DISK = 100 << 20
+MAX_CLOCK_SKEW = timedelta(seconds=2)
+MAX_HEARTBEAT_AGE = timedelta(seconds=30)
+NETWORK_FILE_SYSTEMS = frozenset("nfs nfs4 cifs smb3 smbfs 9p fuse.sshfs afs".split())
+DURABILITY_RISKS = {
     ("journal", "wal"): "a crash can damage the file and readers block writers",
     ("synchronous", "FULL"): "a power cut can lose tasks that were acknowledged",
     ("fsync", "on"): "a crash of the server's machine can lose or damage everything",
     ("synchronous_commit", "on"): "a crash of the server can lose tasks that were acknowledged",
     ("full_page_writes", "on"): "a crash of the server's machine can damage the database",
 }
-"""Durability settings, the value that is safe, and what any other value risks."""
+"""(Durability setting, safe value) → the risk of any other value."""
 STANDBYS = "synchronous_standby_names"
-SAFER = {"EXTRA", "remote_apply"}
+SAFER_VALUES = {"EXTRA", "remote_apply"}
 
 
 class Check(NamedTuple):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -45,33 +45,35 @@ class Check(NamedTuple):
 
 @command("doctor", "orchestrate doctor", "orchestrate doctor --json", "orchestrate doctor --data .")
 @click.pass_obj
-def doctor(given: Globals) -> int:
-    """Say what is right and wrong with this machine, the database, coordinator and workers.
+def doctor(options: GlobalOptions) -> int:
+    """Check this machine, the database, the coordinator and the workers.
 
-    The database is looked at itself; where commands go to a server, that is said.
+    The database is checked directly. If commands use a server, a warning says so.
 
-    Exit code 1 when something has to be repaired, 3 when the database cannot be used.
+    Exits with 1 if something must be repaired, with 3 if the database cannot be used.
     """
     from tenuto import app
     from tenuto.cli.render import print_json, print_table
 
-    where = target(given)
-    chosen = where.settings
+    command_target = target(options)
+    chosen_settings = command_target.settings
     checks = [
         _python(),
         _supervision(),
-        *_server(where),
+        *_server(command_target),
         *app.run(_sqlite()),
-        *_disk(chosen),
-        *_modes(chosen),
+        *_disk(chosen_settings),
+        *_file_modes(chosen_settings),
     ]
-    path = app.sqlite_path(chosen.url())
+    path = app.sqlite_path(chosen_settings.database_url())
     if path is None or path == ":memory:" or Path(path).exists():
-        checks += app.run(_database(chosen))
+        checks += app.run(_database(chosen_settings))
     else:
-        checks.append(Check("database", "ok", f"{path} is not there yet; the first use makes it"))
+        checks.append(
+            Check("database", "ok", f"{path} does not exist yet; it is created at the first use")
+        )
     failed = [check.name for check in checks if check.status == "fail"]
-    if given.json:
+    if options.json:
         print_json({"ok": not failed, "checks": [check._asdict() for check in checks]})
     else:
         print_table(["CHECK", "STATUS", "DETAIL"], checks, wide="DETAIL", fold=True)
@@ -85,14 +87,15 @@ def _python() -> Check:
     return Check("python", "ok", f"{version} on {sys.platform}")
 
 
-def _server(where: "Target") -> list[Check]:
-    """That commands go elsewhere, and which database is looked at nevertheless."""
+def _server(command_target: "Target") -> list[Check]:
+    """Warns if commands use a server, and names the database that is checked instead."""
     from tenuto import app
 
-    if where.url is None:
+    if command_target.url is None:
         return []
-    near = app.shown(where.settings.url())
-    detail = f"commands go to {app.shown(where.url)}; what follows is about {near} alone"
+    database = app.display_url(command_target.settings.database_url())
+    server = app.display_url(command_target.url)
+    detail = f"commands use the server {server}; the other checks are about {database} only"
     return [Check("server", "warn", detail)]
 
 
@@ -106,9 +109,10 @@ async def _sqlite() -> list[Check]:
 
 
 def _supervision() -> Check:
+    """Checks whether a session's whole process tree can be killed on this system."""
     name = "supervision"
     if sys.platform != "linux":
-        return Check(name, "warn", "no subreaper here: a process that leaves its group may survive")
+        return Check(name, "warn", "no subreaper: a process that leaves its group may survive")
     import ctypes
 
     flag = ctypes.c_int()
@@ -117,161 +121,172 @@ def _supervision() -> Check:
     return Check(name, "ok", "Linux subreaper: a session's whole process tree is killed")
 
 
-def _disk(chosen: "Settings") -> list[Check]:
-    """Room and kind of the file system that holds the embedded database."""
+def _disk(chosen_settings: "Settings") -> list[Check]:
+    """Checks the free space and type of the embedded database's file system."""
     import shutil
 
     from tenuto import app
 
-    path = app.sqlite_path(chosen.url())
+    path = app.sqlite_path(chosen_settings.database_url())
     if path is None or path == ":memory:":
         return []
     folder = Path(path).absolute().parent
-    folder = next(place for place in (folder, *folder.parents) if place.exists())
+    folder = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(folder).free
     status: Literal["ok", "warn", "fail"]
-    status = "fail" if free < NO_DISK else "warn" if free < LOW_DISK else "ok"
+    status = "fail" if free < MIN_DISK else "warn" if free < LOW_DISK else "ok"
     checks = [Check("disk", status, f"{free / (1 << 30):,.1f} GiB free at {folder}")]
     kind = _file_system(folder)
-    if kind in NETWORK_FILES:
+    if kind in NETWORK_FILE_SYSTEMS:
         detail = f"{kind}: SQLite over a network file system can damage the database"
         checks.append(Check("file system", "fail", detail))
     return checks
 
 
-def _modes(chosen: "Settings") -> list[Check]:
-    """That others can look into the data folder or into what programs keep, if they can."""
+def _file_modes(chosen_settings: "Settings") -> list[Check]:
+    """Warns if other users can access the data folder, the keys, the token or the database."""
     import shlex
 
     from tenuto import app, private
     from tenuto.encryption_keys import FILE
 
-    keys = app.key_folder(chosen) / FILE
-    places = [chosen.folder(), keys, chosen.folder() / "token"]
-    path = app.sqlite_path(chosen.url())
+    keys = app.key_folder(chosen_settings) / FILE
+    paths = [chosen_settings.data_folder(), keys, chosen_settings.data_folder() / "token"]
+    path = app.sqlite_path(chosen_settings.database_url())
     if path not in (None, ":memory:"):
-        places += [Path(f"{path}{end}") for end in ("", "-wal", "-shm", "-lock", "-wake")]
-    found = [(private.exposed(place), place) for place in dict.fromkeys(places)]
-    wide = [f"{place} has mode {mode}" for mode, place in found if mode]
-    if not wide:
+        paths += [Path(f"{path}{end}") for end in ("", "-wal", "-shm", "-lock", "-wake")]
+    modes = [(private.mode_if_exposed(path), path) for path in dict.fromkeys(paths)]
+    exposed = [f"{path} has mode {mode}" for mode, path in modes if mode]
+    if not exposed:
         return []
-    run = " ".join(shlex.quote(str(place)) for mode, place in found if mode)
-    return [Check("modes", "warn", f"{', '.join(wide)}; run: chmod go= {run}")]
+    run = " ".join(shlex.quote(str(path)) for mode, path in modes if mode)
+    return [Check("modes", "warn", f"{', '.join(exposed)}; run: chmod go= {run}")]
 
 
 def _file_system(folder: Path) -> str:
-    """The kind of file system that a folder is on, where the system tells."""
+    """Returns the type of the file system that contains the folder; empty if unknown."""
     try:
         mounts = Path("/proc/self/mounts").read_text(errors="replace")
     except OSError:
         return ""
-    here = folder.resolve()
-    found = (line.split() for line in mounts.splitlines())
-    above = [(len(m[1]), m[2]) for m in found if here.is_relative_to(m[1])]
-    return max(above, default=(0, ""))[1]
+    resolved = folder.resolve()
+    fields = (line.split() for line in mounts.splitlines())
+    parents = [(len(m[1]), m[2]) for m in fields if resolved.is_relative_to(m[1])]
+    return max(parents, default=(0, ""))[1]
 
 
-async def _database(chosen: "Settings") -> list[Check]:
+async def _database(chosen_settings: "Settings") -> list[Check]:
+    """Runs all checks that need the database; a failed check if it cannot be opened."""
     from tenuto import app
     from tenuto.engine.engine import Engine
     from tenuto.model.errors import Incompatible, Unavailable
 
     try:
-        store = app.configured_store(chosen)
+        store = app.create_configured_store(chosen_settings)
         try:
             await store.open()
             engine = Engine(store)
-            roles = await app.identities(engine)
-            return [*await _described(store), *_roles(roles), *await _alive(engine)]
+            roles = await app.connection_identities(engine)
+            return [*await _describe_store(store), *_roles(roles), *await _liveness(engine)]
         finally:
             await store.close()
     except (Unavailable, Incompatible) as error:
         return [Check("database", "fail", f"{error.message} [{error.code}]")]
 
 
-async def _described(store: "Store") -> list[Check]:
+async def _describe_store(store: "Store") -> list[Check]:
+    """Checks the database's version, schema and durability settings."""
     described = await store.describe()
     state = await store.schema()
-    safe = [f"{name}={described[name]}" for name, good in UNSAFE if described.get(name) == good]
+    safe_settings = [
+        f"{name}={described[name]}"
+        for name, safe in DURABILITY_RISKS
+        if described.get(name) == safe
+    ]
     checks = [
         Check("database", "ok", ", ".join(_facts(described))),
-        Check("schema", "ok", f"{state.schema}, fits this program"),
+        Check("schema", "ok", f"{state.schema}, compatible with this version"),
     ]
-    for (name, good), risk in UNSAFE.items():
+    for (name, safe), risk in DURABILITY_RISKS.items():
         value = described.get(name)
-        if value is not None and value != good and value not in SAFER:
+        if value is not None and value != safe and value not in SAFER_VALUES:
             checks.append(Check("durability", "fail", f"{name}={value} is unsafe: {risk}"))
     if not any(check.name == "durability" for check in checks):
-        checks.append(Check("durability", "ok", f"{', '.join(safe)}: what is acknowledged stays"))
+        checks.append(
+            Check(
+                "durability", "ok", f"{', '.join(safe_settings)}: acknowledged writes are durable"
+            )
+        )
     return [*checks, *_standby(described)]
 
 
 def _standby(described: dict[str, str]) -> list[Check]:
-    """Whether a standby has what was acknowledged; nothing where there are no standbys."""
+    """Reports whether a standby has all acknowledged writes; empty without standby settings."""
     if (names := described.get(STANDBYS)) is None:
         return []
     commit = described["synchronous_commit"]
-    one = "what is acknowledged is on one machine only"
+    risk = "acknowledged writes are on one machine only"
     if not names:
-        told = f"{STANDBYS} is empty: {one}"
+        detail = f"{STANDBYS} is empty: {risk}"
     elif commit in ("off", "local"):
-        told = f"synchronous_commit={commit}: {one}, in spite of {STANDBYS}={names}"
+        detail = f"synchronous_commit={commit}: {risk}, although {STANDBYS}={names}"
     else:
-        told = f"{STANDBYS}={names}: what is acknowledged is on a standby, too"
-    return [Check("durability", "ok", told)]
+        detail = f"{STANDBYS}={names}: acknowledged writes are also on a standby"
+    return [Check("durability", "ok", detail)]
 
 
-def _roles(found: "dict[str, Identity]") -> list[Check]:
-    """Who each kind of connection acts as, and whether its login could be more."""
+def _roles(identities: "dict[str, Identity]") -> list[Check]:
+    """Reports the database role of each kind of connection; warns if its login has more rights."""
     checks = []
-    for name, each in found.items():
-        told = f"{name}: acts as {each.role}, login {each.login}"
-        if each.power:
-            told += (
-                f", which {each.power} and so can step round row-level security; use a login that"
+    for name, identity in identities.items():
+        detail = f"{name}: acts as {identity.role}, login {identity.login}"
+        if identity.power:
+            detail += (
+                f", which {identity.power} and so can bypass row-level security; use a login that"
                 " is a member of tenuto_runtime and tenuto_system only"
             )
-        checks.append(Check("role", "warn" if each.power else "ok", told))
+        checks.append(Check("role", "warn" if identity.power else "ok", detail))
     return checks
 
 
 def _facts(described: dict[str, str]) -> list[str]:
-    settings_ = {STANDBYS, *(name for name, _ in UNSAFE)}
+    """Returns the database's properties, except durability settings, as text."""
+    hidden = {STANDBYS, *(name for name, _ in DURABILITY_RISKS)}
     return [
         value if name == "database" else f"{name} {value}"
         for name, value in described.items()
-        if name not in settings_
+        if name not in hidden
     ]
 
 
-async def _alive(engine: "Engine") -> list[Check]:
-    """Clock, coordinator and workers."""
-    from tenuto.cli.render import span
+async def _liveness(engine: "Engine") -> list[Check]:
+    """Checks the clock, the coordinator and the workers."""
+    from tenuto.cli.render import format_duration
     from tenuto.clock import Clock
 
-    now, here = engine.clock.now(), Clock().now()
-    skew = abs(now - here)
-    told = f"{here:%Y-%m-%d %H:%M:%S} UTC, {span(skew)} from the database's"
-    leader = await engine.upkeep.leader("coordinator")
-    leads = leader is not None and leader.until > now
-    nobody = "none leads: retries, schedules and lost leases wait; `orchestrate up` starts one"
+    now, local_now = engine.clock.now(), Clock().now()
+    skew = abs(now - local_now)
+    clock_detail = f"{local_now:%Y-%m-%d %H:%M:%S} UTC, {format_duration(skew)} from the database's"
+    leader = await engine.maintenance.leader("coordinator")
+    is_led = leader is not None and leader.until > now
+    no_leader = "no leader: retries, schedules and expired leases wait; `orchestrate up` starts one"
     workers = [
         row
         for row in await engine.query.workers(engine.workspace)
-        if row["status"] == "RUNNING" and now - row["seen_at"] < SILENT
+        if row["status"] == "RUNNING" and now - row["seen_at"] < MAX_HEARTBEAT_AGE
     ]
     slots = sum(row["slots"] for row in workers)
-    busy = f"{len(workers)} alive with {slots} slots"
+    worker_detail = f"{len(workers)} alive with {slots} slots"
     return [
-        Check("clock", "ok" if skew < SKEW else "warn", told),
+        Check("clock", "ok" if skew < MAX_CLOCK_SKEW else "warn", clock_detail),
         Check(
             "coordinator",
-            "ok" if leads else "warn",
-            f"{leader.holder} leads" if leader is not None and leads else nobody,
+            "ok" if is_led else "warn",
+            f"leader: {leader.holder}" if leader is not None and is_led else no_leader,
         ),
         Check(
             "workers",
             "ok" if workers else "warn",
-            busy if workers else "none alive: tasks wait; `orchestrate up` starts one",
+            worker_detail if workers else "none alive: tasks wait; `orchestrate up` starts one",
         ),
     ]

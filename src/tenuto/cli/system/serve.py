@@ -1,11 +1,11 @@
-"""`orchestrate up`, `worker` and `coordinator`: what runs until it is told to stop."""
+"""`orchestrate up`, `serve`, `worker` and `coordinator`: run until they are stopped."""
 
 import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import F, Globals, command, group
+from tenuto.cli.base import F, GlobalOptions, command, group
 from tenuto.cli.connection import settings, target
 
 if TYPE_CHECKING:
@@ -13,49 +13,60 @@ if TYPE_CHECKING:
     from tenuto.worker.worker import Connect
 
 
-def _listening(function: F) -> F:
-    """Adds where the API listens."""
-    function = click.option("--host", metavar="ADDRESS", help="Where the API listens.")(function)
+def _listen_options(function: F) -> F:
+    """Adds the options for the API's address and port."""
+    function = click.option("--host", metavar="ADDRESS", help="Address that the API listens on.")(
+        function
+    )
     return click.option(
-        "--port", type=click.IntRange(0, 65535), metavar="N", help="Its port; 0: any free one."
+        "--port",
+        type=click.IntRange(0, 65535),
+        metavar="N",
+        help="Port of the API; 0: any free port.",
     )(function)
 
 
-def _allowing(function: F) -> F:
-    """Adds what tasks may set for the commands of workers."""
+def _permission_options(function: F) -> F:
+    """Adds the options for folders and variables that tasks may set for commands."""
     function = click.option(
         "--allow-folder",
         multiple=True,
         metavar="DIR",
-        help="A folder that tasks may work in, and below; repeatable. This one if not given.",
+        help="Folder, with subfolders, that tasks may work in; repeatable. Default: this folder.",
     )(function)
     return click.option(
         "--allow-env",
         multiple=True,
         metavar="NAME",
-        help="A variable that tasks may set, or a pattern such as 'BUILD_*'; repeatable.",
+        help="Variable that tasks may set, or a pattern such as 'BUILD_*'; repeatable.",
     )(function)
 
 
-def _allowed(env: tuple[str, ...], folders: tuple[str, ...]) -> dict[str, str | None]:
-    """The settings that the options stand for; nothing where none is given."""
+def _parse_permissions(env: tuple[str, ...], folders: tuple[str, ...]) -> dict[str, str | None]:
+    """Returns the settings for the permission options; `None` for options not given."""
     for option, values in (("--allow-env", env), ("--allow-folder", folders)):
         for value in values:
             if "," in value or not value.strip():
-                raise click.UsageError(f"{option} wants one value without commas, not {value!r}")
+                raise click.UsageError(f"{option} must be one value without commas, not {value!r}")
     return {"task_env": ",".join(env) or None, "task_folders": ",".join(folders) or None}
 
 
 COORDINATOR = {
-    "status": ("tenuto.cli.agents.workers:coordinator_status", "Say which coordinator leads."),
-    "recover": ("tenuto.cli.agents.workers:coordinator_recover", "Look after what is due now."),
-    "logs": ("tenuto.cli.agents.workers:coordinator_logs", "Print grave events of all tasks."),
+    "status": ("tenuto.cli.agents.workers:coordinator_status", "Show the leading coordinator."),
+    "recover": (
+        "tenuto.cli.agents.workers:coordinator_recover",
+        "Run the repairs that are due now.",
+    ),
+    "logs": (
+        "tenuto.cli.agents.workers:coordinator_logs",
+        "Print warnings and errors of all tasks.",
+    ),
 }
 METRICS_PORT = click.option(
     "--metrics-port",
     type=click.IntRange(1, 65535),
     metavar="PORT",
-    help="Tell Prometheus this process's metrics there, on the setting `host`.",
+    help="Serve Prometheus metrics on this port, at the address of the setting `host`.",
 )
 
 
@@ -68,15 +79,15 @@ METRICS_PORT = click.option(
     default=1,
     show_default=True,
     metavar="N",
-    help="Worker processes.",
+    help="Number of worker processes.",
 )
 @click.option(
     "--demo",
     is_flag=True,
-    help="Half a minute of examples in a temporary folder, and nothing else; takes no options.",
+    help="Run examples for half a minute in a temporary folder, then exit; takes no options.",
 )
-@_allowing
-@_listening
+@_permission_options
+@_listen_options
 @click.pass_context
 def up(
     ctx: click.Context,
@@ -87,30 +98,30 @@ def up(
     allow_folder: tuple[str, ...],
     **listening: Any,
 ) -> int:
-    """Run API, coordinator and workers on an embedded database until Ctrl-C, which drains.
+    """Run API, coordinator and workers on an embedded database. Ctrl-C drains and stops.
 
-    With --demo, six tasks on two workers of their own show a retry, a kill and a cancel instead.
+    With --demo, six tasks on two separate workers show a retry, a kill and a cancel instead.
     """
     from tenuto import app
 
-    given = ctx.ensure_object(Globals)
+    options = ctx.ensure_object(GlobalOptions)
     if demo:
-        _check_alone(ctx, given)
+        _refuse_other_options(ctx, options)
         from tenuto.cli.system import demo as performance
 
         return performance.demo()
-    chosen = settings(given, **listening, **_allowed(allow_env, allow_folder))
-    return app.serve_up(chosen, workers)
+    chosen_settings = settings(options, **listening, **_parse_permissions(allow_env, allow_folder))
+    return app.serve_up(chosen_settings, workers)
 
 
-def _check_alone(ctx: click.Context, given: Globals) -> None:
-    """Refuse what the demo would not heed: it has its own folder, workers and output."""
-    said = [f"--{name}" for name, value in vars(given).items() if value]
+def _refuse_other_options(ctx: click.Context, options: GlobalOptions) -> None:
+    """Refuses options that the demo would ignore; it has its own folder, workers and output."""
+    refused = [f"--{name}" for name, value in vars(options).items() if value]
     for name in ("workers", "host", "port", "allow_env", "allow_folder"):
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            said.append(f"--{name.replace('_', '-')}")
-    if said:
-        raise click.UsageError(f"--demo does not go with {', '.join(said)}")
+            refused.append(f"--{name.replace('_', '-')}")
+    if refused:
+        raise click.UsageError(f"--demo cannot be combined with {', '.join(refused)}")
 
 
 @command(
@@ -118,13 +129,13 @@ def _check_alone(ctx: click.Context, given: Globals) -> None:
     "orchestrate serve --database postgresql://localhost/tenuto",
     "orchestrate serve --host 0.0.0.0 --port 8484",
 )
-@_listening
+@_listen_options
 @click.pass_obj
-def serve(given: Globals, host: str | None, port: int | None) -> int:
-    """Serve the HTTP API until Ctrl-C. Any number may run on one database."""
+def serve(options: GlobalOptions, host: str | None, port: int | None) -> int:
+    """Serve the HTTP API until Ctrl-C. Several servers can share one database."""
     from tenuto import app
 
-    return app.serve_api(settings(given, host=host, port=port))
+    return app.serve_api(settings(options, host=host, port=port))
 
 
 @group(
@@ -137,26 +148,28 @@ def serve(given: Globals, host: str | None, port: int | None) -> int:
     "orchestrate worker list",
     lazy={
         "list": ("tenuto.cli.agents.workers:worker_list", "List the workers."),
-        "drain": ("tenuto.cli.agents.drain:worker_drain", "Let workers finish and end."),
+        "drain": ("tenuto.cli.agents.drain:worker_drain", "Let workers finish and stop."),
     },
     invoke_without_command=True,
 )
 @click.option(
-    "--agent", default="local", show_default=True, metavar="NAME", help="The agent it works as."
+    "--agent", default="local", show_default=True, metavar="NAME", help="Name of its agent."
 )
-@click.option("--slots", type=click.IntRange(1, 10_000), metavar="N", help="Tasks at once.")
+@click.option("--slots", type=click.IntRange(1, 10_000), metavar="N", help="Maximum tasks at once.")
 @click.option(
     "--accept-commands/--no-accept-commands",
     default=True,
     show_default=True,
-    help="Whether tasks may bring commands to run here.",
+    help="Allow tasks that contain a command.",
 )
-@click.option("--task-tag", "task_tags", multiple=True, help="A tag that tasks may ask for.")
-@click.option("--capability", "capabilities", multiple=True, help="What the agent is able to.")
-@click.option("--agent-type", metavar="T", help="The kind of agent it is.")
+@click.option("--task-tag", "task_tags", multiple=True, help="Task tag that tasks can require.")
+@click.option(
+    "--capability", "capabilities", multiple=True, help="Capability that tasks can require."
+)
+@click.option("--agent-type", metavar="T", help="Agent type; tasks can require it.")
 @click.option("--command", "command_", metavar="'CMD...'", help="Run this for each task.")
 @click.option("--app", "app_", metavar="MODULE:HANDLERS", help="Python handlers by task type.")
-@_allowing
+@_permission_options
 @METRICS_PORT
 @click.pass_context
 def worker(
@@ -168,36 +181,39 @@ def worker(
     allow_folder: tuple[str, ...],
     **options: Any,
 ) -> int:
-    """Take tasks for an agent and run them, until Ctrl-C, which drains."""
+    """Claim and run tasks for an agent. Ctrl-C drains and stops."""
     if ctx.invoked_subcommand is not None:
         return 0
     from tenuto import app
     from tenuto.model import bounds
 
-    one = (options["agent"], options["agent_type"])
-    for name in (*one, *options["task_tags"], *options["capabilities"]):
+    names = (options["agent"], options["agent_type"])
+    for name in (*names, *options["task_tags"], *options["capabilities"]):
         if name is not None:
-            bounds.text("a name", name, bounds.MAX_NAME, empty=False)
+            bounds.check_text("name", name, bounds.MAX_NAME, empty=False)
     if command_ is not None and app_ is not None:
-        raise click.UsageError("--command and --app are two ways to say what a task runs")
-    argv = None if command_ is None else tuple(_split(command_))
-    chosen = app.WorkerOptions(command=argv, app=app_, **options)
-    where = target(ctx.ensure_object(Globals), **_allowed(allow_env, allow_folder))
-    return app.serve_worker(where.settings, chosen, _reach(where))
+        raise click.UsageError("give either --command or --app, not both")
+    argv = None if command_ is None else tuple(_split_command(command_))
+    worker_options = app.WorkerOptions(command=argv, app=app_, **options)
+    worker_target = target(
+        ctx.ensure_object(GlobalOptions), **_parse_permissions(allow_env, allow_folder)
+    )
+    return app.serve_worker(worker_target.settings, worker_options, _connector(worker_target))
 
 
-def _reach(where: "Target") -> "Connect | None":
-    """How a worker reaches a server; nothing when it works on the database itself."""
-    from tenuto.client.target import opened
+def _connector(worker_target: "Target") -> "Connect | None":
+    """Returns a function that connects to the server; `None` for a direct database connection."""
+    from tenuto.client.target import open_engine
 
-    return None if where.url is None else lambda: opened(where)
+    return None if worker_target.url is None else lambda: open_engine(worker_target)
 
 
-def _split(text: str) -> list[str]:
+def _split_command(text: str) -> list[str]:
+    """Splits a command line like a shell; refuses an empty one."""
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise click.UsageError(f"--command is not a command line: {error}") from error
+        raise click.UsageError(f"--command is not a valid command line: {error}") from error
     if not words:
         raise click.UsageError("--command must not be empty")
     return words
@@ -213,24 +229,24 @@ def _split(text: str) -> list[str]:
 @METRICS_PORT
 @click.pass_context
 def coordinator(ctx: click.Context, metrics_port: int | None) -> int:
-    """Expire lost leases and promote what is due, until Ctrl-C. Any number may run."""
+    """Expire lost leases and promote due tasks, until Ctrl-C. Any number can run."""
     if ctx.invoked_subcommand is not None:
         return 0
-    return _coordinate(ctx.ensure_object(Globals), metrics_port)
+    return _coordinate(ctx.ensure_object(GlobalOptions), metrics_port)
 
 
-def _coordinate(given: Globals, metrics_port: int | None) -> int:
+def _coordinate(options: GlobalOptions, metrics_port: int | None) -> int:
     from tenuto import app
 
-    return app.serve_coordinator(settings(given), metrics_port)
+    return app.serve_coordinator(settings(options), metrics_port)
 
 
 @command("run", "orchestrate coordinator run --database postgresql://localhost/tenuto")
 @METRICS_PORT
 @click.pass_obj
-def coordinator_run(given: Globals, metrics_port: int | None) -> int:
+def coordinator_run(options: GlobalOptions, metrics_port: int | None) -> int:
     """Run a coordinator; the same as `orchestrate coordinator`."""
-    return _coordinate(given, metrics_port)
+    return _coordinate(options, metrics_port)
 
 
 coordinator.add_command(coordinator_run)

@@ -1,4 +1,4 @@
-"""`orchestrate top`: what is going on, live on a terminal or once elsewhere."""
+"""`orchestrate top`: running tasks and workers, live on a terminal, once elsewhere."""
 
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import Globals, command
-from tenuto.cli.connection import call
-from tenuto.cli.parse import Finite
+from tenuto.cli.base import GlobalOptions, command
+from tenuto.cli.connection import call_engine
+from tenuto.cli.parse import FiniteRange
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,27 +24,37 @@ RUNNING = ("RUNNING", "ASSIGNED")
 
 
 @command("top", "orchestrate top", "orchestrate top --every 5", "orchestrate top --json")
-@click.option("--every", type=Finite(0.2, 3600), default=1.0, show_default=True, help="Seconds.")
 @click.option(
-    "--tasks", type=click.IntRange(1, 1000), default=20, show_default=True, help="Running ones."
+    "--every",
+    type=FiniteRange(0.2, 3600),
+    default=1.0,
+    show_default=True,
+    help="Refresh interval in seconds.",
+)
+@click.option(
+    "--tasks",
+    type=click.IntRange(1, 1000),
+    default=20,
+    show_default=True,
+    help="Maximum number of running tasks shown.",
 )
 @click.pass_obj
-def top(given: Globals, every: float, tasks: int) -> None:
-    """Show how many tasks are in each status, the workers, and what runs; q or Ctrl-C ends.
+def top(options: GlobalOptions, every: float, tasks: int) -> None:
+    """Show the number of tasks in each status, the workers, and the running tasks.
 
-    Where nobody watches, or with --json, it is shown once.
+    q or Ctrl-C ends it. Without a terminal, or with --json, it is printed once.
     """
     from tenuto.cli.render import is_terminal, print_json
 
-    if given.json or not is_terminal():
-        seen = call(given, lambda engine: _look(engine, tasks))
-        print_json(seen.document()) if given.json else seen.print()
+    if options.json or not is_terminal():
+        snapshot = call_engine(options, lambda engine: _read_snapshot(engine, tasks))
+        print_json(snapshot.document()) if options.json else snapshot.print()
         return
-    call(given, lambda engine: _live(engine, tasks, every))
+    call_engine(options, lambda engine: _show_live(engine, tasks, every))
 
 
 class SystemSnapshot:
-    """What is going on at one moment."""
+    """Task counts, workers and running tasks at one moment."""
 
     def __init__(
         self,
@@ -54,11 +64,12 @@ class SystemSnapshot:
         now: "datetime",
     ) -> None:
         self.counts = counts
-        self.workers = [each for each in workers if each.status in ("RUNNING", "DRAINING")]
+        self.workers = [worker for worker in workers if worker.status in ("RUNNING", "DRAINING")]
         self.running = running
         self.now = now
 
     def document(self) -> dict[str, Any]:
+        """Returns the snapshot as JSON data."""
         return {
             "tasks": self.counts,
             "workers": self.workers,
@@ -67,39 +78,39 @@ class SystemSnapshot:
         }
 
     def summary(self) -> str:
-        """How many tasks are in each status that has some."""
-        told = [f"{status} {n:,}" for status, n in self.counts.items() if n]
-        return "  ".join(told) or "no tasks"
+        """Returns the number of tasks in each status, without empty statuses."""
+        parts = [f"{status} {n:,}" for status, n in self.counts.items() if n]
+        return "  ".join(parts) or "no tasks"
 
     def worker_rows(self) -> list[list[str]]:
-        from tenuto.cli.render import span
+        from tenuto.cli.render import format_duration
         from tenuto.model.printable import printable
 
         return [
             [
-                each.status,
-                f"{each.running}/{each.slots}",
-                span(self.now - each.last_heartbeat),
-                printable(", ".join(each.agents)),
-                printable(each.id),
+                worker.status,
+                f"{worker.running}/{worker.slots}",
+                format_duration(self.now - worker.last_heartbeat),
+                printable(", ".join(worker.agents)),
+                printable(worker.id),
             ]
-            for each in self.workers
+            for worker in self.workers
         ]
 
     def task_rows(self) -> list[list[str]]:
-        from tenuto.cli.render import span
+        from tenuto.cli.render import format_duration
         from tenuto.model.printable import printable
 
         return [
             [
-                str(each.id),
-                "" if each.progress_percent is None else f"{each.progress_percent}%",
-                "" if each.started_at is None else span(self.now - each.started_at),
-                printable(each.agent_name or ""),
-                printable(each.title),
-                printable(each.current_step or ""),
+                str(task.id),
+                "" if task.progress_percent is None else f"{task.progress_percent}%",
+                "" if task.started_at is None else format_duration(self.now - task.started_at),
+                printable(task.agent_name or ""),
+                printable(task.title),
+                printable(task.current_step or ""),
             ]
-            for each in self.running
+            for task in self.running
         ]
 
     def print(self) -> None:
@@ -113,10 +124,10 @@ class SystemSnapshot:
 
 
 WORKERS = ["STATUS", "BUSY", "SEEN", "AGENTS", "WORKER"]
-TASKS = ["ID", "DONE", "FOR", "AGENT", "TITLE", "STEP"]
+TASKS = ["ID", "PROGRESS", "TIME", "AGENT", "TITLE", "STEP"]
 
 
-async def _look(engine: "AnyEngine", tasks: int) -> SystemSnapshot:
+async def _read_snapshot(engine: "AnyEngine", tasks: int) -> SystemSnapshot:
     from tenuto.engine.tasks.query import Filter
 
     page = await engine.list(Filter(status=RUNNING), tasks)
@@ -125,30 +136,30 @@ async def _look(engine: "AnyEngine", tasks: int) -> SystemSnapshot:
     )
 
 
-async def _live(engine: "AnyEngine", tasks: int, every: float) -> None:
-    """Show it again and again until somebody types q; an outage is shown, and waited for."""
+async def _show_live(engine: "AnyEngine", tasks: int, every: float) -> None:
+    """Refreshes the view until q is pressed; shows an outage and keeps trying."""
     from rich.live import Live
 
     from tenuto.model.errors import Unavailable
     from tenuto.periodic import run_periodically
 
-    seen = await _look(engine, tasks)
-    with Live(_drawn(seen, ""), screen=True, auto_refresh=False) as live:
+    snapshot = await _read_snapshot(engine, tasks)
+    with Live(_render(snapshot, ""), screen=True, auto_refresh=False) as live:
 
-        async def once() -> None:
-            nonlocal seen
-            note = "q ends"
+        async def refresh() -> None:
+            nonlocal snapshot
+            note = "q: quit"
             try:
-                seen = await _look(engine, tasks)
+                snapshot = await _read_snapshot(engine, tasks)
             except Unavailable as error:
                 note = str(error)
-            live.update(_drawn(seen, note), refresh=True)
+            live.update(_render(snapshot, note), refresh=True)
 
-        async with _until_q() as stop:
-            await run_periodically(once, lambda: every, stop, engine.clock)
+        async with _quit_key_event() as stop:
+            await run_periodically(refresh, lambda: every, stop, engine.clock)
 
 
-def _drawn(seen: SystemSnapshot, note: str) -> "Group":
+def _render(snapshot: SystemSnapshot, note: str) -> "Group":
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -157,11 +168,11 @@ def _drawn(seen: SystemSnapshot, note: str) -> "Group":
     from tenuto.model.printable import printable
 
     head = Text()
-    for status, n in seen.counts.items():
+    for status, n in snapshot.counts.items():
         if n:
             head.append(f"{status} {n:,}  ", style=style_of(status))
     parts: list[Any] = [head or Text("no tasks")]
-    for columns, rows in ((WORKERS, seen.worker_rows()), (TASKS, seen.task_rows())):
+    for columns, rows in ((WORKERS, snapshot.worker_rows()), (TASKS, snapshot.task_rows())):
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in columns:
             table.add_column(name, no_wrap=True)
@@ -172,8 +183,8 @@ def _drawn(seen: SystemSnapshot, note: str) -> "Group":
 
 
 @asynccontextmanager
-async def _until_q() -> "AsyncIterator[asyncio.Event]":
-    """An event that the key q sets."""
+async def _quit_key_event() -> "AsyncIterator[asyncio.Event]":
+    """Context with an event that is set when q is pressed or standard input ends."""
     import asyncio
     import os
 
@@ -187,7 +198,7 @@ async def _until_q() -> "AsyncIterator[asyncio.Event]":
     if sys.stdin is None or not sys.stdin.isatty():
         yield stop
         return
-    with _keys():
+    with _cbreak_mode():
         loop.add_reader(sys.stdin.fileno(), read)
         try:
             yield stop
@@ -196,14 +207,14 @@ async def _until_q() -> "AsyncIterator[asyncio.Event]":
 
 
 @contextmanager
-def _keys() -> Iterator[None]:
-    """Keys arrive one by one and unseen meanwhile."""
+def _cbreak_mode() -> Iterator[None]:
+    """Context in which keys arrive one by one and are not echoed."""
     import termios
     import tty
 
-    before = termios.tcgetattr(sys.stdin)
+    previous = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
         yield
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, previous)

@@ -1,6 +1,6 @@
 """`orchestrate task`, `run` and `dlq`.
 
-group: the command group. create, run: submit tasks. read: list, show, logs, explain.
-control: cancel, retry, pause. tree: a task with its subtasks. follow: progress of a watched task.
-dlq: tasks that used up their tries.
+group: the command group. create, run: submit tasks. read: list, show, status, logs, attempts,
+explain. control: cancel, retry, pause, update and other changes. tree: a task with its subtasks.
+follow: shows a task live for `--follow`. dlq: dead-letter tasks.
 """

@@ -1,4 +1,4 @@
-"""`orchestrate task cancel`, `retry`, `pause`, ...: what changes tasks, by id or by filter."""
+"""`orchestrate task cancel`, `retry`, `pause`, ...: changes tasks by id or by filter."""
 
 import sys
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import Command, Globals, command, one_task, task_argument
-from tenuto.cli.connection import ask, call
-from tenuto.cli.parse import filter_options, has_filter, read_filter, read_json
+from tenuto.cli.base import Command, GlobalOptions, command, task_argument, task_id_options
+from tenuto.cli.connection import call_client, call_engine
+from tenuto.cli.parse import build_filter, filter_options, has_filter, read_json
 from tenuto.cli.tasks.create import print_submitted
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tenuto.engine.tasks.submit import Submitted
     from tenuto.engine.views import TaskView
 
-UNASKED = "do not ask; nobody is asked where standard input is no terminal."
-PAST = {
+NO_CONFIRMATION = "do not ask for confirmation (never asked if stdin is not a terminal)."
+PAST_TENSE = {
     "cancel": "cancelled",
     "retry": "retried",
     "pause": "paused",
@@ -33,11 +33,11 @@ PAST = {
 }
 
 
-def _action(action: "Action", text: str, *examples: str) -> Command:
-    """The command of an action that one task or many can be subject to."""
+def _action_command(action: "Action", text: str, *examples: str) -> Command:
+    """Returns the command of an action on one task, or on all tasks that match a filter."""
 
     def perform(
-        given: Globals,
+        options: GlobalOptions,
         task: str | None,
         named: str | None,
         dry_run: bool,
@@ -45,70 +45,72 @@ def _action(action: "Action", text: str, *examples: str) -> Command:
         limit: int,
         reason: str | None = None,
         cascade: bool = False,
-        **chosen: Any,
+        **filters: Any,
     ) -> int:
-        said: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if action in ("cancel", "pause"):
-            said["reason"] = reason
+            arguments["reason"] = reason
         if cascade:
-            said["cascade"] = True
-        if not has_filter(chosen):
-            return _one(given, action, task_argument(task, named), said, dry_run=dry_run)
+            arguments["cascade"] = True
+        if not has_filter(filters):
+            return _act_on_one(
+                options, action, task_argument(task, named), arguments, dry_run=dry_run
+            )
         if cascade:
-            raise click.UsageError("--cascade is for one task at a time")
+            raise click.UsageError("--cascade requires a task id; it cannot be used with a filter")
         if task is not None or named is not None:
-            raise click.UsageError("give either a task or a filter")
-        return _many(given, action, chosen, reason, limit, dry_run=dry_run, yes=yes)
+            raise click.UsageError("give either a task id or a filter, not both")
+        return _act_on_matching(options, action, filters, reason, limit, dry_run=dry_run, yes=yes)
 
-    options: list[Callable[[Any], Any]] = [
-        one_task,
+    decorators: list[Callable[[Any], Any]] = [
+        task_id_options,
         filter_options,
         click.option(
             "--limit",
             type=click.IntRange(1, 10_000),
             default=1000,
             show_default=True,
-            help="With a filter: at most so many.",
+            help="With a filter: maximum number of tasks.",
         ),
-        click.option("--dry-run", is_flag=True, help="Only say which tasks it would be."),
-        click.option("--yes", is_flag=True, help=f"With a filter: {UNASKED}"),
+        click.option("--dry-run", is_flag=True, help="Change nothing; print the matching tasks."),
+        click.option("--yes", is_flag=True, help=f"With a filter: {NO_CONFIRMATION}"),
         click.pass_obj,
     ]
     if action in ("cancel", "pause"):
-        options.insert(
-            1, click.option("--reason", metavar="TEXT", help="Why, for the audit trail.")
+        decorators.insert(
+            1, click.option("--reason", metavar="TEXT", help="Reason for the audit trail.")
         )
     if action == "retry":
-        revive = "With one task: also what failed or was skipped because of it."
-        options.insert(1, click.option("--cascade", is_flag=True, help=revive))
+        cascade_help = "With a task id: also retry tasks that failed or were skipped because of it."
+        decorators.insert(1, click.option("--cascade", is_flag=True, help=cascade_help))
     function: Any = perform
-    for option in reversed(options):
+    for option in reversed(decorators):
         function = option(function)
     return command(action, *examples, help=text)(function)
 
 
-def _one(
-    given: Globals, action: "Action", name: str, said: dict[str, Any], *, dry_run: bool
+def _act_on_one(
+    options: GlobalOptions, action: "Action", name: str, arguments: dict[str, Any], *, dry_run: bool
 ) -> int:
     from tenuto.cli.render import print_json
     from tenuto.model.printable import printable
 
-    async def order(engine: "AnyEngine") -> "TaskView":
+    async def act(engine: "AnyEngine") -> "TaskView":
         task = await engine.find(name)
         if not dry_run:
-            await getattr(engine, action)(task, **said)
+            await getattr(engine, action)(task, **arguments)
         return await engine.show(task)
 
-    view = call(given, order)
-    if given.json:
+    view = call_engine(options, act)
+    if options.json:
         print_json(view)
     else:
-        print(printable(f"{view.id} {state_of(view)}"))
+        print(printable(f"{view.id} {describe_state(view)}"))
     return 0
 
 
-def state_of(view: "TaskView") -> str:
-    """A task's status, with what was asked of it and is still to happen."""
+def describe_state(view: "TaskView") -> str:
+    """Returns a task's status with its pending cancel or pause request."""
     if view.finished_at is not None:
         return f"{view.status}, archived" if view.archived_at is not None else view.status
     if view.cancel_requested_at is not None:
@@ -118,8 +120,8 @@ def state_of(view: "TaskView") -> str:
     return view.status
 
 
-def _fitting(action: "Action") -> tuple[str, ...]:
-    """The statuses that an action can apply to."""
+def _applicable_statuses(action: "Action") -> tuple[str, ...]:
+    """Returns the statuses from which the action is allowed."""
     from tenuto.model.tasks.task import TERMINAL, TRANSITIONS
 
     if action == "archive":
@@ -127,97 +129,99 @@ def _fitting(action: "Action") -> tuple[str, ...]:
     return tuple(sorted({source for source, _ in TRANSITIONS[action]}))
 
 
-def _many(
-    given: Globals,
+def _act_on_matching(
+    options: GlobalOptions,
     action: "Action",
-    chosen: dict[str, Any],
+    filters: dict[str, Any],
     reason: str | None,
     limit: int,
     *,
     dry_run: bool,
     yes: bool,
 ) -> int:
-    chosen["status"] = chosen["status"] or _fitting(action)
-    ask = should_confirm(yes=yes)
+    filters["status"] = filters["status"] or _applicable_statuses(action)
+    needs_confirmation = should_confirm(yes=yes)
 
-    async def act(engine: "AnyEngine", *, only_look: bool) -> "ActionResult":
-        where: Filter = read_filter(engine.clock.now(), chosen)
-        return await engine.act(action, where, reason=reason, limit=limit, dry_run=only_look)
+    async def act(engine: "AnyEngine", *, preview: bool) -> "ActionResult":
+        task_filter: Filter = build_filter(engine.clock.now(), filters)
+        return await engine.act(action, task_filter, reason=reason, limit=limit, dry_run=preview)
 
     result = None
-    if dry_run or ask:
-        result = call(given, lambda engine: act(engine, only_look=True))
+    if dry_run or needs_confirmation:
+        result = call_engine(options, lambda engine: act(engine, preview=True))
         if result.done and not dry_run:
-            confirm(f"{action} {count(len(result.done))}?")
+            confirm(f"{action} {count_tasks(len(result.done))}?")
             result = None
     if result is None:
-        result = call(given, lambda engine: act(engine, only_look=False))
-    print_result(given, action, result, dry_run=dry_run)
-    if len(result.done) + len(result.refused) == limit and not given.json:
-        click.echo(f"stopped at {count(limit)}; there may be more", err=True)
+        result = call_engine(options, lambda engine: act(engine, preview=False))
+    print_result(options, action, result, dry_run=dry_run)
+    if len(result.done) + len(result.refused) == limit and not options.json:
+        click.echo(f"stopped at the limit of {count_tasks(limit)}; there may be more", err=True)
     return 1 if result.refused else 0
 
 
 def should_confirm(*, yes: bool) -> bool:
-    """Whether there is a person to ask, who has not said yes beforehand."""
+    """True if standard input is a terminal and `--yes` was not given."""
     return not yes and sys.stdin is not None and sys.stdin.isatty()
 
 
 def confirm(question: str) -> None:
-    """Go on only if a person says yes."""
+    """Asks a yes/no question; exits with code 1 unless the answer is yes."""
     if not click.confirm(question, err=True):
         raise click.exceptions.Exit(1)
 
 
-def print_result(given: Globals, action: str, result: "ActionResult", *, dry_run: bool) -> None:
-    """Print which tasks an action changed, or would, and why it left others."""
+def print_result(
+    options: GlobalOptions, action: str, result: "ActionResult", *, dry_run: bool
+) -> None:
+    """Prints the tasks that an action changed or would change, and why others were refused."""
     from tenuto.cli.render import print_json
     from tenuto.model.printable import printable
 
-    if given.json:
+    if options.json:
         print_json({"done": result.done, "refused": result.refused, "dryRun": dry_run})
         return
     for task in result.done:
         print(task)
-    for name, why in result.refused.items():
-        click.echo(printable(f"left {name}: {why}"), err=True)
-    did = f"would {action}" if dry_run else PAST[action]
-    click.echo(f"{did} {count(len(result.done))}", err=True)
+    for task_id, reason in result.refused.items():
+        click.echo(printable(f"refused {task_id}: {reason}"), err=True)
+    verb = f"would {action}" if dry_run else PAST_TENSE[action]
+    click.echo(f"{verb} {count_tasks(len(result.done))}", err=True)
 
 
-def count(tasks: int) -> str:
+def count_tasks(tasks: int) -> str:
     return "1 task" if tasks == 1 else f"{tasks:,} tasks"
 
 
-cancel = _action(
+cancel = _action_command(
     "cancel",
-    "End a task, or all tasks that a filter picks.\n\nA running task's processes are killed first;"
-    " `task attempts` shows the receipt.",
+    "Cancel a task, or all tasks that match a filter.\n\nThe processes of a running task are killed"
+    " first; `task attempts --json` shows the receipt.",
     'orchestrate task cancel 0198c0de-5b1c --reason "wrong branch"',
     "orchestrate task cancel --tag nightly --since 1h --dry-run",
 )
-retry = _action(
+retry = _action_command(
     "retry",
-    "Give an ended task, or all that a filter picks, all tries again.",
+    "Retry a finished task, or all that match a filter, with all tries again.",
     "orchestrate task retry 0198c0de-5b1c",
     "orchestrate task retry --status DEAD --tag nightly --since 1h --yes",
 )
-pause = _action(
+pause = _action_command(
     "pause",
-    "Hold a task, or all tasks that a filter picks.\n\nA running task is stopped after a last"
-    " checkpoint; its try is given back.",
+    "Pause a task, or all tasks that match a filter.\n\nA running task is stopped after a last"
+    " checkpoint; its try is not counted.",
     "orchestrate task pause 0198c0de-5b1c",
     "orchestrate task pause --status PENDING --type import",
 )
-resume = _action(
+resume = _action_command(
     "resume",
-    "Let a paused task, or all that a filter picks, go on.",
+    "Resume a paused task, or all that match a filter.",
     "orchestrate task resume 0198c0de-5b1c",
     "orchestrate task resume --tag nightly",
 )
-archive = _action(
+archive = _action_command(
     "archive",
-    "Put an ended task, or all that a filter picks, away.",
+    "Archive a finished task, or all that match a filter.",
     "orchestrate task archive 0198c0de-5b1c",
     "orchestrate task archive --status COMPLETED --text report",
 )
@@ -228,15 +232,15 @@ archive = _action(
     "orchestrate task update 0198c0de-5b1c --priority 9",
     'orchestrate task update 0198c0de-5b1c --name "Nightly report" --tag report --tag nightly',
 )
-@one_task
+@task_id_options
 @click.option("--priority", type=int, metavar="N", help="1 (low) to 10 (urgent).")
-@click.option("--name", "title", metavar="TITLE", help="What the task is called.")
-@click.option("--description", metavar="TEXT", help="For people; no agent reads it.")
-@click.option("--tag", "tags", multiple=True, help="Its labels from now on; repeatable.")
-@click.option("--metadata", metavar="JSON|@FILE", help="A JSON object in place of the present one.")
+@click.option("--name", "title", metavar="TITLE", help="Title of the task.")
+@click.option("--description", metavar="TEXT", help="Text for people; agents do not get it.")
+@click.option("--tag", "tags", multiple=True, help="New list of labels; repeatable.")
+@click.option("--metadata", metavar="JSON|@FILE", help="A JSON object that replaces the old one.")
 @click.pass_obj
 def update(
-    given: Globals,
+    options: GlobalOptions,
     /,
     task: str | None,
     named: str | None,
@@ -244,113 +248,122 @@ def update(
     metadata: str | None,
     **fields: Any,
 ) -> None:
-    """Change a task's priority, and so its place in the queue, or what it says about itself."""
+    """Change a task's priority, name, description, tags or metadata.
+
+    The priority decides its position in the queue.
+    """
     from tenuto.cli.render import print_json
     from tenuto.engine.tasks.edit import TaskChanges
 
     name = task_argument(task, named)
-    told = {key: value for key, value in fields.items() if value is not None}
+    changes = {key: value for key, value in fields.items() if value is not None}
     if tags:
-        told["tags"] = tags
+        changes["tags"] = tags
     if metadata is not None:
-        told["metadata"] = _object(metadata)
-    if not told:
-        raise click.UsageError("say what to change; --help lists it")
+        changes["metadata"] = _parse_object(metadata)
+    if not changes:
+        raise click.UsageError("no change given; --help lists the options")
 
-    async def order(engine: "AnyEngine") -> "TaskView":
-        found = await engine.find(name)
-        await engine.edit(found, TaskChanges(**told))
-        return await engine.show(found)
+    async def apply_changes(engine: "AnyEngine") -> "TaskView":
+        task_id = await engine.find(name)
+        await engine.edit(task_id, TaskChanges(**changes))
+        return await engine.show(task_id)
 
-    view = call(given, order)
-    if given.json:
+    view = call_engine(options, apply_changes)
+    if options.json:
         print_json(view)
     else:
         print(f"{view.id} priority {view.priority}")
 
 
-def _object(text: str) -> dict[str, Any]:
-    found = read_json("metadata", text)
-    if not isinstance(found, dict):
-        raise click.UsageError("--metadata wants a JSON object")
-    return found
+def _parse_object(text: str) -> dict[str, Any]:
+    value = read_json("metadata", text)
+    if not isinstance(value, dict):
+        raise click.UsageError("--metadata must be a JSON object")
+    return value
 
 
 @command("delete", "orchestrate task delete 0198c0de-5b1c --yes")
-@one_task
-@click.option("--yes", is_flag=True, help=UNASKED.capitalize())
+@task_id_options
+@click.option("--yes", is_flag=True, help=NO_CONFIRMATION.capitalize())
 @click.pass_obj
-def delete(given: Globals, task: str | None, named: str | None, yes: bool) -> None:
-    """Remove what an ended task carried: its prompt, input, output and log. Its trail stays."""
+def delete(options: GlobalOptions, task: str | None, named: str | None, yes: bool) -> None:
+    """Delete a finished task's prompt, input, output and log. Its audit trail stays."""
     from tenuto.cli.output import print_done
 
     name = task_argument(task, named)
     if should_confirm(yes=yes):
-        confirm(f"remove what task {name} carried?")
+        confirm(f"delete prompt, input, output and log of task {name}?")
 
-    async def order(engine: "AnyEngine") -> "UUID":
-        found = await engine.find(name)
-        await engine.erase(found)
-        return found
+    async def delete_task(engine: "AnyEngine") -> "UUID":
+        task_id = await engine.find(name)
+        await engine.erase(task_id)
+        return task_id
 
-    found = call(given, order)
-    print_done(given, f"{found} deleted", id=found)
+    deleted = call_engine(options, delete_task)
+    print_done(options, f"{deleted} deleted", id=deleted)
 
 
 @command("start", "orchestrate task start 0198c0de-5b1c")
-@one_task
+@task_id_options
 @click.pass_obj
-def start(given: Globals, task: str | None, named: str | None) -> None:
-    """Let a task run before the time that it was meant for."""
+def start(options: GlobalOptions, task: str | None, named: str | None) -> None:
+    """Start a task before its planned time."""
     from tenuto.cli.output import print_done
 
     name = task_argument(task, named)
 
-    async def order(engine: "AnyEngine") -> "UUID":
-        found = await engine.find(name)
-        await engine.start(found)
-        return found
+    async def start_task(engine: "AnyEngine") -> "UUID":
+        task_id = await engine.find(name)
+        await engine.start(task_id)
+        return task_id
 
-    found = call(given, order)
-    print_done(given, f"{found} pending", id=found)
+    started = call_engine(options, start_task)
+    print_done(options, f"{started} pending", id=started)
 
 
-def _assigning(name: str, text: str, *, take: bool) -> click.Command:
-    @one_task
-    @click.option("--agent", metavar="AGENT", help="Its name or id; nobody in particular if none.")
+def _assign_command(name: str, text: str, *, take: bool) -> click.Command:
+    """Returns the command `assign`, or with `take`, `reassign`."""
+
+    @task_id_options
+    @click.option("--agent", metavar="AGENT", help="Agent name or id; any agent if not given.")
     @click.pass_obj
-    def perform(given: Globals, task: str | None, named: str | None, agent: str | None) -> None:
+    def perform(
+        options: GlobalOptions, task: str | None, named: str | None, agent: str | None
+    ) -> None:
         from tenuto.cli.output import print_done
 
-        wanted = task_argument(task, named)
+        task_name = task_argument(task, named)
 
-        async def order(client: "AsyncClient") -> "TaskView":
-            whom = None if agent is None else (await client.agents.get(agent)).id
-            return await client.tasks.assign(wanted, whom, take=take)
+        async def assign_task(client: "AsyncClient") -> "TaskView":
+            agent_id = None if agent is None else (await client.agents.get(agent)).id
+            return await client.tasks.assign(task_name, agent_id, take=take)
 
-        view = ask(given, order)
-        print_done(given, f"{view.id} for {agent or 'whoever fits'}", id=view.id)
+        view = call_client(options, assign_task)
+        print_done(options, f"{view.id} assigned to {agent or 'any agent'}", id=view.id)
 
     return command(name, f"orchestrate task {name} 0198c0de-5b1c --agent dev-1", help=text)(perform)
 
 
-assign = _assigning("assign", "Let only one agent take a task that nobody runs.", take=False)
-reassign = _assigning(
+assign = _assign_command(
+    "assign", "Reserve a task for one agent; the task must not be running.", take=False
+)
+reassign = _assign_command(
     "reassign",
-    "Let only one agent take a task, and take it from whoever runs it.\n\nThe attempt under way has"
-    " lost its lease: its session is ended, and nothing it says counts.",
+    "Reserve a task for one agent, even while it is running.\n\nThe running attempt loses its"
+    " lease: its session is stopped and its reports are refused.",
     take=True,
 )
 
 
 @command("rerun", "orchestrate task rerun 0198c0de-5b1c")
-@one_task
+@task_id_options
 @click.pass_obj
-def rerun(given: Globals, task: str | None, named: str | None) -> None:
-    """Submit the same task again as a new one and print its id."""
+def rerun(options: GlobalOptions, task: str | None, named: str | None) -> None:
+    """Submit a copy of a task as a new task and print its id."""
     name = task_argument(task, named)
 
-    async def order(engine: "AnyEngine") -> "Submitted":
+    async def submit_again(engine: "AnyEngine") -> "Submitted":
         return await engine.rerun(await engine.find(name))
 
-    print_submitted(given, call(given, order))
+    print_submitted(options, call_engine(options, submit_again))

@@ -7,19 +7,19 @@ from uuid import UUID
 
 import click
 
-from tenuto.cli.base import Globals, command
-from tenuto.cli.connection import call
+from tenuto.cli.base import GlobalOptions, command
+from tenuto.cli.connection import call_engine
 from tenuto.cli.parse import (
-    after,
-    ahead,
-    bound_options,
-    folder,
-    place_options,
-    read_bounds,
+    absolute_folder,
+    limit_options,
+    parse_limits,
+    parse_seconds,
+    parse_time_or_delay,
     read_json,
-    read_place,
     read_text,
-    seconds,
+    relation_options,
+    resolve_task_ids,
+    time_after,
 )
 
 if TYPE_CHECKING:
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from tenuto.engine.tasks.submit import Submitted
 
 
-async def agent_id(engine: "AnyEngine", name: str | None) -> UUID | None:
-    """The id of the agent with that name or id."""
+async def find_agent_id(engine: "AnyEngine", name: str | None) -> UUID | None:
+    """Returns the id of the agent with that name or id; `None` if no agent was given."""
     from tenuto.client.agents import Agents
 
     return None if name is None else (await Agents(engine).get(name)).id
 
 
-def print_submitted(given: Globals, submitted: "Submitted") -> None:
-    """Print the id of a task that is stored; `Unavailable` names it where that cannot be."""
+def print_submitted(options: GlobalOptions, submitted: "Submitted") -> None:
+    """Prints the id of a stored task; if that fails, raises `Unavailable` with the id."""
     from tenuto.cli.render import print_json
     from tenuto.model.errors import Unavailable
 
     try:
-        print_json(submitted) if given.json else print(submitted.id)
+        print_json(submitted) if options.json else print(submitted.id)
         sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -60,37 +60,47 @@ def print_submitted(given: Globals, submitted: "Submitted") -> None:
     "orchestrate task create --name Deploy --prompt 'Ship it' --concurrency-key deploy",
     "orchestrate task create --name Research --prompt 'Look into it' --budget-usd 5",
 )
-@click.option("--name", required=True, metavar="TITLE", help="What the task is called.")
-@click.option("--prompt", metavar="TEXT", help="What the agent is asked to do.")
-@click.option("--prompt-file", metavar="FILE", help="The same from a file; - is standard input.")
-@click.option("--system-prompt", metavar="TEXT", help="What the agent is told about its role.")
-@click.option("--description", metavar="TEXT", help="For people; no agent reads it.")
+@click.option("--name", required=True, metavar="TITLE", help="Title of the task.")
+@click.option("--prompt", metavar="TEXT", help="Instructions for the agent.")
+@click.option("--prompt-file", metavar="FILE", help="File with the prompt; - is standard input.")
+@click.option("--system-prompt", metavar="TEXT", help="System prompt: the agent's role.")
+@click.option("--description", metavar="TEXT", help="Text for people; agents do not get it.")
 @click.option("--input", "input_", metavar="JSON|@FILE", help="A JSON value for the agent.")
-@click.option("--priority", type=int, metavar="N", help="1 (low) to 10 (urgent); 5 if not given.")
+@click.option("--priority", type=int, metavar="N", help="1 (low) to 10 (urgent); default: 5.")
 @click.option("--tag", "tags", multiple=True, help="A label to filter by; repeatable.")
-@click.option("--task-tag", "task_tags", multiple=True, help="A tag the agent must have.")
-@click.option("--capability", "capabilities", multiple=True, help="What the agent must be able to.")
-@click.option("--type", "task_type", help="The kind of work; agents may be made for some kinds.")
-@click.option("--agent-type", help="The kind of agent that must take it.")
-@click.option("--agent", metavar="NAME", help="The one agent that must take it.")
-@click.option("--model", help="The model that must be used.")
-@click.option("--cwd", metavar="DIR", help="The folder to work in.")
+@click.option("--task-tag", "task_tags", multiple=True, help="Task tag the agent must have.")
+@click.option("--capability", "capabilities", multiple=True, help="Capability the agent must have.")
+@click.option("--type", "task_type", help="Task type; selects the handler and the agents.")
+@click.option("--agent-type", help="Only agents of this type may run it.")
+@click.option("--agent", metavar="NAME", help="Only this agent may run it.")
+@click.option("--model", help="Required model.")
+@click.option("--cwd", metavar="DIR", help="Working folder.")
 @click.option(
-    "--timeout", "timeout_s", type=seconds, metavar="TIME", help="Longest run: 90, 10m, 1h30m."
+    "--timeout",
+    "timeout_s",
+    type=parse_seconds,
+    metavar="TIME",
+    help="Maximum run time: 90, 10m, 1h30m.",
 )
 @click.option(
-    "--queue-ttl", "queue_ttl_s", type=seconds, metavar="TIME", help="Longest wait for its start."
+    "--queue-ttl",
+    "queue_ttl_s",
+    type=parse_seconds,
+    metavar="TIME",
+    help="Maximum time to wait for its start.",
 )
 @click.option("--estimate", "estimate_minutes", type=int, metavar="MIN", help="Expected minutes.")
-@click.option("--run-at", type=ahead, metavar="TIME", help="Not before: +10m, or ISO 8601.")
-@click.option("--parent", metavar="ID", help="The task this is a part of.")
-@click.option("--max-attempts", type=int, metavar="N", help="Tries in all; 3 if not given.")
-@click.option("--idempotency-key", metavar="KEY", help="A repeated submit gives the same task.")
-@place_options
-@bound_options
+@click.option(
+    "--run-at", type=parse_time_or_delay, metavar="TIME", help="Not before: +10m, or ISO 8601."
+)
+@click.option("--parent", metavar="ID", help="Parent task: this one becomes its subtask.")
+@click.option("--max-attempts", type=int, metavar="N", help="Maximum number of tries; default: 3.")
+@click.option("--idempotency-key", metavar="KEY", help="Repeated submits return the same task.")
+@relation_options
+@limit_options
 @click.pass_obj
 def create(
-    given: Globals,
+    options: GlobalOptions,
     /,
     name: str,
     prompt: str | None,
@@ -108,26 +118,26 @@ def create(
         raise click.UsageError("give either --prompt or --prompt-file")
     if prompt_file is not None:
         prompt = read_text("prompt", prompt_file)
-    read_bounds(fields)
+    parse_limits(fields)
     if input_ is not None:
         fields["input"] = read_json("input", input_)
-    told = {key: value for key, value in fields.items() if value is not None}
-    if "cwd" in told:
-        told["cwd"] = folder(told["cwd"])
+    values = {key: value for key, value in fields.items() if value is not None}
+    if "cwd" in values:
+        values["cwd"] = absolute_folder(values["cwd"])
     for key in ("tags", "task_tags", "capabilities"):
-        told[key] = list(told[key])
+        values[key] = list(values[key])
 
     async def submit(engine: "AnyEngine") -> "Submitted":
-        await read_place(engine, told)
+        await resolve_task_ids(engine, values)
         return await engine.submit(
             NewTask(
                 title=name,
                 prompt=prompt,
-                target_agent=await agent_id(engine, agent),
+                target_agent=await find_agent_id(engine, agent),
                 parent=None if parent is None else await engine.find(parent),
-                run_at=after(engine.clock.now(), run_at),
-                **told,
+                run_at=time_after(engine.clock.now(), run_at),
+                **values,
             )
         )
 
-    print_submitted(given, call(given, submit))
+    print_submitted(options, call_engine(options, submit))

@@ -1,20 +1,20 @@
-"""`orchestrate dlq`: tasks that used up their tries."""
+"""`orchestrate dlq`: dead-letter tasks, which used up their tries."""
 
 from typing import TYPE_CHECKING
 
 import click
 
-from tenuto.cli.base import Globals, command, group, one_task, task_argument
-from tenuto.cli.connection import call
+from tenuto.cli.base import GlobalOptions, command, group, task_argument, task_id_options
+from tenuto.cli.connection import call_engine
 from tenuto.cli.tasks.control import (
-    UNASKED,
+    NO_CONFIRMATION,
     confirm,
-    count,
+    count_tasks,
+    describe_state,
     print_result,
     should_confirm,
-    state_of,
 )
-from tenuto.cli.tasks.read import print_view, tell_tasks
+from tenuto.cli.tasks.read import print_task_page, print_view
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -24,34 +24,35 @@ if TYPE_CHECKING:
     from tenuto.engine.tasks.control import Action, ActionResult
     from tenuto.engine.views import Page, TaskSummary, TaskView
 
-PAGE = 500
-MOST = 10_000
+PAGE_SIZE = 500
+MAX_TASKS = 10_000
 
 
 @group(
     "dlq", "orchestrate dlq list", "orchestrate dlq requeue --all", "orchestrate dlq purge --yes"
 )
 def dlq() -> None:
-    """Look after tasks that used up their tries (status DEAD)."""
+    """List, requeue or purge dead-letter tasks: all tries used up (status DEAD)."""
 
 
-async def _dead(engine: "AnyEngine", limit: int, cursor: "UUID | None" = None) -> "Page":
-    """Dead tasks that nobody has put away, newest first."""
+async def _list_dead(engine: "AnyEngine", limit: int, cursor: "UUID | None" = None) -> "Page":
+    """Returns up to `limit` dead tasks that are not archived, newest first."""
     from tenuto.engine.tasks.query import Filter
     from tenuto.engine.views import Page
 
-    found: list[TaskSummary] = []
+    dead: list[TaskSummary] = []
     while True:
-        page = await engine.list(Filter(status=("DEAD",)), PAGE, cursor)
-        found += [task for task in page.tasks if task.archived_at is None]
+        page = await engine.list(Filter(status=("DEAD",)), PAGE_SIZE, cursor)
+        dead += [task for task in page.tasks if task.archived_at is None]
         cursor = page.next_cursor
-        if len(found) > limit:
-            return Page(found[:limit], found[limit - 1].id)
+        if len(dead) > limit:
+            return Page(dead[:limit], dead[limit - 1].id)
         if cursor is None:
-            return Page(found)
+            return Page(dead)
 
 
-async def _dead_one(engine: "AnyEngine", name: str) -> "TaskView":
+async def _require_dead(engine: "AnyEngine", name: str) -> "TaskView":
+    """Returns the task; raises `Conflict` if it is not DEAD."""
     from tenuto.model.errors import Conflict
 
     view = await engine.show(await engine.find(name))
@@ -62,70 +63,76 @@ async def _dead_one(engine: "AnyEngine", name: str) -> "TaskView":
 
 @command("list", "orchestrate dlq list --limit 20")
 @click.option(
-    "--limit", type=click.IntRange(1, MOST), default=50, show_default=True, help="At most so many."
+    "--limit",
+    type=click.IntRange(1, MAX_TASKS),
+    default=50,
+    show_default=True,
+    help="Maximum number of rows.",
 )
-@click.option("--cursor", type=click.UUID, metavar="ID", help="Only older than this task.")
+@click.option("--cursor", type=click.UUID, metavar="ID", help="Only tasks older than this one.")
 @click.pass_obj
-def list_(given: Globals, limit: int, cursor: "UUID | None") -> None:
+def list_(options: GlobalOptions, limit: int, cursor: "UUID | None") -> None:
     """List dead tasks, newest first."""
 
     async def read(engine: "AnyEngine") -> "tuple[Page, datetime]":
-        return await _dead(engine, limit, cursor), engine.clock.now()
+        return await _list_dead(engine, limit, cursor), engine.clock.now()
 
-    tell_tasks(given, *call(given, read))
+    print_task_page(options, *call_engine(options, read))
 
 
 @command("show", "orchestrate dlq show 0198c0de-5b1c")
-@one_task
+@task_id_options
 @click.pass_obj
-def show(given: Globals, task: str | None, named: str | None) -> None:
+def show(options: GlobalOptions, task: str | None, named: str | None) -> None:
     """Show everything about a dead task."""
     name = task_argument(task, named)
-    print_view(given, call(given, lambda engine: _dead_one(engine, name)))
+    print_view(options, call_engine(options, lambda engine: _require_dead(engine, name)))
 
 
 @command("requeue", "orchestrate dlq requeue 0198c0de-5b1c", "orchestrate dlq requeue --all --yes")
-@one_task
+@task_id_options
 @click.option("--all", "every", is_flag=True, help="All dead tasks.")
-@click.option("--yes", is_flag=True, help=f"With --all: {UNASKED}")
+@click.option("--yes", is_flag=True, help=f"With --all: {NO_CONFIRMATION}")
 @click.pass_obj
-def requeue(given: Globals, task: str | None, named: str | None, every: bool, yes: bool) -> int:
-    """Give a dead task, or all of them, all tries again."""
+def requeue(
+    options: GlobalOptions, task: str | None, named: str | None, every: bool, yes: bool
+) -> int:
+    """Requeue a dead task, or all of them, with all tries again."""
     from tenuto.cli.render import print_json
     from tenuto.model.printable import printable
 
     if every:
         if task is not None or named is not None:
-            raise click.UsageError("give either a task or --all")
-        return _all(given, "retry", "requeue", yes=yes)
+            raise click.UsageError("give either a task id or --all, not both")
+        return _act_on_all_dead(options, "retry", "requeue", yes=yes)
     name = task_argument(task, named)
 
-    async def order(engine: "AnyEngine") -> "TaskView":
-        found = (await _dead_one(engine, name)).id
-        await engine.retry(found)
-        return await engine.show(found)
+    async def retry_task(engine: "AnyEngine") -> "TaskView":
+        task_id = (await _require_dead(engine, name)).id
+        await engine.retry(task_id)
+        return await engine.show(task_id)
 
-    view = call(given, order)
-    if given.json:
+    view = call_engine(options, retry_task)
+    if options.json:
         print_json(view)
     else:
-        print(printable(f"{view.id} {state_of(view)}"))
+        print(printable(f"{view.id} {describe_state(view)}"))
     return 0
 
 
 @command("purge", "orchestrate dlq purge --yes")
-@click.option("--yes", is_flag=True, help=UNASKED.capitalize())
+@click.option("--yes", is_flag=True, help=NO_CONFIRMATION.capitalize())
 @click.pass_obj
-def purge(given: Globals, yes: bool) -> int:
-    """Put all dead tasks away: they keep their status and leave this list."""
-    return _all(given, "archive", "purge", yes=yes)
+def purge(options: GlobalOptions, yes: bool) -> int:
+    """Archive all dead tasks: they keep their status and are no longer listed here."""
+    return _act_on_all_dead(options, "archive", "purge", yes=yes)
 
 
-def _all(given: Globals, action: "Action", word: str, *, yes: bool) -> int:
-    """One action for all dead tasks, confirmed on a terminal."""
-    dead = call(given, lambda engine: _dead(engine, MOST)).tasks
+def _act_on_all_dead(options: GlobalOptions, action: "Action", verb: str, *, yes: bool) -> int:
+    """Applies an action to all dead tasks; asks for confirmation on a terminal."""
+    dead = call_engine(options, lambda engine: _list_dead(engine, MAX_TASKS)).tasks
     if dead and should_confirm(yes=yes):
-        confirm(f"{word} {count(len(dead))}?")
+        confirm(f"{verb} {count_tasks(len(dead))}?")
 
     async def act(engine: "AnyEngine") -> "ActionResult":
         from tenuto.engine.tasks.control import ActionResult
@@ -141,10 +148,10 @@ def _all(given: Globals, action: "Action", word: str, *, yes: bool) -> int:
                 result.done.append(task.id)
         return result
 
-    result = call(given, act)
-    print_result(given, word, result, dry_run=False)
+    result = call_engine(options, act)
+    print_result(options, verb, result, dry_run=False)
     return 1 if result.refused else 0
 
 
-for _each in (list_, show, requeue, purge):
-    dlq.add_command(_each)
+for _command in (list_, show, requeue, purge):
+    dlq.add_command(_command)

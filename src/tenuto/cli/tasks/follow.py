@@ -1,10 +1,10 @@
-"""Showing a watched task: a bar on a terminal, plain lines elsewhere."""
+"""Shows a task live for `--follow`: a progress bar on a terminal, plain lines elsewhere."""
 
 from collections.abc import Callable
 from typing import Protocol, Self
 from uuid import UUID
 
-from tenuto.cli.render import is_terminal, print_note, span, style_of
+from tenuto.cli.render import format_duration, is_terminal, print_note, style_of
 from tenuto.client.follow import poll_task
 from tenuto.client.remote.engine import AnyEngine
 from tenuto.engine.tasks.query import LEVELS
@@ -13,59 +13,59 @@ from tenuto.model.errors import Invalid
 from tenuto.model.printable import indented, printable
 from tenuto.model.tasks.task import LEASED, TERMINAL
 
-PATIENCE = 5
-"""Looks without a change after which a queued task is explained."""
+EXPLAIN_AFTER_POLLS = 5
+"""Polls without a change after which `explain` is shown for a task that does not run."""
 
 
-def at_least(level: str) -> Callable[[LogLine], bool]:
-    """Whether a line is of that level or a graver one."""
+def level_filter(level: str) -> Callable[[LogLine], bool]:
+    """Returns a filter that accepts log lines of that level or a more severe one."""
     if level.upper() not in LEVELS:
         raise Invalid(f"no level {level!r}; known are {', '.join(LEVELS)}", "invalid_filter")
-    wanted = LEVELS[LEVELS.index(level.upper()) :]
-    return lambda line: line.level in wanted
+    levels = LEVELS[LEVELS.index(level.upper()) :]
+    return lambda line: line.level in levels
 
 
-def log_text(line: LogLine) -> str:
-    """A log line for people: time, level, attempt, text."""
-    start = f"{line.at.astimezone():%H:%M:%S.%f}"[:12]
-    start += f" {line.level:<8} {f'#{line.attempt}' if line.attempt else '':<4} "
+def format_log_line(line: LogLine) -> str:
+    """Formats a log line for people: time, level, attempt, text."""
+    prefix = f"{line.at.astimezone():%H:%M:%S.%f}"[:12]
+    prefix += f" {line.level:<8} {f'#{line.attempt}' if line.attempt else '':<4} "
     text = f"{line.text}\n{line.stack_trace}" if line.stack_trace else line.text
-    return printable(start) + indented(text, " " * len(start))
+    return printable(prefix) + indented(text, " " * len(prefix))
 
 
 class FollowView(Protocol):
-    """Where a watched task is shown."""
+    """Shows a followed task."""
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, *raised: object) -> None: ...
+    def __exit__(self, *exc_info: object) -> None: ...
 
-    def say(self, text: str) -> None:
-        """Show a line of the task's own output."""
+    def output(self, text: str) -> None:
+        """Shows a line of the task's output."""
 
     def note(self, text: str) -> None:
-        """Show a remark about the task."""
+        """Shows a note about the task."""
 
     def progress(self, view: TaskView) -> None:
-        """Show how far the task is."""
+        """Shows the task's progress."""
 
 
-def screen() -> FollowView:
-    """A bar on a terminal, plain lines elsewhere."""
-    return _Bar() if is_terminal() else _Plain()
+def open_view() -> FollowView:
+    """Returns a progress bar on a terminal, plain lines elsewhere."""
+    return _ProgressBarView() if is_terminal() else _PlainView()
 
 
-class _Plain:
+class _PlainView:
     def __init__(self) -> None:
         self._last: tuple[int | None, str | None] = (None, None)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         pass
 
-    def say(self, text: str) -> None:
+    def output(self, text: str) -> None:
         print(text, flush=True)
 
     def note(self, text: str) -> None:
@@ -79,8 +79,8 @@ class _Plain:
         self._last = now
 
 
-class _Bar:
-    """A progress bar on the terminal's last line, with everything else above it."""
+class _ProgressBarView:
+    """A progress bar on the terminal's last line; output scrolls above it."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -102,10 +102,10 @@ class _Bar:
         self._progress.start()
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._progress.stop()
 
-    def say(self, text: str) -> None:
+    def output(self, text: str) -> None:
         self._print(text, "")
 
     def note(self, text: str) -> None:
@@ -129,45 +129,50 @@ class _Bar:
         self._progress.refresh()
 
 
-async def watch(engine: AnyEngine, task: UUID, shown: FollowView, *, output: bool) -> TaskView:
-    """Show a task until it has ended, with its output if wanted; answers how it ended."""
-    still = 0
+async def follow_task(
+    engine: AnyEngine, task: UUID, display: FollowView, *, output: bool
+) -> TaskView:
+    """Shows a task until it has finished and returns its last state.
+
+    `output` includes the task's output.
+    """
+    unchanged_polls = 0
     version = 0
     explained = ""
-    async for look in poll_task(engine, task):
-        view = look.view
-        for line in look.lines:
+    async for poll in poll_task(engine, task):
+        view = poll.view
+        for line in poll.lines:
             if line.source == "event":
-                shown.note(line.text)
+                display.note(line.text)
             elif output:
-                shown.say(printable(line.text, lines=True))
-        shown.progress(view)
-        still = still + 1 if view.version == version else 0
+                display.output(printable(line.text, lines=True))
+        display.progress(view)
+        unchanged_polls = unchanged_polls + 1 if view.version == version else 0
         version = view.version
-        if still == PATIENCE and view.status not in TERMINAL | LEASED:
+        if unchanged_polls == EXPLAIN_AFTER_POLLS and view.status not in TERMINAL | LEASED:
             summary = (await engine.explain(task)).summary
             if summary != explained:
-                shown.note(f"not running: {summary}")
+                display.note(f"not running: {summary}")
             explained = summary
     return view
 
 
-def ending(view: TaskView) -> str:
-    """One line on how a task ended."""
+def format_outcome(view: TaskView) -> str:
+    """Returns one line with a finished task's status, duration, attempt and error."""
     text = str(view.status)
     if view.finished_at is not None and view.started_at is not None:
-        text += f" in {span(view.finished_at - view.started_at)}"
+        text += f" in {format_duration(view.finished_at - view.started_at)}"
         text += f" at attempt {view.attempt}" if view.attempt > 1 else ""
     return f"{text}: {view.last_error}" if view.last_error and view.status != "COMPLETED" else text
 
 
-def quiet() -> FollowView:
-    """Shows nothing: for JSON, which is one document at the end."""
-    return _Quiet()
+def silent_view() -> FollowView:
+    """Returns a view that shows nothing, for `--json`: one document at the end."""
+    return _SilentView()
 
 
-class _Quiet(_Plain):
-    def say(self, text: str) -> None:
+class _SilentView(_PlainView):
+    def output(self, text: str) -> None:
         pass
 
     def note(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""`orchestrate task`: the group."""
+"""`orchestrate task`: the command group."""
 
 import click
 
@@ -8,22 +8,28 @@ LAZY = {
     "create": ("tenuto.cli.tasks.create:create", "Submit a task."),
     "list": ("tenuto.cli.tasks.read:list_", "List tasks, newest first."),
     "show": ("tenuto.cli.tasks.read:show", "Show everything about a task."),
-    "status": ("tenuto.cli.tasks.read:status", "Show how a task is doing."),
+    "status": ("tenuto.cli.tasks.read:status", "Show a task's status and progress."),
     "logs": ("tenuto.cli.tasks.read:logs", "Print a task's audit trail and output."),
-    "attempts": ("tenuto.cli.tasks.read:attempts", "List the tries at a task."),
-    "tree": ("tenuto.cli.tasks.tree:tree", "Show a task with the tasks that it made."),
-    "explain": ("tenuto.cli.tasks.read:explain", "Say why a task is not running."),
-    "update": ("tenuto.cli.tasks.control:update", "Change a task's priority and words."),
-    "cancel": ("tenuto.cli.tasks.control:cancel", "End tasks; running ones are killed."),
-    "retry": ("tenuto.cli.tasks.control:retry", "Give ended tasks all their tries again."),
-    "pause": ("tenuto.cli.tasks.control:pause", "Hold tasks; running ones are stopped."),
-    "resume": ("tenuto.cli.tasks.control:resume", "Let paused tasks go on."),
-    "start": ("tenuto.cli.tasks.control:start", "Let a task run before its time."),
-    "assign": ("tenuto.cli.tasks.control:assign", "Let only one agent take a task."),
-    "reassign": ("tenuto.cli.tasks.control:reassign", "Take a task from whoever runs it."),
-    "rerun": ("tenuto.cli.tasks.control:rerun", "Submit the same task again as a new one."),
-    "delete": ("tenuto.cli.tasks.control:delete", "Remove what an ended task carried."),
-    "archive": ("tenuto.cli.tasks.control:archive", "Put ended tasks away."),
+    "attempts": ("tenuto.cli.tasks.read:attempts", "List a task's attempts."),
+    "tree": ("tenuto.cli.tasks.tree:tree", "Show a task with its subtasks."),
+    "explain": ("tenuto.cli.tasks.read:explain", "Show why a task is not running."),
+    "update": ("tenuto.cli.tasks.control:update", "Change a task's priority, name or tags."),
+    "cancel": ("tenuto.cli.tasks.control:cancel", "Cancel tasks; running ones are killed."),
+    "retry": ("tenuto.cli.tasks.control:retry", "Retry finished tasks with all tries again."),
+    "pause": ("tenuto.cli.tasks.control:pause", "Pause tasks; running ones are stopped."),
+    "resume": ("tenuto.cli.tasks.control:resume", "Resume paused tasks."),
+    "start": ("tenuto.cli.tasks.control:start", "Start a task before its planned time."),
+    "assign": ("tenuto.cli.tasks.control:assign", "Reserve a task for one agent."),
+    "reassign": (
+        "tenuto.cli.tasks.control:reassign",
+        "Move a task, even a running one, to another agent.",
+    ),
+    "rerun": ("tenuto.cli.tasks.control:rerun", "Submit a copy of a task as a new task."),
+    "delete": (
+        "tenuto.cli.tasks.control:delete",
+        "Delete a finished task's prompt, input and output.",
+    ),
+    "archive": ("tenuto.cli.tasks.control:archive", "Archive finished tasks."),
 }
 
 
@@ -40,5 +46,5 @@ LAZY = {
 def task() -> None:
     """Create, watch and control tasks.
 
-    A task is named by its id or by an unambiguous beginning of it.
+    A task is named by its id, or by the first characters of it (at least 4) if they are unique.
     """

@@ -1,4 +1,4 @@
-"""`orchestrate task list`, `show`, `status`, `logs`, `attempts`, `explain`: what only looks."""
+"""`orchestrate task list`, `show`, `status`, `logs`, `attempts`, `explain`: read-only commands."""
 
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -6,9 +6,9 @@ from uuid import UUID
 
 import click
 
-from tenuto.cli.base import Globals, command, one_task, task_argument
-from tenuto.cli.connection import call
-from tenuto.cli.parse import filter_options, read_filter
+from tenuto.cli.base import GlobalOptions, command, task_argument, task_id_options
+from tenuto.cli.connection import call_engine
+from tenuto.cli.parse import build_filter, filter_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,33 +25,34 @@ if TYPE_CHECKING:
     "orchestrate task list --json --limit 100 --cursor 0198c0de-0000-7000-8000-000000000000",
 )
 @filter_options
-@click.option("--limit", type=int, default=50, show_default=True, help="At most so many.")
-@click.option("--cursor", type=click.UUID, metavar="ID", help="Only older than this task.")
+@click.option("--limit", type=int, default=50, show_default=True, help="Maximum number of rows.")
+@click.option("--cursor", type=click.UUID, metavar="ID", help="Only tasks older than this one.")
 @click.pass_obj
-def list_(given: Globals, /, limit: int, cursor: UUID | None, **chosen: Any) -> None:
+def list_(options: GlobalOptions, /, limit: int, cursor: UUID | None, **filters: Any) -> None:
     """List tasks, newest first."""
 
     async def read(engine: "AnyEngine") -> "tuple[Page, datetime]":
         now = engine.clock.now()
-        return await engine.list(read_filter(now, chosen), limit, cursor), now
+        return await engine.list(build_filter(now, filters), limit, cursor), now
 
-    tell_tasks(given, *call(given, read))
+    print_task_page(options, *call_engine(options, read))
 
 
-def tell_tasks(given: Globals, page: "Page", now: "datetime") -> None:
-    """Print a page of tasks, and how to see the next one."""
-    from tenuto.cli.output import tell_more
+def print_task_page(options: GlobalOptions, page: "Page", now: "datetime") -> None:
+    """Prints a page of tasks, and how to see the next page."""
+    from tenuto.cli.output import print_next_cursor
     from tenuto.cli.render import print_json
 
-    if given.json:
+    if options.json:
         print_json(page)
         return
     print_tasks(page.tasks, now)
-    tell_more(page.next_cursor)
+    print_next_cursor(page.next_cursor)
 
 
 def print_tasks(tasks: "Sequence[TaskSummary]", now: "datetime") -> None:
-    from tenuto.cli.render import print_table, span
+    """Prints a table of tasks."""
+    from tenuto.cli.render import format_duration, print_table
 
     rows = [
         [
@@ -60,41 +61,41 @@ def print_tasks(tasks: "Sequence[TaskSummary]", now: "datetime") -> None:
             str(task.priority),
             f"{task.tries}/{task.max_attempts}",
             "" if task.progress_percent is None else f"{task.progress_percent}%",
-            span(now - task.created_at),
+            format_duration(now - task.created_at),
             task.agent_name or "",
             task.title,
         ]
         for task in tasks
     ]
-    columns = ["ID", "STATUS", "PRI", "TRIES", "DONE", "AGE", "AGENT", "TITLE"]
+    columns = ["ID", "STATUS", "PRI", "TRIES", "PROGRESS", "AGE", "AGENT", "TITLE"]
     print_table(columns, rows, wide="TITLE")
 
 
-async def _found(engine: "AnyEngine", name: str) -> "TaskView":
+async def _load_task(engine: "AnyEngine", name: str) -> "TaskView":
     return await engine.show(await engine.find(name))
 
 
 @command(
     "show", "orchestrate task show 0198c0de-5b1c", "orchestrate task show --id 0198c0de --json"
 )
-@one_task
+@task_id_options
 @click.pass_obj
-def show(given: Globals, task: str | None, named: str | None) -> None:
-    """Show everything about a task: what was asked, how it goes, its result."""
+def show(options: GlobalOptions, task: str | None, named: str | None) -> None:
+    """Show everything about a task: request, status, progress and result."""
     name = task_argument(task, named)
-    print_view(given, call(given, lambda engine: _found(engine, name)))
+    print_view(options, call_engine(options, lambda engine: _load_task(engine, name)))
 
 
-def print_view(given: Globals, view: "TaskView") -> None:
-    """Print a task with everything about it but its history."""
-    from tenuto.cli.render import json_line, moment, print_fields, print_json
+def print_view(options: GlobalOptions, view: "TaskView") -> None:
+    """Prints all fields of a task; its history is in `task logs` and `task attempts`."""
+    from tenuto.cli.render import format_json, format_time, print_fields, print_json
 
-    if given.json:
+    if options.json:
         print_json(view)
         return
     print_fields(
         [
-            *_state(view),
+            *_state_fields(view),
             ("type", view.task_type),
             ("priority", str(view.priority)),
             ("tags", ", ".join(view.tags)),
@@ -106,19 +107,19 @@ def print_view(given: Globals, view: "TaskView") -> None:
             ("folder", view.cwd),
             ("key", view.key),
             ("kind", None if view.kind == "agent" else view.kind),
-            ("flow", _text(view.flow)),
-            ("group", _text(view.group_id)),
-            ("depends on", ", ".join(str(each) for each in view.depends_on)),
-            ("concurrency", _concurrency(view)),
-            ("budget", _budget(view)),
-            ("used", _used(view)),
+            ("flow", _id_text(view.flow)),
+            ("group", _id_text(view.group_id)),
+            ("depends on", ", ".join(str(task) for task in view.depends_on)),
+            ("concurrency", _format_concurrency(view)),
+            ("budget", _format_budget(view)),
+            ("used", _format_usage(view)),
             ("next", view.next),
             ("complexity", view.complexity),
-            ("parent", _text(view.parent)),
-            ("rerun of", _text(view.rerun_of)),
-            ("created", moment(view.created_at)),
+            ("parent", _id_text(view.parent)),
+            ("rerun of", _id_text(view.rerun_of)),
+            ("created", format_time(view.created_at)),
             ("created by", view.created_by),
-            ("archived", moment(view.archived_at)),
+            ("archived", format_time(view.archived_at)),
             ("timeout", None if view.timeout_s is None else f"{view.timeout_s}s"),
             ("estimate", None if view.estimate_minutes is None else f"{view.estimate_minutes}min"),
             ("idempotency key", view.idempotency_key),
@@ -126,45 +127,46 @@ def print_view(given: Globals, view: "TaskView") -> None:
             ("command", None if view.command is None else shlex.join(view.command)),
             ("system prompt", view.system_prompt),
             ("prompt", view.prompt),
-            ("input", json_line(view.input)),
-            ("metadata", json_line(view.metadata)),
-            ("checkpoint", json_line(view.checkpoint)),
+            ("input", format_json(view.input)),
+            ("metadata", format_json(view.metadata)),
+            ("checkpoint", format_json(view.checkpoint)),
             ("summary", view.summary),
-            ("output", json_line(view.output)),
+            ("output", format_json(view.output)),
         ]
     )
 
 
-def _text(value: UUID | None) -> str | None:
+def _id_text(value: UUID | None) -> str | None:
     return None if value is None else str(value)
 
 
-def _concurrency(view: "TaskView") -> str | None:
-    wish = view.concurrency
-    if wish is None:
+def _format_concurrency(view: "TaskView") -> str | None:
+    concurrency = view.concurrency
+    if concurrency is None:
         return None
-    return f"{wish['key']} (limit {wish['limit']}, {wish['policy']})"
+    return f"{concurrency['key']} (limit {concurrency['limit']}, {concurrency['policy']})"
 
 
-def _budget(view: "TaskView") -> str | None:
-    said = view.budget or {}
-    parts = [] if said.get("tokens") is None else [f"{said['tokens']:,} tokens"]
-    parts += [] if said.get("costUsd") is None else [f"${said['costUsd']:,.4f}"]
+def _format_budget(view: "TaskView") -> str | None:
+    budget = view.budget or {}
+    parts = [] if budget.get("tokens") is None else [f"{budget['tokens']:,} tokens"]
+    parts += [] if budget.get("costUsd") is None else [f"${budget['costUsd']:,.4f}"]
     return ", ".join(parts) or None
 
 
-def _used(view: "TaskView") -> str | None:
+def _format_usage(view: "TaskView") -> str | None:
     if not (view.input_tokens or view.output_tokens or view.cost_usd):
         return None
     tokens = f"{view.input_tokens:,} tokens in, {view.output_tokens:,} out"
     return f"{tokens}, ${view.cost_usd:,.4f}"
 
 
-def _state(view: "TaskView") -> list[tuple[str, str | None]]:
-    from tenuto.cli.render import moment
+def _state_fields(view: "TaskView") -> list[tuple[str, str | None]]:
+    """Returns the fields about a task's status and progress, with labels for people."""
+    from tenuto.cli.render import format_time
 
     percent = "" if view.progress_percent is None else f"{view.progress_percent}% "
-    asked = [
+    requested = [
         word
         for word, at in (
             ("cancel requested", view.cancel_requested_at),
@@ -172,22 +174,25 @@ def _state(view: "TaskView") -> list[tuple[str, str | None]]:
         )
         if at is not None and view.finished_at is None
     ]
-    failed = None if view.status == "COMPLETED" else view.last_error
+    error = None if view.status == "COMPLETED" else view.last_error
     return [
         ("id", str(view.id)),
         ("title", view.title),
-        ("status", ", ".join([view.status, *asked])),
+        ("status", ", ".join([view.status, *requested])),
         ("waiting for", view.waiting_for),
         ("progress", f"{percent}{view.current_step or ''}".rstrip()),
         ("tries", f"{view.tries} of {view.max_attempts} (attempt {view.attempt})"),
         ("agent", view.agent_name),
         ("worker", view.worker),
-        ("not before", None if view.started_at else moment(view.run_at)),
-        ("next attempt", moment(view.next_attempt_at) if view.status == "RETRY_WAIT" else None),
-        ("started", moment(view.started_at)),
-        ("expected end", moment(view.estimated_completion_at)),
-        ("finished", moment(view.finished_at)),
-        ("last error", failed),
+        ("not before", None if view.started_at else format_time(view.run_at)),
+        (
+            "next attempt",
+            format_time(view.next_attempt_at) if view.status == "RETRY_WAIT" else None,
+        ),
+        ("started", format_time(view.started_at)),
+        ("expected finish", format_time(view.estimated_completion_at)),
+        ("finished", format_time(view.finished_at)),
+        ("last error", error),
     ]
 
 
@@ -196,29 +201,31 @@ def _state(view: "TaskView") -> list[tuple[str, str | None]]:
     "orchestrate task status --id 0198c0de-5b1c --follow",
     "orchestrate task status 0198c0de-5b1c --json",
 )
-@one_task
-@click.option("--follow", is_flag=True, help="Watch it to its end; exit code 1 unless COMPLETED.")
+@task_id_options
+@click.option(
+    "--follow", is_flag=True, help="Show it live until it finishes; exit code 1 unless COMPLETED."
+)
 @click.pass_obj
-def status(given: Globals, task: str | None, named: str | None, follow: bool) -> int:
-    """Show how a task is doing."""
+def status(options: GlobalOptions, task: str | None, named: str | None, follow: bool) -> int:
+    """Show a task's status and progress."""
     from tenuto.cli.render import print_fields, print_json
 
     name = task_argument(task, named)
 
     async def read(engine: "AnyEngine") -> "TaskView":
         if not follow:
-            return await _found(engine, name)
-        from tenuto.cli.tasks.follow import quiet, screen, watch
+            return await _load_task(engine, name)
+        from tenuto.cli.tasks.follow import follow_task, open_view, silent_view
 
-        found = await engine.find(name)
-        with quiet() if given.json else screen() as shown:
-            return await watch(engine, found, shown, output=False)
+        task_id = await engine.find(name)
+        with silent_view() if options.json else open_view() as display:
+            return await follow_task(engine, task_id, display, output=False)
 
-    view = call(given, read)
-    if given.json:
+    view = call_engine(options, read)
+    if options.json:
         print_json(view)
     else:
-        print_fields(_state(view))
+        print_fields(_state_fields(view))
     return 1 if follow and view.status != "COMPLETED" else 0
 
 
@@ -227,49 +234,49 @@ def status(given: Globals, task: str | None, named: str | None, follow: bool) ->
     "orchestrate task logs 0198c0de-5b1c --level WARN",
     "orchestrate task logs --id 0198c0de-5b1c --follow",
 )
-@one_task
-@click.option("--level", default="DEBUG", help="Only this grave: DEBUG INFO WARN ERROR CRITICAL.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the last so many lines.")
-@click.option("--follow", is_flag=True, help="Go on until the task has ended.")
+@task_id_options
+@click.option("--level", default="DEBUG", help="Minimum level: DEBUG, INFO, WARN, ERROR, CRITICAL.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
+@click.option("--follow", is_flag=True, help="Print new lines until the task finishes.")
 @click.pass_obj
 def logs(
-    given: Globals,
+    options: GlobalOptions,
     task: str | None,
     named: str | None,
     level: str,
     limit: int | None,
     follow: bool,
 ) -> None:
-    """Print a task's audit trail and what its attempts printed, by time."""
+    """Print a task's audit trail and its attempts' output, by time."""
     from tenuto.cli.render import print_json
-    from tenuto.cli.tasks.follow import at_least, log_text
-    from tenuto.client.follow import history, poll_task
+    from tenuto.cli.tasks.follow import format_log_line, level_filter
+    from tenuto.client.follow import load_new_lines, poll_task
 
     name = task_argument(task, named)
-    wanted = at_least(level)
+    matches_level = level_filter(level)
 
     def show_lines(lines: "list[LogLine]") -> None:
         for line in lines:
-            print(log_text(line), flush=True)
+            print(format_log_line(line), flush=True)
 
     async def read(engine: "AnyEngine") -> "list[LogLine]":
-        found = await engine.find(name)
+        task_id = await engine.find(name)
         if not follow:
-            lines, _, _ = await history(engine, found)
-            return [line for line in lines if wanted(line)]
-        kept: list[LogLine] = []
-        async for look in poll_task(engine, found):
-            fresh = [line for line in look.lines if wanted(line)]
-            if given.json:
-                kept += fresh
+            lines, _, _ = await load_new_lines(engine, task_id)
+            return [line for line in lines if matches_level(line)]
+        collected: list[LogLine] = []
+        async for poll in poll_task(engine, task_id):
+            new_lines = [line for line in poll.lines if matches_level(line)]
+            if options.json:
+                collected += new_lines
             else:
-                show_lines(fresh)
-        return kept
+                show_lines(new_lines)
+        return collected
 
-    lines = call(given, read)
+    lines = call_engine(options, read)
     if limit is not None:
         lines = lines[-limit:]
-    if given.json:
+    if options.json:
         print_json({"logs": lines})
     else:
         show_lines(lines)
@@ -280,44 +287,46 @@ def logs(
     "orchestrate task attempts 0198c0de-5b1c",
     "orchestrate task attempts 0198c0de-5b1c --json",
 )
-@one_task
+@task_id_options
 @click.pass_obj
-def attempts(given: Globals, task: str | None, named: str | None) -> None:
-    """List the tries at a task: who, when, how they ended and what was killed."""
-    from tenuto.cli.render import moment, print_json, print_table, span
+def attempts(options: GlobalOptions, task: str | None, named: str | None) -> None:
+    """List a task's attempts: agent, times, outcome and error; --json adds the kill receipt."""
+    from tenuto.cli.render import format_duration, format_time, print_json, print_table
 
     name = task_argument(task, named)
 
     async def read(engine: "AnyEngine") -> "Sequence[AttemptView]":
         return await engine.attempts(await engine.find(name))
 
-    found = call(given, read)
-    if given.json:
-        print_json({"attempts": found})
+    views = call_engine(options, read)
+    if options.json:
+        print_json({"attempts": views})
         return
     rows = [
         [
-            str(each.attempt),
-            each.outcome or "(running)",
-            each.agent_name or "",
-            moment(each.started_at) or "",
-            span(each.ended_at - each.started_at) if each.started_at and each.ended_at else "",
-            "" if each.exit_code is None else str(each.exit_code),
-            each.error_class or "",
-            each.message or "",
+            str(attempt.attempt),
+            attempt.outcome or "(running)",
+            attempt.agent_name or "",
+            format_time(attempt.started_at) or "",
+            format_duration(attempt.ended_at - attempt.started_at)
+            if attempt.started_at and attempt.ended_at
+            else "",
+            "" if attempt.exit_code is None else str(attempt.exit_code),
+            attempt.error_class or "",
+            attempt.message or "",
         ]
-        for each in found
+        for attempt in views
     ]
     columns = ["NO", "OUTCOME", "AGENT", "STARTED", "TOOK", "EXIT", "CLASS", "MESSAGE"]
     print_table(columns, rows, wide="MESSAGE", fold=True)
 
 
 @command("explain", "orchestrate task explain 0198c0de-5b1c", "orchestrate explain 0198c0de-5b1c")
-@one_task
+@task_id_options
 @click.pass_obj
-def explain(given: Globals, task: str | None, named: str | None) -> None:
-    """Say why a task is not running: every gate, and for each agent what keeps it away."""
-    from tenuto.cli.render import moment, print_json
+def explain(options: GlobalOptions, task: str | None, named: str | None) -> None:
+    """Show why a task is not running: every gate, and for each agent why it cannot claim it."""
+    from tenuto.cli.render import format_time, print_json
     from tenuto.model.printable import printable
 
     name = task_argument(task, named)
@@ -325,17 +334,17 @@ def explain(given: Globals, task: str | None, named: str | None) -> None:
     async def read(engine: "AnyEngine") -> "Explanation":
         return await engine.explain(await engine.find(name))
 
-    found = call(given, read)
-    if given.json:
-        print_json(found)
+    explanation = call_engine(options, read)
+    if options.json:
+        print_json(explanation)
         return
-    print(printable(f"{found.status}: {found.summary}"))
-    for gate in found.gates:
-        clears = "" if gate.clears_at is None else f" (until {moment(gate.clears_at)})"
+    print(printable(f"{explanation.status}: {explanation.summary}"))
+    for gate in explanation.gates:
+        clears = "" if gate.clears_at is None else f" (until {format_time(gate.clears_at)})"
         print(f"  {printable(gate.gate)}: {printable(gate.detail)}{clears}")
-    if found.lane is not None:
-        print(f"lane: {printable(found.lane)}")
-    if found.agents:
+    if explanation.lane is not None:
+        print(f"lane: {printable(explanation.lane)}")
+    if explanation.agents:
         print("agents:")
-    for agent, reasons in found.agents.items():
+    for agent, reasons in explanation.agents.items():
         print(f"  {printable(agent)}: {printable('; '.join(reasons) or 'may take it')}")

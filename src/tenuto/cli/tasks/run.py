@@ -1,31 +1,37 @@
-"""`orchestrate run`: one task from the command line, watched to its end if wanted."""
+"""`orchestrate run`: submits one task and, with `--follow`, shows it until it finishes."""
 
 import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import Command, Globals
-from tenuto.cli.connection import call, target
-from tenuto.cli.parse import folder, place_options, read_environment, read_place, seconds
-from tenuto.cli.tasks.create import agent_id, print_submitted
+from tenuto.cli.base import Command, GlobalOptions
+from tenuto.cli.connection import call_engine, target
+from tenuto.cli.parse import (
+    absolute_folder,
+    parse_seconds,
+    read_environment,
+    relation_options,
+    resolve_task_ids,
+)
+from tenuto.cli.tasks.create import find_agent_id, print_submitted
 
 if TYPE_CHECKING:
     from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.views import TaskView
     from tenuto.model.tasks.submission import NewTask
 
-TITLE = 80
+MAX_TITLE = 80
 
 
-class _Run(Command):
-    """Keeps what follows `--` apart: it is a command with its own options, not a prompt."""
+class _RunCommand(Command):
+    """Keeps the arguments after `--` apart: they are a command with its own options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
-            at = args.index("--")
-            ctx.meta["tenuto.argv"] = args[at + 1 :]
-            args = args[:at]
+            separator = args.index("--")
+            ctx.meta["tenuto.argv"] = args[separator + 1 :]
+            args = args[:separator]
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
@@ -35,7 +41,7 @@ class _Run(Command):
 
 @click.command(
     "run",
-    cls=_Run,
+    cls=_RunCommand,
     examples=(
         "orchestrate run --follow -- make test",
         "orchestrate run --name backup --timeout 10m --env DEPTH=2 -- ./backup.sh --all",
@@ -43,93 +49,114 @@ class _Run(Command):
     ),
 )
 @click.argument("words", nargs=-1, metavar="PROMPT")
-@click.option("--follow", is_flag=True, help="Watch it to its end; the exit code tells.")
-@click.option("--name", metavar="TITLE", help="What the task is called.")
-@click.option("--priority", type=int, metavar="N", help="1 (low) to 10 (urgent); 5 if not given.")
 @click.option(
-    "--timeout", "timeout_s", type=seconds, metavar="TIME", help="Longest run: 90, 10m, 1h30m."
+    "--follow", is_flag=True, help="Show it live until it finishes; exit code 1 unless COMPLETED."
+)
+@click.option("--name", metavar="TITLE", help="Title of the task.")
+@click.option("--priority", type=int, metavar="N", help="1 (low) to 10 (urgent); default: 5.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=parse_seconds,
+    metavar="TIME",
+    help="Maximum run time: 90, 10m, 1h30m.",
 )
 @click.option("--tag", "tags", multiple=True, help="A label to filter by; repeatable.")
-@click.option("--cwd", metavar="DIR", help="The folder to work in.")
-@click.option("--env", "env", multiple=True, metavar="K=V", help="A variable for the command.")
-@click.option("--max-attempts", type=int, metavar="N", help="Tries in all; 3 if not given.")
-@click.option("--agent", metavar="NAME", help="The one agent that must take it.")
-@place_options
+@click.option("--cwd", metavar="DIR", help="Working folder.")
+@click.option(
+    "--env",
+    "env",
+    multiple=True,
+    metavar="K=V",
+    help="Environment variable for the command; repeatable.",
+)
+@click.option("--max-attempts", type=int, metavar="N", help="Maximum number of tries; default: 3.")
+@click.option("--agent", metavar="NAME", help="Only this agent may run it.")
+@relation_options
 @click.pass_context
 def run(
     ctx: click.Context, /, words: tuple[str, ...], agent: str | None, follow: bool, **fields: Any
 ) -> int:
     """Submit a command or a prompt as a task and print its id.
 
-    Everything after `--` is the command; options of `run` stand before it. The command runs in
-    this folder, on a worker that accepts commands; through a server in the worker's folder. Ctrl-C
-    stops the watching, not the task.
+    Everything after `--` is the command; options of `run` go before it. The command runs in the
+    current folder, on a worker that accepts commands; through a server, in the worker's folder.
+    Ctrl-C stops --follow, not the task.
     """
-    given = ctx.ensure_object(Globals)
+    options = ctx.ensure_object(GlobalOptions)
     argv = ctx.meta.get("tenuto.argv")
-    if target(given).url is None:  # a worker behind a server may be on another machine
-        fields["cwd"] = folder(fields["cwd"])
-    new = _new_task(words, argv, fields)
-    if argv and argv[-1] == "--follow" and not given.json:
-        click.echo("note: --follow stands after -- and so goes to the command", err=True)
+    if target(options).url is None:  # a worker behind a server may be on another machine
+        fields["cwd"] = absolute_folder(fields["cwd"])
+    new_task = _build_new_task(words, argv, fields)
+    if argv and argv[-1] == "--follow" and not options.json:
+        click.echo("note: --follow after -- is an argument of the command, not of run", err=True)
 
     async def submit(engine: "AnyEngine") -> int:
-        new.target_agent = await agent_id(engine, agent)
-        place = {"depends_on": new.depends_on, "blocks": new.blocks}
-        await read_place(engine, place)
-        new.depends_on, new.blocks = place["depends_on"], place["blocks"]
-        submitted = await engine.submit(new)
+        new_task.target_agent = await find_agent_id(engine, agent)
+        references = {"depends_on": new_task.depends_on, "blocks": new_task.blocks}
+        await resolve_task_ids(engine, references)
+        new_task.depends_on, new_task.blocks = references["depends_on"], references["blocks"]
+        submitted = await engine.submit(new_task)
         if not follow:
-            print_submitted(given, submitted)
+            print_submitted(options, submitted)
             return 0
-        return await _follow(given, engine, str(submitted.id))
+        return await _follow_submitted(options, engine, str(submitted.id))
 
-    return call(given, submit)
+    return call_engine(options, submit)
 
 
-def _new_task(words: tuple[str, ...], argv: list[str] | None, fields: dict[str, Any]) -> "NewTask":
-    from tenuto.cli.render import cut
+def _build_new_task(
+    prompts: tuple[str, ...], argv: list[str] | None, fields: dict[str, Any]
+) -> "NewTask":
+    from tenuto.cli.render import shorten_line
     from tenuto.model.tasks.submission import NewTask
 
-    if len(words) > 1 or (words and argv is not None):
-        raise click.UsageError("a prompt is one argument: quote it, or write -- before a command")
+    if len(prompts) > 1 or (prompts and argv is not None):
+        raise click.UsageError(
+            "the prompt must be one argument: quote it, or put -- before a command"
+        )
     if argv and not argv[0].strip():
-        raise click.UsageError("the command after -- begins with an empty word")
-    if not words and not argv:
-        raise click.UsageError("give a prompt, or a command after --")
-    told = {name: value for name, value in fields.items() if value is not None}
-    title = told.pop("name", None)
-    told["tags"] = list(told["tags"])
-    told["env"] = read_environment(told["env"])
+        raise click.UsageError("the command after -- starts with an empty argument")
+    if not prompts and not argv:
+        raise click.UsageError("a prompt, or a command after --, is required")
+    values = {name: value for name, value in fields.items() if value is not None}
+    title = values.pop("name", None)
+    values["tags"] = list(values["tags"])
+    values["env"] = read_environment(values["env"])
     if argv:
         return NewTask(
-            title=cut(shlex.join(argv), TITLE) if title is None else title,
+            title=shorten_line(shlex.join(argv), MAX_TITLE) if title is None else title,
             command=argv,
             runtime="command",
-            **told,
+            **values,
         )
-    if told["env"]:
-        raise click.UsageError("--env is for commands")
-    return NewTask(title=cut(words[0], TITLE) if title is None else title, prompt=words[0], **told)
+    if values["env"]:
+        raise click.UsageError("--env requires a command after --; a prompt has no environment")
+    return NewTask(
+        title=shorten_line(prompts[0], MAX_TITLE) if title is None else title,
+        prompt=prompts[0],
+        **values,
+    )
 
 
-async def _follow(given: Globals, engine: "AnyEngine", task: str) -> int:
+async def _follow_submitted(options: GlobalOptions, engine: "AnyEngine", task: str) -> int:
+    """Shows a task until it finishes; returns 0 if it is COMPLETED, else 1."""
     import asyncio
 
     from tenuto.cli.render import print_json, print_note
-    from tenuto.cli.tasks.follow import ending, quiet, screen, watch
+    from tenuto.cli.tasks.follow import follow_task, format_outcome, open_view, silent_view
 
-    found = await engine.find(task)
-    if not given.json:
+    task_id = await engine.find(task)
+    if not options.json:
         print_note(f"task {task}")
     try:
-        with quiet() if given.json else screen() as shown:
-            view: TaskView = await watch(engine, found, shown, output=True)
+        with silent_view() if options.json else open_view() as display:
+            view: TaskView = await follow_task(engine, task_id, display, output=True)
     except asyncio.CancelledError:
-        print_note(f"the task goes on; `orchestrate task cancel {task}` ends it")
+        print_note(f"the task continues; `orchestrate task cancel {task}` cancels it")
         raise
-    if given.json:
+    if options.json:
         print_json(view)
     else:
-        print_note(ending(view))
+        print_note(format_outcome(view))
     return 0 if view.status == "COMPLETED" else 1

@@ -1,11 +1,11 @@
-"""`orchestrate task tree`: a task with the tasks that its attempts made, near and far."""
+"""`orchestrate task tree`: a task with its direct and nested subtasks."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from tenuto.cli.base import Globals, command, one_task, task_argument
-from tenuto.cli.connection import call
+from tenuto.cli.base import GlobalOptions, command, task_argument, task_id_options
+from tenuto.cli.connection import call_engine
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.views import TaskSummary, TaskView
 
-MOST = 500
-"""Tasks that are shown at most."""
-_PAGE = 100
+MAX_TASKS = 500
+"""Maximum number of tasks shown."""
+_PAGE_SIZE = 100
 
 
 class TaskNode(NamedTuple):
-    """A task as the tree shows it."""
+    """One task of the tree."""
 
     id: "UUID"
     title: str
@@ -28,87 +28,90 @@ class TaskNode(NamedTuple):
 
 
 class TaskTree(NamedTuple):
-    """The task with all below it; `left` is whether there are more than are shown."""
+    """A task with its subtasks; `truncated` is True if there are more than `MAX_TASKS`."""
 
     root: TaskNode
-    left: bool
+    truncated: bool
 
 
 @command(
     "tree", "orchestrate task tree 0198c0de-5b1c", "orchestrate task tree --id 0198c0de --json"
 )
-@one_task
+@task_id_options
 @click.pass_obj
-def tree(given: Globals, task: str | None, named: str | None) -> None:
-    """Show a task with the tasks that its attempts made, and those that these made."""
+def tree(options: GlobalOptions, task: str | None, named: str | None) -> None:
+    """Show a task with its direct and nested subtasks."""
     name = task_argument(task, named)
 
     async def read(engine: "AnyEngine") -> TaskTree:
-        return await grown(engine, await engine.find(name))
+        return await read_tree(engine, await engine.find(name))
 
-    found = call(given, read)
-    if given.json:
+    result = call_engine(options, read)
+    if options.json:
         from tenuto.cli.render import print_json
 
-        print_json({"root": _plain(found.root), "truncated": found.left})
+        print_json({"root": _to_json(result.root), "truncated": result.truncated})
         return
-    click.echo(_line(found.root))
-    _print_below(found.root, "")
-    if found.left:
-        click.echo(f"more than {MOST:,} tasks: name one of them to see what is below it", err=True)
+    click.echo(_format_node(result.root))
+    _print_children(result.root, "")
+    if result.truncated:
+        click.echo(
+            f"more than {MAX_TASKS:,} tasks; run `task tree` on a subtask to see tasks below it",
+            err=True,
+        )
 
 
-async def grown(engine: "AnyEngine", task: "UUID") -> TaskTree:
-    """A task's tree, level by level, until it is too large to show."""
+async def read_tree(engine: "AnyEngine", task: "UUID") -> TaskTree:
+    """Reads a task's tree level by level, up to `MAX_TASKS` tasks."""
     root = _node(await engine.show(task))
     level, shown = [root], 1
     while level:
-        below: list[TaskNode] = []
+        next_level: list[TaskNode] = []
         for node in level:
-            children = await _children(engine, node.id, MOST - shown + 1)
-            if shown + len(children) > MOST:
-                return TaskTree(root, left=True)
+            children = await _read_children(engine, node.id, MAX_TASKS - shown + 1)
+            if shown + len(children) > MAX_TASKS:
+                return TaskTree(root, truncated=True)
             node.children.extend(children)
             shown += len(children)
-            below += children
-        level = below
-    return TaskTree(root, left=False)
+            next_level += children
+        level = next_level
+    return TaskTree(root, truncated=False)
 
 
-async def _children(engine: "AnyEngine", task: "UUID", most: int) -> list[TaskNode]:
-    """Up to so many children, oldest first."""
+async def _read_children(engine: "AnyEngine", task: "UUID", limit: int) -> list[TaskNode]:
+    """Returns up to `limit` subtasks, oldest first."""
     from tenuto.engine.tasks.query import Filter
 
-    found: list[TaskNode] = []
+    children: list[TaskNode] = []
     cursor = None
-    while len(found) < most:
-        page = await engine.list(Filter(parent=task), _PAGE, cursor)
-        found += [_node(each) for each in page.tasks]
+    while len(children) < limit:
+        page = await engine.list(Filter(parent=task), _PAGE_SIZE, cursor)
+        children += [_node(summary) for summary in page.tasks]
         cursor = page.next_cursor
         if cursor is None:
             break
-    return found[:most][::-1]
+    return children[:limit][::-1]
 
 
 def _node(task: "TaskView | TaskSummary") -> TaskNode:
     return TaskNode(task.id, task.title, str(task.status), [])
 
 
-def _line(node: TaskNode) -> str:
+def _format_node(node: TaskNode) -> str:
     from tenuto.model.printable import printable
 
     return printable(f"{node.title}  {node.status}  {node.id}")
 
 
-def _print_below(node: TaskNode, branch: str) -> None:
-    for at, child in enumerate(node.children):
-        last = at == len(node.children) - 1
-        click.echo(f"{branch}{'└─ ' if last else '├─ '}{_line(child)}")
-        _print_below(child, f"{branch}{'   ' if last else '│  '}")
+def _print_children(node: TaskNode, indent: str) -> None:
+    for index, child in enumerate(node.children):
+        last = index == len(node.children) - 1
+        click.echo(f"{indent}{'└─ ' if last else '├─ '}{_format_node(child)}")
+        _print_children(child, f"{indent}{'   ' if last else '│  '}")
 
 
-def _plain(node: TaskNode) -> dict[str, object]:
-    children = [_plain(child) for child in node.children]
+def _to_json(node: TaskNode) -> dict[str, object]:
+    children = [_to_json(child) for child in node.children]
     return {
         "id": str(node.id),
         "title": node.title,

@@ -1,4 +1,4 @@
-"""Workspaces, users, tokens, logins and secrets.
+"""Commands for workspaces, users, tokens, logins and secrets.
 
 accounts: workspace, user, token. login: login, logout. secrets: secret.
 """

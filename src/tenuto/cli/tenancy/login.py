@@ -1,12 +1,12 @@
-"""`orchestrate login` and `logout`: which server commands are for."""
+"""`orchestrate login` and `logout`: store and delete the login to a server."""
 
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from tenuto.cli.base import Globals, command
-from tenuto.cli.connection import PATIENCE_S
+from tenuto.cli.base import GlobalOptions, command
+from tenuto.cli.connection import SERVER_TIMEOUT_S
 from tenuto.cli.output import print_done
 
 if TYPE_CHECKING:
@@ -20,38 +20,42 @@ if TYPE_CHECKING:
     "orchestrate login http://127.0.0.1:8484 --token tnt_...",
 )
 @click.argument("server", required=False, metavar="[URL]")
-@click.option("--name", help="Who you are there; asked for if not given.")
+@click.option("--name", help="Your user name; default: prompt.")
 @click.option(
-    "--password-file", metavar="FILE", help="The password's file; - is standard input. Else asked."
+    "--password-file",
+    metavar="FILE",
+    help="File with the password; - is standard input. Default: prompt.",
 )
 @click.pass_obj
-def login(given: Globals, server: str | None, name: str | None, password_file: str | None) -> None:
-    """Remember a server and a token for it, in a file that only you may read.
+def login(
+    options: GlobalOptions, server: str | None, name: str | None, password_file: str | None
+) -> None:
+    """Log in to a server and store the token in a file that only you can read.
 
-    With --token that token is kept, otherwise the one that name and password give. It is what
-    commands use that name neither a server nor a database.
+    The token is the one given by --token, or a new one for name and password. Commands use this
+    login if they are given neither a server nor a database.
 
-    Names are unique within a workspace. --workspace, its id or its name, says whose user you are;
-    without it you are a user of the first workspace.
+    User names are unique within a workspace. --workspace (id or name) selects the workspace of the
+    user; default: the first workspace.
     """
     from tenuto import app
-    from tenuto.client.target import Login, address, write_login
+    from tenuto.client.target import Login, check_url, write_login
 
-    url = server or given.url
+    url = server or options.url
     if url is None:
-        raise click.UsageError("name the server: orchestrate login http://host:8484")
-    if server is not None and given.url not in (None, server):
-        raise click.UsageError("the argument and --url name different servers")
-    address(url)
+        raise click.UsageError("a server URL is required: orchestrate login http://host:8484")
+    if server is not None and options.url not in (None, server):
+        raise click.UsageError("the argument and --url name different servers; give one of them")
+    check_url(url)
     password = None
-    if given.token is None:
+    if options.token is None:
         name = name or click.prompt("name", err=True)
         password = read_password(password_file)
-    token, me = app.run(_check(url, given.token, name, password, given.workspace))
+    token, me = app.run(_authenticate(url, options.token, name, password, options.workspace))
     path = write_login(Login(url.rstrip("/"), token, str(me.workspace_id)))
     print_done(
-        given,
-        f"{me.actor} on {url} ({me.role}); kept in {path}",
+        options,
+        f"logged in to {url} as {me.actor} ({me.role}); stored in {path}",
         url=url,
         actor=me.actor,
         role=me.role,
@@ -59,64 +63,67 @@ def login(given: Globals, server: str | None, name: str | None, password_file: s
     )
 
 
-def read_password(file: str | None, what: str = "password", *, twice: bool = False) -> str:
-    """A password from a file, or from whoever sits at the terminal; `twice` asks to repeat it."""
+def read_password(file: str | None, label: str = "password", *, twice: bool = False) -> str:
+    """Reads a password from a file, or asks for it on the terminal; `twice` asks to repeat it."""
     if file is None:
         if sys.stdin is None or not sys.stdin.isatty():
-            raise click.UsageError("there is nobody to ask: give --password-file or --token")
-        asked: str = click.prompt(what, hide_input=True, err=True, confirmation_prompt=twice)
-        return asked
+            raise click.UsageError(
+                "cannot ask for the password: stdin is not a terminal; give --password-file or"
+                " --token"
+            )
+        password: str = click.prompt(label, hide_input=True, err=True, confirmation_prompt=twice)
+        return password
     from tenuto.cli.parse import read_text
 
     return read_text("password", file).removesuffix("\n")
 
 
-async def _check(
+async def _authenticate(
     url: str, token: str | None, name: str | None, password: str | None, workspace: str | None
 ) -> "tuple[str, CallerView]":
-    """The token, and who bears it as the server says."""
+    """Returns the token, and its owner as the server reports it."""
     from tenuto.client.accounts import Access
-    from tenuto.client.remote.engine import reach
-    from tenuto.client.target import as_id
+    from tenuto.client.remote.engine import connect_to_server
+    from tenuto.client.target import parse_workspace_id
 
     if token is not None:
-        chosen = as_id(workspace)
+        workspace_id = parse_workspace_id(workspace)
     else:
         assert name is not None
         assert password is not None
-        async with reach(url, deadline_s=PATIENCE_S) as nobody:
-            made = await Access(nobody).login(name, password, workspace)
-        token, chosen = made.token, made.workspace_id
-    async with reach(url, token, chosen, deadline_s=PATIENCE_S) as engine:
+        async with connect_to_server(url, deadline_s=SERVER_TIMEOUT_S) as anonymous:
+            login = await Access(anonymous).login(name, password, workspace)
+        token, workspace_id = login.token, login.workspace_id
+    async with connect_to_server(url, token, workspace_id, deadline_s=SERVER_TIMEOUT_S) as engine:
         return token, await Access(engine).me()
 
 
 @command("logout", "orchestrate logout")
 @click.pass_obj
-def logout(given: Globals) -> None:
-    """Forget the remembered server; a login by password ends there, too."""
+def logout(options: GlobalOptions) -> None:
+    """Delete the stored login; a login by password is ended on the server, too."""
     from tenuto import app
     from tenuto.cli.render import print_note
-    from tenuto.client.target import forget_login, read_login
+    from tenuto.client.target import delete_login, read_login
     from tenuto.model.errors import Conflict, Unauthenticated, Unavailable
 
-    known = read_login()
-    if known.url is None or known.token is None:
-        print_done(given, "nobody is logged in")
+    saved = read_login()
+    if saved.url is None or saved.token is None:
+        print_done(options, "not logged in")
         return
     try:
-        app.run(_end(known.url, known.token))
+        app.run(_log_out(saved.url, saved.token))
     except (Conflict, Unauthenticated):
-        pass  # a program's token, or a login that has ended already
+        pass  # an API token, or a login that has already ended
     except Unavailable as error:
-        print_note(f"note: the login may live on there: {error}")
-    forget_login()
-    print_done(given, f"logged out of {known.url}")
+        print_note(f"note: the login may still be valid on the server: {error}")
+    delete_login()
+    print_done(options, f"logged out of {saved.url}")
 
 
-async def _end(url: str, token: str) -> None:
+async def _log_out(url: str, token: str) -> None:
     from tenuto.client.accounts import Access
-    from tenuto.client.remote.engine import reach
+    from tenuto.client.remote.engine import connect_to_server
 
-    async with reach(url, token, deadline_s=PATIENCE_S) as engine:
+    async with connect_to_server(url, token, deadline_s=SERVER_TIMEOUT_S) as engine:
         await Access(engine).logout()

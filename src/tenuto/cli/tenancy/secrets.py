@@ -1,32 +1,32 @@
-"""`orchestrate secret`: values that only running attempts get to see."""
+"""`orchestrate secret`: encrypted values that only running attempts can read."""
 
 import click
 
-from tenuto.cli.base import Globals, command, group
-from tenuto.cli.connection import actor, ask, settings
-from tenuto.cli.output import Columns, print_done, tell_list
+from tenuto.cli.base import GlobalOptions, command, group
+from tenuto.cli.connection import audit_actor, call_client, settings
+from tenuto.cli.output import Columns, print_done, print_list
 
 
 @group("secret", "orchestrate secret list", "orchestrate secret set api-key --value-file key.txt")
 def secret() -> None:
-    """Keep values that only running attempts get to see."""
+    """Store encrypted values that only running attempts can read."""
 
 
 @command("list", "orchestrate secret list")
 @click.pass_obj
-def list_(given: Globals) -> None:
+def list_(options: GlobalOptions) -> None:
     """List the secrets by name, without their values."""
     columns: Columns = {
-        "NAME": lambda each: each.name,
-        "KEY": lambda each: each.key_id,
-        "ROLE": lambda each: each.use.role,
-        "AGENTS": lambda each: ", ".join(each.use.agents) or "any",
-        "DEFINITIONS": lambda each: ", ".join(each.use.definitions) or "any",
-        "CHANGED": lambda each: each.updated_at,
-        "BY": lambda each: each.created_by,
+        "NAME": lambda secret: secret.name,
+        "KEY": lambda secret: secret.key_id,
+        "ROLE": lambda secret: secret.use.role,
+        "AGENTS": lambda secret: ", ".join(secret.use.agents) or "any",
+        "DEFINITIONS": lambda secret: ", ".join(secret.use.definitions) or "any",
+        "CHANGED": lambda secret: secret.updated_at,
+        "BY": lambda secret: secret.created_by,
     }
-    found = ask(given, lambda client: client.secrets.list())
-    tell_list(given, "secrets", found, columns, wide="NAME")
+    secrets = call_client(options, lambda client: client.secrets.list())
+    print_list(options, "secrets", secrets, columns, wide="NAME")
 
 
 @command(
@@ -40,27 +40,31 @@ def list_(given: Globals) -> None:
     "--value-file",
     default="-",
     metavar="FILE",
-    help="The value's file, less one line end; standard input if not given.",
+    help="File with the value (a final newline is dropped); default: standard input.",
 )
 @click.option(
     "--role",
     type=click.Choice(["MEMBER", "ADMIN", "OWNER"]),
-    help="The lowest role that may name it and claim its tasks; MEMBER if not given.",
+    help="Lowest role that may refer to it and claim tasks with it; default: MEMBER.",
 )
 @click.option(
-    "--agent", "agents", multiple=True, metavar="NAME", help="An agent that gets it; repeatable."
+    "--agent",
+    "agents",
+    multiple=True,
+    metavar="NAME",
+    help="Only this agent may use it; repeatable.",
 )
 @click.option(
     "--definition",
     "definitions",
     multiple=True,
     metavar="KEY",
-    help="A definition whose tasks get it; repeatable.",
+    help="Only tasks of this definition may use it; repeatable.",
 )
-@click.option("--keep-value", is_flag=True, help="Change only who may use it; read no value.")
+@click.option("--keep-value", is_flag=True, help="Change only the access rule, not the value.")
 @click.pass_obj
 def set_(
-    given: Globals,
+    options: GlobalOptions,
     name: str,
     value_file: str,
     role: str | None,
@@ -68,61 +72,61 @@ def set_(
     definitions: tuple[str, ...],
     keep_value: bool,
 ) -> None:
-    """Keep a value under a name, in place of any other, and say who may use it.
+    """Create or replace a secret, and set its access rule.
 
-    The value is read from a file or from standard input, where no other process can see it. With
-    --role, --agent or --definition these replace the rule that was there; without them it stays.
+    The value is read from a file or from standard input, so that no other process can see it.
+    --role, --agent and --definition together replace the access rule; without them it stays.
     """
     import msgspec
 
     from tenuto.cli.parse import read_text
     from tenuto.model.tenancy.secret_use import Use
 
-    said = {"role": role, "agents": agents, "definitions": definitions}
-    rule = {key: each for key, each in said.items() if each}
+    restrictions = {"role": role, "agents": agents, "definitions": definitions}
+    rule = {key: value for key, value in restrictions.items() if value}
     if keep_value and not rule:
-        raise click.UsageError("--keep-value changes who may use it: add --role, --agent or so")
+        raise click.UsageError("--keep-value requires --role, --agent or --definition")
     use = msgspec.convert(rule, Use) if rule else None
     value = None if keep_value else read_text("value", value_file).removesuffix("\n")
-    ask(given, lambda client: client.secrets.put(name, value, use))
-    print_done(given, f"kept {name}", name=name)
+    call_client(options, lambda client: client.secrets.put(name, value, use))
+    print_done(options, f"stored {name}", name=name)
 
 
 @command("delete", "orchestrate secret delete api-key")
 @click.argument("name")
 @click.pass_obj
-def delete(given: Globals, name: str) -> None:
-    """Forget a secret; tasks that name it can no longer start."""
-    ask(given, lambda client: client.secrets.delete(name))
-    print_done(given, f"deleted {name}", name=name)
+def delete(options: GlobalOptions, name: str) -> None:
+    """Delete a secret; tasks that refer to it can no longer start."""
+    call_client(options, lambda client: client.secrets.delete(name))
+    print_done(options, f"deleted {name}", name=name)
 
 
 @command("rotate", "orchestrate secret rotate", "orchestrate secret rotate --keep-key")
-@click.option("--keep-key", is_flag=True, help="Make no new key; only seal with the current one.")
+@click.option("--keep-key", is_flag=True, help="Create no new key; encrypt with the current one.")
 @click.pass_obj
-def rotate(given: Globals, keep_key: bool) -> None:
-    """Make a new key and seal everything with it; older keys stay, for backups.
+def rotate(options: GlobalOptions, keep_key: bool) -> None:
+    """Create a new encryption key and encrypt everything with it; old keys stay, for backups.
 
-    Works on the database itself, for all workspaces. With TENUTO_KEYS, put the new key first there
-    and restart everything; then this seals anew.
+    Works directly on the database, for all workspaces. With TENUTO_KEYS: put the new key first in
+    it, restart all processes, then run this command to encrypt everything again.
     """
     from tenuto import app
     from tenuto.encryption_keys import add_key
 
-    chosen = settings(given)
+    chosen = settings(options)
     if not chosen.keys and not keep_key:
         add_key(app.key_folder(chosen))
 
     async def main() -> tuple[str, int]:
-        async with app.connect(chosen, actor=actor()) as engine:
-            sealed = 0
-            while done := await engine.rotating.rotate_once():
-                sealed += done
-            return app.open_vault(chosen).current, sealed
+        async with app.connect(chosen, actor=audit_actor()) as engine:
+            reencrypted = 0
+            while count := await engine.key_rotator.rotate_once():
+                reencrypted += count
+            return app.open_key_ring(chosen).current, reencrypted
 
     key, sealed = app.run(main())
-    print_done(given, f"key {key}: {sealed} sealed anew", key=key, sealed=sealed)
+    print_done(options, f"key {key}: {sealed} values encrypted again", key=key, sealed=sealed)
 
 
-for _each in (list_, set_, delete, rotate):
-    secret.add_command(_each)
+for _command in (list_, set_, delete, rotate):
+    secret.add_command(_command)

@@ -1,9 +1,9 @@
-"""The engine's calls over HTTP: same names, results and errors.
+"""The engine's methods over HTTP: same names, results and errors.
 
-engine: tasks and everything of the files below.
-worker: claim, report and heartbeat.
-flows, schedules, definitions, limits, mailbox: their capabilities.
-http: one server, with retries and deadlines.
-bodies: request bodies.
-errors: maps responses to exceptions.
+engine: `RemoteEngine`: tasks, and access to the classes of the files below.
+worker: the methods of workers: claim, report and heartbeat.
+flows, schedules, definitions, limits, mailbox: the methods of one capability each.
+http: sends requests to one server, with retries and deadlines.
+bodies: builds request bodies.
+errors: maps error responses to exceptions.
 """

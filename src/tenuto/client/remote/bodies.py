@@ -1,4 +1,4 @@
-"""What is sent: the engine's words under the names of the REST contract."""
+"""Builds request bodies and query parameters: model objects under the names of the REST API."""
 
 from typing import Any
 
@@ -11,77 +11,84 @@ from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import Fence
 
-_TASK = {"target_agent": "targetAgentId", "parent": "parentId"}
-_FILTER = {"agent": "agentId", "parent": "parentId"}
-_PLAIN = NewTask(title="")
-_NOT_SENT = frozenset({"id", "workspace", "version", "containers", "means"})
+_TASK_NAMES = {"target_agent": "targetAgentId", "parent": "parentId"}
+_FILTER_NAMES = {"agent": "agentId", "parent": "parentId"}
+_DEFAULT_TASK = NewTask(title="")
+_UNSENT_FIELDS = frozenset({"id", "workspace", "version", "containers", "means"})
 
 
-def camel(name: str) -> str:
+def to_camel(name: str) -> str:
+    """Returns a snake_case name in camelCase."""
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
 
 def task_body(new: NewTask) -> dict[str, Any]:
-    """A task to be; what is as it would be anyway is left out."""
+    """Returns the JSON body of a new task; fields with their default value are omitted."""
     body: dict[str, Any] = {"title": new.title}
     for name in NewTask.__struct_fields__:
         value = getattr(new, name)
-        if value != getattr(_PLAIN, name):
-            body[_TASK.get(name, camel(name))] = value
+        if value != getattr(_DEFAULT_TASK, name):
+            body[_TASK_NAMES.get(name, to_camel(name))] = value
     if new.retry is not None:
         fields = msgspec.structs.asdict(new.retry)
-        body["retry"] = {camel(name): value for name, value in fields.items()}
+        body["retry"] = {to_camel(name): value for name, value in fields.items()}
     if new.control is not None:
-        said = msgspec.to_builtins(new.control)
-        body["control"] = {camel(name): value for name, value in said.items() if value is not None}
+        control = msgspec.to_builtins(new.control)
+        body["control"] = {
+            to_camel(name): value for name, value in control.items() if value is not None
+        }
     return body
 
 
-def filter_words(where: Filter) -> dict[str, Any]:
-    """A filter as the query of a list."""
-    words = {
-        _FILTER.get(name, camel(name)): getattr(where, name) for name in Filter.__struct_fields__
+def filter_params(where: Filter) -> dict[str, Any]:
+    """Returns a filter as query parameters."""
+    params = {
+        _FILTER_NAMES.get(name, to_camel(name)): getattr(where, name)
+        for name in Filter.__struct_fields__
     }
     for name in ("status", "tags"):
-        words[name] = ",".join(words[name]) or None
-    return words
+        params[name] = ",".join(params[name]) or None
+    return params
 
 
 def filter_body(where: Filter) -> dict[str, Any]:
-    """A filter as the body of an action."""
-    given = {name: getattr(where, name) for name in Filter.__struct_fields__}
+    """Returns a filter as the JSON body of a bulk action."""
+    values = {name: getattr(where, name) for name in Filter.__struct_fields__}
     return {
-        _FILTER.get(name, camel(name)): value
-        for name, value in given.items()
+        _FILTER_NAMES.get(name, to_camel(name)): value
+        for name, value in values.items()
         if value not in (None, ())
     }
 
 
 def change_body(changes: TaskChanges) -> dict[str, Any]:
-    return {name: getattr(changes, name) for name in changes.named()}
+    """Returns the JSON body of a task edit: only the changed fields."""
+    return {name: getattr(changes, name) for name in changes.changed_fields()}
 
 
 def agent_body(profile: AgentProfile) -> dict[str, Any]:
+    """Returns the JSON body that registers or changes an agent."""
     fields = msgspec.structs.asdict(profile)
     return {
-        camel(name): value
+        to_camel(name): value
         for name, value in fields.items()
-        if name not in _NOT_SENT and value is not None
+        if name not in _UNSENT_FIELDS and value is not None
     }
 
 
-def means_body(means: SupportedWork) -> dict[str, Any]:
-    """What a worker can run, as its claims say it."""
-    return {camel(name): value for name, value in msgspec.structs.asdict(means).items()}
+def supported_work_body(means: SupportedWork) -> dict[str, Any]:
+    """Returns the work that a worker supports, for the body of a claim."""
+    return {to_camel(name): value for name, value in msgspec.structs.asdict(means).items()}
 
 
-def fence_body(fence: Fence, **more: Any) -> dict[str, Any]:
-    """What every write of an attempt carries, and what it says."""
-    return {"attempt": fence.attempt, "leaseToken": fence.token, **more}
+def fence_body(fence: Fence, **extra: Any) -> dict[str, Any]:
+    """Returns the body of an attempt's write: its fence and the `extra` fields."""
+    return {"attempt": fence.attempt, "leaseToken": fence.token, **extra}
 
 
-def failure_body(fence: Fence, failure: Failure, **more: Any) -> dict[str, Any]:
+def failure_body(fence: Fence, failure: Failure, **extra: Any) -> dict[str, Any]:
+    """Returns the body of a failed attempt's report."""
     return fence_body(
         fence,
         error=failure.message,
@@ -90,5 +97,5 @@ def failure_body(fence: Fence, failure: Failure, **more: Any) -> dict[str, Any]:
         stack=failure.stack,
         exitCode=failure.exit_code,
         escalation=failure.escalation,
-        **more,
+        **extra,
     )

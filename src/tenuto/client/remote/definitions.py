@@ -1,73 +1,84 @@
-"""Definitions behind a server: the calls of the engine's own."""
+"""Definitions over HTTP, with the methods of `Definitions`."""
 
 from collections.abc import Sequence
 from uuid import UUID
 
-from tenuto.client.remote.http import ApiRequest, ServerConnection, part
+from tenuto.client.remote.http import ApiRequest, ServerConnection, path_segment
 from tenuto.client.remote.worker import V1
 from tenuto.engine.flows.definitions import ApplyResult, DefinitionPage, DefinitionView
-from tenuto.manifest.documents import Files, spec_from, texts_of
-from tenuto.manifest.export import camel, dump, kind_of, snake, to_plain
+from tenuto.manifest.documents import Files, decode_files, parse_spec
+from tenuto.manifest.export import dump, kind_of, to_camel_names, to_plain, to_snake_names
 from tenuto.model.flows.plan import Spec
 
-PAGE = 500
-APPLY_S = 120.0
-"""Seconds more that the server may take for many files at once."""
+PAGE_SIZE = 500
+APPLY_WAIT_S = 120.0
+"""Additional seconds for the server to apply many files."""
 
 
 class RemoteDefinitions:
-    """The definitions of a token's workspace."""
+    """The definitions of the token's workspace."""
 
-    def __init__(self, link: ServerConnection) -> None:
-        self._link = link
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
 
     async def put(self, spec: Spec, version: int | None = None) -> DefinitionView:
-        """Keep a definition under its key, if what is there still has the version; 0 is nothing."""
-        body = {"kind": kind_of(spec), "spec": camel(to_plain(spec))}
-        path = f"{V1}/definitions/{part(spec.key)}"
-        ask = ApiRequest(method="PUT", path=path, body=body, headers=_if(version), repeatable=True)
-        return await self._link.ask(DefinitionView, ask)
+        """Creates or replaces the definition with the spec's key.
+
+        `version` is the expected stored version; 0 means that the key must not exist.
+        """
+        body = {"kind": kind_of(spec), "spec": to_camel_names(to_plain(spec))}
+        path = f"{V1}/definitions/{path_segment(spec.key)}"
+        request = ApiRequest(
+            method="PUT", path=path, body=body, headers=_if_match(version), repeatable=True
+        )
+        return await self._connection.request(DefinitionView, request)
 
     async def get(self, key: str) -> DefinitionView:
-        """One definition."""
-        ask = ApiRequest(method="GET", path=f"{V1}/definitions/{part(key)}", repeatable=True)
-        return await self._link.ask(DefinitionView, ask)
+        """Returns one definition."""
+        request = ApiRequest(
+            method="GET", path=f"{V1}/definitions/{path_segment(key)}", repeatable=True
+        )
+        return await self._connection.request(DefinitionView, request)
 
     async def page(self, limit: int = 100, cursor: UUID | None = None) -> DefinitionPage:
-        """The definitions, newest first."""
+        """Returns a page of definitions, newest first."""
         params = {"limit": limit, "cursor": cursor}
-        ask = ApiRequest(method="GET", path=f"{V1}/definitions", params=params, repeatable=True)
-        return await self._link.ask(DefinitionPage, ask)
+        request = ApiRequest(method="GET", path=f"{V1}/definitions", params=params, repeatable=True)
+        return await self._connection.request(DefinitionPage, request)
 
     async def delete(self, key: str, version: int | None = None) -> None:
-        """Forget a definition, if it still has the version; flows of it go on with their plan."""
-        path = f"{V1}/definitions/{part(key)}"
-        await self._link.ask(
-            type(None), ApiRequest(method="DELETE", path=path, headers=_if(version))
+        """Deletes a definition if it has the `version`; its flows continue with their plan."""
+        path = f"{V1}/definitions/{path_segment(key)}"
+        await self._connection.request(
+            type(None), ApiRequest(method="DELETE", path=path, headers=_if_match(version))
         )
 
     async def export(self, keys: Sequence[str] = ()) -> str:
-        """Definitions as YAML that loads back to equal ones; all of them without keys."""
-        views = [await self.get(key) for key in keys] if keys else await self._all()
-        specs = {view.key: spec_from(view.kind, snake(view.spec)) for view in views}
+        """Returns definitions (all, without keys) as YAML that loads back to equal ones."""
+        views = [await self.get(key) for key in keys] if keys else await self._load_all()
+        specs = {view.key: parse_spec(view.kind, to_snake_names(view.spec)) for view in views}
         return dump(specs[key] for key in sorted(specs))
 
     async def apply_files(self, files: Files, *, dry_run: bool = False) -> ApplyResult:
-        """Do what files ask for, all of it or nothing; done again it changes nothing."""
-        texts = texts_of(files)
+        """Applies YAML files, all or nothing; applying the same files again changes nothing."""
+        texts = decode_files(files)
         body = {"files": texts, "dryRun": dry_run}
         path = f"{V1}/definitions/apply"
-        ask = ApiRequest(method="POST", path=path, body=body, repeatable=dry_run, wait_s=APPLY_S)
-        return await self._link.ask(ApplyResult, ask)
+        request = ApiRequest(
+            method="POST", path=path, body=body, repeatable=dry_run, wait_s=APPLY_WAIT_S
+        )
+        return await self._connection.request(ApplyResult, request)
 
-    async def _all(self) -> list[DefinitionView]:
-        page = await self.page(PAGE)
-        found = list(page.definitions)
+    async def _load_all(self) -> list[DefinitionView]:
+        """Returns all definitions of the workspace."""
+        page = await self.page(PAGE_SIZE)
+        views = list(page.definitions)
         while page.next_cursor is not None:
-            page = await self.page(PAGE, page.next_cursor)
-            found += page.definitions
-        return found
+            page = await self.page(PAGE_SIZE, page.next_cursor)
+            views += page.definitions
+        return views
 
 
-def _if(version: int | None) -> dict[str, str]:
+def _if_match(version: int | None) -> dict[str, str]:
+    """Returns the If-Match header for an expected version."""
     return {} if version is None else {"If-Match": f'"{version}"'}

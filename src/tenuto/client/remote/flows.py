@@ -1,4 +1,4 @@
-"""Flows, groups and the inbox behind a server: the calls of the engine's own."""
+"""Flows, group runs and the inbox over HTTP, with the methods of the engine."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,77 +19,79 @@ from tenuto.model.limits.budgets import Budget
 T = TypeVar("T")
 
 
-class _Items(msgspec.Struct):
+class _InboxItems(msgspec.Struct):
     items: list[InboxItem]
 
 
-class _Asking:
-    """Requests to one server."""
+class _RemoteResource:
+    """Base: sends requests to one server."""
 
-    def __init__(self, link: ServerConnection) -> None:
-        self._link = link
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
 
-    async def _get(self, kind: type[T], path: str, **params: Any) -> T:
-        ask = ApiRequest(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
-        return await self._link.ask(kind, ask)
+    async def _get(self, response_type: type[T], path: str, **params: Any) -> T:
+        request = ApiRequest(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
+        return await self._connection.request(response_type, request)
 
-    async def _post(self, kind: type[T], path: str, body: Any = msgspec.UNSET) -> T:
-        return await self._link.ask(kind, ApiRequest(method="POST", path=f"{V1}/{path}", body=body))
+    async def _post(self, response_type: type[T], path: str, body: Any = msgspec.UNSET) -> T:
+        return await self._connection.request(
+            response_type, ApiRequest(method="POST", path=f"{V1}/{path}", body=body)
+        )
 
-    async def _make(self, kind: type[T], path: str, body: Any) -> T:
-        """Make something once, though the answer be lost."""
-        headers = {"Idempotency-Key": str(self._link.clock.new_id())}
-        ask = ApiRequest(
+    async def _create_once(self, response_type: type[T], path: str, body: Any) -> T:
+        """Posts a body with an idempotency key: created once even if the response is lost."""
+        headers = {"Idempotency-Key": str(self._connection.clock.new_id())}
+        request = ApiRequest(
             method="POST", path=f"{V1}/{path}", body=body, headers=headers, repeatable=True
         )
-        return await self._link.ask(kind, ask)
+        return await self._connection.request(response_type, request)
 
 
-class RemoteFlows(_Asking):
-    """The flows and groups of a token's workspace: to start, control and look at."""
+class RemoteFlows(_RemoteResource):
+    """Starts, controls and reads the flows and group runs of the token's workspace."""
 
     async def start(
         self,
         key: str,
-        input: Any = None,  # noqa: A002  the name that users know
+        input: Any = None,  # noqa: A002  public name
         *,
         steps: int | None = None,
         priority: int | None = None,
     ) -> UUID:
-        """Run a definition, once though the answer be lost; answers the flow."""
+        """Starts a flow, only once even if the response is lost; returns its id."""
         body = {"key": key, "input": input, "steps": steps, "priority": priority}
-        return (await self._make(FlowView, "flows", body)).id
+        return (await self._create_once(FlowView, "flows", body)).id
 
     async def rerun(self, flow: UUID, *, steps: int | None = None) -> UUID:
-        """A new flow of the same plan and input; answers its id."""
-        return (await self._make(FlowView, f"flows/{flow}/rerun", {"steps": steps})).id
+        """Starts a new flow with the same plan and input; returns its id."""
+        return (await self._create_once(FlowView, f"flows/{flow}/rerun", {"steps": steps})).id
 
     async def revive(self, flow: UUID) -> None:
-        """Go on with a flow from what failed in it."""
+        """Continues a flow from its failed tasks."""
         await self._post(FlowView, f"flows/{flow}/rerun", {"fromFailed": True})
 
     async def cancel(self, flow: UUID, reason: str | None = None) -> None:
-        """End a flow with all that is open in it; running sessions are killed first."""
+        """Cancels a flow and everything open in it; running sessions are killed first."""
         await self._post(FlowView, f"flows/{flow}/cancel", {"reason": reason})
 
     async def pause(self, flow: UUID) -> None:
-        """Hold everything of a flow; running sessions are stopped after a last checkpoint."""
+        """Pauses a flow; running sessions are stopped after a last checkpoint."""
         await self._post(FlowView, f"flows/{flow}/pause")
 
     async def resume(self, flow: UUID) -> None:
-        """Let a paused flow go on."""
+        """Resumes a paused flow."""
         await self._post(FlowView, f"flows/{flow}/resume")
 
     async def cancel_group(self, group: UUID, reason: str | None = None) -> None:
-        """End a run of a group with all that is open in it."""
+        """Cancels a group run and everything open in it."""
         await self._post(GroupView, f"groups/{group}/cancel", {"reason": reason})
 
     async def pause_group(self, group: UUID) -> None:
-        """Hold everything of a run of a group."""
+        """Pauses a group run."""
         await self._post(GroupView, f"groups/{group}/pause")
 
     async def resume_group(self, group: UUID) -> None:
-        """Let a paused run of a group go on."""
+        """Resumes a paused group run."""
         await self._post(GroupView, f"groups/{group}/resume")
 
     async def page(
@@ -99,25 +101,25 @@ class RemoteFlows(_Asking):
         limit: int = 100,
         cursor: UUID | None = None,
     ) -> FlowPage:
-        """Flows newest first."""
+        """Returns a page of flows, newest first."""
         return await self._get(
             FlowPage, "flows", status=status, key=key, limit=limit, cursor=cursor
         )
 
     async def show(self, flow: UUID) -> FlowView:
-        """One flow with how far it is."""
+        """Returns one flow with its progress."""
         return await self._get(FlowView, f"flows/{flow}")
 
     async def tasks(self, flow: UUID, limit: int = 100, cursor: UUID | None = None) -> Page:
-        """The tasks of a flow, newest first."""
+        """Returns a page of the tasks of a flow, newest first."""
         return await self._get(Page, f"flows/{flow}/tasks", limit=limit, cursor=cursor)
 
     async def graph(self, flow: UUID) -> GraphView:
-        """What was made in a flow and what is to come, as nodes and edges."""
+        """Returns the flow's graph: nodes and edges that are activated or planned."""
         return await self._get(GraphView, f"flows/{flow}/graph")
 
     async def find(self, name: str) -> UUID:
-        """The flow that an id names, or the newest of a key."""
+        """Returns the flow id for an id as text, or for a key the id of its newest flow."""
         with suppress(ValueError):
             return UUID(name)
         rows = (await self.page(key=name, limit=1)).flows
@@ -133,21 +135,21 @@ class RemoteFlows(_Asking):
         limit: int = 100,
         cursor: UUID | None = None,
     ) -> GroupPage:
-        """Runs of groups newest first."""
+        """Returns a page of group runs, newest first."""
         return await self._get(
             GroupPage, "groups", status=status, key=key, flowId=flow, limit=limit, cursor=cursor
         )
 
     async def group(self, group: UUID) -> GroupView:
-        """One run of a group with how far it is."""
+        """Returns one group run with its progress."""
         return await self._get(GroupView, f"groups/{group}")
 
     async def group_graph(self, group: UUID) -> GraphView:
-        """What was made in a run of a group and what is to come in it."""
+        """Returns the graph of a group run: nodes and edges that are activated or planned."""
         return await self._get(GraphView, f"groups/{group}/graph")
 
     async def find_group(self, name: str) -> UUID:
-        """The run of a group that an id names, or the newest of a key."""
+        """Returns the group run id for an id as text, or for a key the id of its newest run."""
         with suppress(ValueError):
             return UUID(name)
         rows = (await self.groups(key=name, limit=1)).groups
@@ -156,18 +158,18 @@ class RemoteFlows(_Asking):
         return rows[0].id
 
 
-class RemoteInbox(_Asking):
-    """The inbox of a token's workspace."""
+class RemoteInbox(_RemoteResource):
+    """The inbox of the token's workspace."""
 
     async def list(
         self, status: str | None = "OPEN", limit: int = 100, cursor: UUID | None = None
     ) -> Sequence[InboxItem]:
-        """Items newest first; with no status, those that were answered as well."""
-        found = await self._get(_Items, "inbox", status=status, limit=limit, cursor=cursor)
-        return found.items
+        """Returns items, newest first; with `status=None` also the answered ones."""
+        reply = await self._get(_InboxItems, "inbox", status=status, limit=limit, cursor=cursor)
+        return reply.items
 
     async def show(self, item: UUID) -> InboxItem:
-        """One item."""
+        """Returns one inbox item."""
         return await self._get(InboxItem, f"inbox/{item}")
 
     async def answer(
@@ -178,13 +180,13 @@ class RemoteInbox(_Asking):
         comment: str | None = None,
         budget: Budget | None = None,
     ) -> None:
-        """Approve or reject; the first answer counts, and the task goes on by it."""
-        what = "approve" if approve else "reject"
+        """Approves or rejects an item; the first answer counts and decides about the task."""
+        action = "approve" if approve else "reject"
         body: dict[str, Any] = {"comment": comment}
         if budget is not None:
             body["budget"] = budget
-        await self._post(InboxItem, f"inbox/{item}/{what}", body)
+        await self._post(InboxItem, f"inbox/{item}/{action}", body)
 
     async def dismiss(self, item: UUID, comment: str) -> None:
-        """Answer an item that is no approval: somebody has seen to it."""
+        """Answers an item that is not an approval: a person has handled it."""
         await self._post(InboxItem, f"inbox/{item}/answer", {"comment": comment})

@@ -1,4 +1,4 @@
-"""One server over HTTP: what may be asked twice is, until an answer comes or time is up."""
+"""Sends requests to one server over HTTP; repeatable ones are retried until a deadline."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -9,25 +9,30 @@ import httpx2
 import msgspec
 
 from tenuto import __version__, tracing
-from tenuto.client.remote.errors import error_from_response, is_retryable, retry_after, unreachable
+from tenuto.client.remote.errors import (
+    error_from_response,
+    is_retryable,
+    retry_after_s,
+    unreachable_error,
+)
 from tenuto.clock import Clock
 from tenuto.model.errors import Invalid, Unavailable
-from tenuto.tls import trusted_for
+from tenuto.tls import verify_option
 
 T = TypeVar("T")
 
 DEADLINE_S = 30.0
-"""Seconds for a call with all its repetitions."""
+"""Seconds for a request with all its retries."""
 CONNECT_S = 5.0
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 3.0
-SILENCE_S = 60.0
-"""Seconds without a byte after which a stream is taken for dead; the server sends some each 15."""
-_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 3.0
+STREAM_TIMEOUT_S = 60.0
+"""Seconds without a byte after which a stream counts as broken; the server sends some every 15."""
+_NEVER_SENT_ERRORS = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 
 class ApiRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request. `repeatable`: it may be sent again though it may have been done already."""
+    """A request. `repeatable`: sending it again is safe even if it was executed already."""
 
     method: str
     path: str
@@ -36,11 +41,11 @@ class ApiRequest(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
     repeatable: bool = False
     wait_s: float = 0.0
-    """Seconds that the server was asked to wait before it answers."""
+    """Seconds that the server may wait before it responds (long poll)."""
 
 
 class ServerConnection:
-    """Requests to one server, on behalf of whoever bears the token."""
+    """A connection to one server, with the rights of the token."""
 
     def __init__(
         self,
@@ -51,13 +56,16 @@ class ServerConnection:
         deadline_s: float = DEADLINE_S,
         clock: Clock | None = None,
     ) -> None:
-        self.url = checked(url)
+        self.url = normalize_url(url)
         self.clock = clock or Clock()
         self._deadline_s = deadline_s
         headers = {"User-Agent": f"tenuto/{__version__}"}
         if token is not None:
             if not token.isascii() or not token.isprintable():
-                raise Invalid("the token is not one of ours", field="token")
+                raise Invalid(
+                    "the token has invalid characters; only printable ASCII is allowed",
+                    field="token",
+                )
             headers["Authorization"] = f"Bearer {token}"
         if workspace is not None:
             headers["X-Workspace-Id"] = workspace
@@ -65,100 +73,114 @@ class ServerConnection:
             base_url=self.url,
             headers=headers,
             timeout=httpx2.Timeout(deadline_s, connect=CONNECT_S),
-            verify=trusted_for(self.url),
+            verify=verify_option(self.url),
         )
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def ask(self, kind: type[T], ask: ApiRequest) -> T:
-        """The answer; raises what the engine would, `Unavailable` when none comes in time."""
-        answer = await self._insist(ask)
-        if kind is type(None):
+    async def request(self, response_type: type[T], request: ApiRequest) -> T:
+        """Sends a request and returns the decoded response.
+
+        Raises the exceptions of the engine; `Unavailable` if no response arrives in time.
+        """
+        response = await self._send_with_retries(request)
+        if response_type is type(None):
             return None
         try:
-            return msgspec.json.decode(answer.content, type=kind)
+            return msgspec.json.decode(response.content, type=response_type)
         except msgspec.MsgspecError as error:
             raise Unavailable(
-                f"{self.url} answers in a way that this version does not understand: {error}",
+                f"{self.url}: unexpected response ({error}); client and server versions may differ",
                 "server_unreachable",
             ) from error
 
-    async def _insist(self, ask: ApiRequest) -> httpx2.Response:
-        until = self.clock.elapsed() + self._deadline_s + ask.wait_s
-        pause = FIRST_PAUSE_S
+    async def _send_with_retries(self, request: ApiRequest) -> httpx2.Response:
+        """Returns the successful response; raises the last failure if no retry is possible."""
+        deadline = self.clock.elapsed() + self._deadline_s + request.wait_s
+        backoff_s = FIRST_BACKOFF_S
         while True:
-            least = 0.0
+            min_delay_s = 0.0
             try:
-                answer = await self._send(ask)
+                response = await self._send(request)
             except httpx2.InvalidURL as error:
                 raise Invalid(f"{self.url}: {error}", field="url") from error
             except httpx2.TransportError as error:
-                failure: Exception = unreachable(self.url, error)
-                again = ask.repeatable or isinstance(error, _NOT_SENT)
+                failure: Exception = unreachable_error(self.url, error)
+                retry = request.repeatable or isinstance(error, _NEVER_SENT_ERRORS)
             else:
-                if answer.is_success:
-                    return answer
-                failure = error_from_response(answer)
-                again = is_retryable(answer, failure) and (
-                    ask.repeatable or answer.status_code == 429
+                if response.is_success:
+                    return response
+                failure = error_from_response(response)
+                retry = is_retryable(response, failure) and (
+                    request.repeatable or response.status_code == 429
                 )
-                least = retry_after(answer) or 0.0
-            rest = max(least, pause * (0.5 + self.clock.random()))
-            if not again or self.clock.elapsed() + rest > until:
+                min_delay_s = retry_after_s(response) or 0.0
+            delay_s = max(min_delay_s, backoff_s * (0.5 + self.clock.random()))
+            if not retry or self.clock.elapsed() + delay_s > deadline:
                 raise failure
-            await self.clock.sleep(rest)
-            pause = min(pause * 2, LONGEST_PAUSE_S)
+            await self.clock.sleep(delay_s)
+            backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
 
-    async def _send(self, ask: ApiRequest) -> httpx2.Response:
-        headers = dict(ask.headers)
-        if (place := tracing.current_traceparent()) is not None:
-            headers["traceparent"] = place
+    async def _send(self, request: ApiRequest) -> httpx2.Response:
+        """Sends a request once."""
+        headers = dict(request.headers)
+        if (traceparent := tracing.current_traceparent()) is not None:
+            headers["traceparent"] = traceparent
         content = None
-        if ask.body is not msgspec.UNSET:
-            content = msgspec.json.encode(ask.body)
+        if request.body is not msgspec.UNSET:
+            content = msgspec.json.encode(request.body)
             headers["Content-Type"] = "application/json"
         return await self._http.request(
-            ask.method,
-            ask.path,
+            request.method,
+            request.path,
             content=content,
-            params={name: _word(value) for name, value in ask.params.items() if value is not None},
+            params={
+                name: _query_text(value)
+                for name, value in request.params.items()
+                if value is not None
+            },
             headers=headers,
-            timeout=httpx2.Timeout(self._deadline_s + ask.wait_s, connect=CONNECT_S),
+            timeout=httpx2.Timeout(self._deadline_s + request.wait_s, connect=CONNECT_S),
         )
 
     @asynccontextmanager
-    async def events(self, path: str, last: str | None) -> AsyncIterator[httpx2.EventSource]:
-        """A live stream, on from the event whose id is `last`; once, without repetition."""
-        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
-        timeout = httpx2.Timeout(SILENCE_S, connect=CONNECT_S)
+    async def events(
+        self, path: str, last_event_id: str | None
+    ) -> AsyncIterator[httpx2.EventSource]:
+        """Opens a live stream after the event with id `last_event_id`; does not retry."""
+        headers = {"Accept": "text/event-stream"} | (
+            {"Last-Event-ID": last_event_id} if last_event_id else {}
+        )
+        timeout = httpx2.Timeout(STREAM_TIMEOUT_S, connect=CONNECT_S)
         try:
-            async with self._http.stream("GET", path, headers=headers, timeout=timeout) as answer:
-                if not answer.is_success:
-                    await answer.aread()
-                    raise error_from_response(answer)
-                yield httpx2.EventSource(answer)
+            async with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
+                if not response.is_success:
+                    await response.aread()
+                    raise error_from_response(response)
+                yield httpx2.EventSource(response)
         except httpx2.TransportError as error:
-            raise unreachable(self.url, error) from error
+            raise unreachable_error(self.url, error) from error
 
 
-def checked(url: str) -> str:
-    """A server's address without what comes after its last slash."""
+def normalize_url(url: str) -> str:
+    """Returns a server URL without trailing slashes; raises `Invalid` if it is not one."""
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:
-        raise Invalid(f"{url!r} is not a server's address: {error}", field="url") from error
+        raise Invalid(f"{url!r} is not a valid server URL: {error}", field="url") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-        raise Invalid(f"{url!r} is not a server's address like http://host:8484", field="url")
+        raise Invalid(f"{url!r} is not a server URL like http://host:8484", field="url")
     return url.rstrip("/")
 
 
-def part(text: object) -> str:
-    """Text as one part of a path."""
+def path_segment(text: object) -> str:
+    """Returns text quoted as one segment of a URL path."""
     return quote(str(text), safe="")
 
 
-def _word(value: Any) -> str:
-    found = msgspec.to_builtins(value)
-    return found if isinstance(found, str) else msgspec.json.encode(found).decode()
+def _query_text(value: Any) -> str:
+    """Returns a value as text for a query parameter."""
+    plain = msgspec.to_builtins(value)
+    return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()

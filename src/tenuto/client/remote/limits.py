@@ -1,68 +1,68 @@
-"""Gates and rate limits behind a server: the calls of the engine's own."""
+"""Pauses and rate limits over HTTP, with the methods of the engine."""
 
 from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
 
-from tenuto.client.remote.http import ApiRequest, ServerConnection, part
+from tenuto.client.remote.http import ApiRequest, ServerConnection, path_segment
 from tenuto.client.remote.worker import V1
 from tenuto.engine.limits.pauses import PauseView
 from tenuto.engine.limits.rate_limits import RateLimitView
-from tenuto.model.limits.pauses import EVERYTHING, GateKind
+from tenuto.model.limits.pauses import WORKSPACE_SUBJECT, PauseKind
 from tenuto.model.limits.rate_limits import RateLimit
 
 
-class _Gates(msgspec.Struct):
+class _GateList(msgspec.Struct):
     gates: list[PauseView]
 
 
-class _Limits(msgspec.Struct, rename="camel"):
+class _RateLimitList(msgspec.Struct, rename="camel"):
     rate_limits: list[RateLimitView]
 
 
 class RemotePauses:
-    """What people hold back in a token's workspace."""
+    """The pauses (gates) of the token's workspace."""
 
-    def __init__(self, link: ServerConnection) -> None:
-        self._link = link
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
 
     async def list(self) -> Sequence[PauseView]:
-        """What is held back now, by kind and subject."""
-        ask = ApiRequest(method="GET", path=f"{V1}/gates", repeatable=True)
-        return (await self._link.ask(_Gates, ask)).gates
+        """Returns the active pauses by kind and subject."""
+        request = ApiRequest(method="GET", path=f"{V1}/gates", repeatable=True)
+        return (await self._connection.request(_GateList, request)).gates
 
     async def close(
         self,
-        kind: GateKind,
-        subject: str = EVERYTHING,
+        kind: PauseKind,
+        subject: str = WORKSPACE_SUBJECT,
         reason: str | None = None,
         until: datetime | None = None,
     ) -> PauseView:
-        """Let nobody claim what is meant, from now on; what runs goes on."""
+        """Pauses a kind and subject: matching tasks are not claimed; running tasks continue."""
         body = {"kind": kind, "subject": subject, "reason": reason, "until": until}
-        ask = ApiRequest(method="POST", path=f"{V1}/gates", body=body, repeatable=True)
-        return await self._link.ask(PauseView, ask)
+        request = ApiRequest(method="POST", path=f"{V1}/gates", body=body, repeatable=True)
+        return await self._connection.request(PauseView, request)
 
-    async def open(self, kind: GateKind, subject: str = EVERYTHING) -> None:
-        """Let what was held back go on; workers look at once."""
-        path = f"{V1}/gates/{kind}/{part(subject)}"
-        await self._link.ask(type(None), ApiRequest(method="DELETE", path=path))
+    async def open(self, kind: PauseKind, subject: str = WORKSPACE_SUBJECT) -> None:
+        """Removes a pause; workers poll at once."""
+        path = f"{V1}/gates/{kind}/{path_segment(subject)}"
+        await self._connection.request(type(None), ApiRequest(method="DELETE", path=path))
 
 
 class RemoteRateLimits:
-    """What all workers of a token's workspace share of providers, models and accounts."""
+    """Rate limits of providers, models and accounts, shared by all workers of the workspace."""
 
-    def __init__(self, link: ServerConnection) -> None:
-        self._link = link
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
 
     async def list(self) -> Sequence[RateLimitView]:
-        """The limits by name."""
-        ask = ApiRequest(method="GET", path=f"{V1}/rate-limits", repeatable=True)
-        return (await self._link.ask(_Limits, ask)).rate_limits
+        """Returns the limits by name."""
+        request = ApiRequest(method="GET", path=f"{V1}/rate-limits", repeatable=True)
+        return (await self._connection.request(_RateLimitList, request)).rate_limits
 
     async def put(self, limit: RateLimit) -> RateLimitView:
-        """Keep a limit under its name, in place of any other; what was used stays used."""
+        """Creates or replaces the limit with its name; what was used already still counts."""
         limit.check()
         body = {
             "provider": limit.provider,
@@ -71,11 +71,11 @@ class RemoteRateLimits:
             "requestsPerMinute": limit.requests_per_minute,
             "tokensPerMinute": limit.tokens_per_minute,
         }
-        path = f"{V1}/rate-limits/{part(limit.name)}"
-        ask = ApiRequest(method="PUT", path=path, body=body, repeatable=True)
-        return await self._link.ask(RateLimitView, ask)
+        path = f"{V1}/rate-limits/{path_segment(limit.name)}"
+        request = ApiRequest(method="PUT", path=path, body=body, repeatable=True)
+        return await self._connection.request(RateLimitView, request)
 
     async def delete(self, name: str) -> None:
-        """Forget a limit; workers look at once."""
-        path = f"{V1}/rate-limits/{part(name)}"
-        await self._link.ask(type(None), ApiRequest(method="DELETE", path=path))
+        """Deletes a limit; workers poll at once."""
+        path = f"{V1}/rate-limits/{path_segment(name)}"
+        await self._connection.request(type(None), ApiRequest(method="DELETE", path=path))

@@ -1,4 +1,4 @@
-"""Schedules, triggers and events behind a server: the calls of the engine's own."""
+"""Schedules, triggers and events over HTTP, with the methods of the engine."""
 
 from datetime import datetime
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from tenuto.engine.schedules.schedules import (
     ScheduleChange,
     SchedulePage,
     ScheduleView,
-    id_in,
+    parse_id,
     times_of,
 )
 from tenuto.engine.schedules.triggers import TriggerChange, TriggerPage, TriggerView
@@ -25,157 +25,163 @@ from tenuto.model.schedules.schedule import ScheduleSpec
 T = TypeVar("T")
 
 
-class _Times(msgspec.Struct):
+class _NextTimes(msgspec.Struct):
     times: list[datetime]
 
 
-class _Remote:
-    """One kind of thing that is named by its name or id."""
+class _RemoteResource:
+    """Base: sends requests about schedules or triggers to one server."""
 
-    def __init__(self, link: ServerConnection) -> None:
-        self._link = link
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
 
-    async def _get(self, kind: type[T], path: str, **params: Any) -> T:
-        ask = ApiRequest(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
-        return await self._link.ask(kind, ask)
+    async def _get(self, response_type: type[T], path: str, **params: Any) -> T:
+        request = ApiRequest(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
+        return await self._connection.request(response_type, request)
 
-    async def _make(self, kind: type[T], path: str, body: Any) -> T:
-        """Make something, once though the answer be lost."""
-        headers = {"Idempotency-Key": str(self._link.clock.new_id())}
-        ask = ApiRequest(
+    async def _create_once(self, response_type: type[T], path: str, body: Any) -> T:
+        """Posts a body with an idempotency key: created once even if the response is lost."""
+        headers = {"Idempotency-Key": str(self._connection.clock.new_id())}
+        request = ApiRequest(
             method="POST", path=f"{V1}/{path}", body=body, headers=headers, repeatable=True
         )
-        return await self._link.ask(kind, ask)
+        return await self._connection.request(response_type, request)
 
-    async def _send(self, kind: type[T], method: str, path: str, body: Any = UNSET) -> T:
-        return await self._link.ask(kind, ApiRequest(method=method, path=f"{V1}/{path}", body=body))
+    async def _send(self, response_type: type[T], method: str, path: str, body: Any = UNSET) -> T:
+        return await self._connection.request(
+            response_type, ApiRequest(method=method, path=f"{V1}/{path}", body=body)
+        )
 
-    async def _patch(self, kind: type[T], path: str, body: Any, version: int | None) -> T:
+    async def _patch(self, response_type: type[T], path: str, body: Any, version: int | None) -> T:
         headers = {} if version is None else {"If-Match": f'"{version}"'}
-        ask = ApiRequest(method="PATCH", path=f"{V1}/{path}", body=body, headers=headers)
-        return await self._link.ask(kind, ask)
+        request = ApiRequest(method="PATCH", path=f"{V1}/{path}", body=body, headers=headers)
+        return await self._connection.request(response_type, request)
 
 
-class RemoteSchedules(_Remote):
-    """The schedules of a token's workspace. One is named by its name or id."""
+class RemoteSchedules(_RemoteResource):
+    """The schedules of the token's workspace. Methods accept a schedule's name or id."""
 
     async def create(
         self,
         name: str,
         target: str,
         schedule: ScheduleSpec,
-        input: Any = None,  # noqa: A002  the name that users know
+        input: Any = None,  # noqa: A002  public name
     ) -> ScheduleView:
-        """Start a definition by time from now on; an immediate schedule starts it with this."""
+        """Creates a schedule that starts a definition; an immediate one starts it now."""
         body = {"name": name, "target": target, "schedule": times_of(schedule), "input": input}
-        return await self._make(ScheduleView, "schedules", body)
+        return await self._create_once(ScheduleView, "schedules", body)
 
     async def page(
         self, limit: int = 100, cursor: UUID | None = None, name: str | None = None
     ) -> SchedulePage:
-        """The schedules, newest first; with a name, the one that has it."""
+        """Returns a page of schedules, newest first; with `name`, only the one of that name."""
         return await self._get(SchedulePage, "schedules", limit=limit, cursor=cursor, name=name)
 
     async def get(self, schedule: UUID | str) -> ScheduleView:
-        """One schedule."""
-        if (id_ := id_in(schedule)) is not None:
+        """Returns one schedule."""
+        if (id_ := parse_id(schedule)) is not None:
             return await self._get(ScheduleView, f"schedules/{id_}")
-        found = (await self.page(1, name=str(schedule))).schedules
-        if not found:
+        matches = (await self.page(1, name=str(schedule))).schedules
+        if not matches:
             raise NotFound(f"no schedule {schedule}")
-        return found[0]
+        return matches[0]
 
     async def next(self, schedule: UUID | str, n: int = 5) -> list[datetime]:
-        """Its next times, in UTC and without jitter."""
-        path = f"schedules/{await self._id(schedule)}/next"
-        return (await self._get(_Times, path, n=n)).times
+        """Returns the schedule's next `n` times, in UTC and without jitter."""
+        path = f"schedules/{await self._resolve_id(schedule)}/next"
+        return (await self._get(_NextTimes, path, n=n)).times
 
     async def update(
         self, schedule: UUID | str, change: ScheduleChange, version: int | None = None
     ) -> ScheduleView:
-        """Change a schedule, if it still has the version; other times hold from now on."""
+        """Changes a schedule if it has the `version`; new times apply from now on."""
         times = UNSET if change.schedule is UNSET else times_of(change.schedule)
-        said = {"target": change.target, "schedule": times, "input": change.input}
-        body = {name: value for name, value in said.items() if value is not UNSET}
-        path = f"schedules/{await self._id(schedule)}"
+        fields = {"target": change.target, "schedule": times, "input": change.input}
+        body = {name: value for name, value in fields.items() if value is not UNSET}
+        path = f"schedules/{await self._resolve_id(schedule)}"
         return await self._patch(ScheduleView, path, body, version)
 
     async def pause(self, schedule: UUID | str) -> ScheduleView:
-        """Start nothing until it is resumed; what runs goes on."""
-        path = f"schedules/{await self._id(schedule)}/pause"
+        """Pauses a schedule: it starts nothing until it is resumed; running flows continue."""
+        path = f"schedules/{await self._resolve_id(schedule)}/pause"
         return await self._send(ScheduleView, "POST", path)
 
     async def resume(self, schedule: UUID | str) -> ScheduleView:
-        """Go on with the times from now on; a fixed time that has passed still starts."""
-        path = f"schedules/{await self._id(schedule)}/resume"
+        """Resumes a schedule with the times from now on; a missed fixed time still starts."""
+        path = f"schedules/{await self._resolve_id(schedule)}/resume"
         return await self._send(ScheduleView, "POST", path)
 
     async def delete(self, schedule: UUID | str) -> None:
-        """Forget a schedule; what it started goes on."""
-        await self._send(type(None), "DELETE", f"schedules/{await self._id(schedule)}")
+        """Deletes a schedule; the flows it started continue."""
+        await self._send(type(None), "DELETE", f"schedules/{await self._resolve_id(schedule)}")
 
-    async def _id(self, schedule: UUID | str) -> UUID:
-        return id_in(schedule) or (await self.get(schedule)).id
+    async def _resolve_id(self, schedule: UUID | str) -> UUID:
+        return parse_id(schedule) or (await self.get(schedule)).id
 
 
-class RemoteTriggers(_Remote):
-    """The triggers of a token's workspace. One is named by its name or id."""
+class RemoteTriggers(_RemoteResource):
+    """The triggers of the token's workspace. Methods accept a trigger's name or id."""
 
     async def create(
         self,
         name: str,
         event: str,
         target: str,
-        filter: str | None = None,  # noqa: A002  the name that users know
+        filter: str | None = None,  # noqa: A002  public name
     ) -> TriggerView:
-        """Start a definition after each of these events from now on, if the filter holds of it."""
+        """Creates a trigger: each new event of that name that matches `filter` starts `target`."""
         body = {"name": name, "event": event, "target": target, "filter": filter}
-        return await self._make(TriggerView, "triggers", body)
+        return await self._create_once(TriggerView, "triggers", body)
 
     async def page(
         self, limit: int = 100, cursor: UUID | None = None, name: str | None = None
     ) -> TriggerPage:
-        """The triggers, newest first; with a name, the one that has it."""
+        """Returns a page of triggers, newest first; with `name`, only the one of that name."""
         return await self._get(TriggerPage, "triggers", limit=limit, cursor=cursor, name=name)
 
     async def get(self, trigger: UUID | str) -> TriggerView:
-        """One trigger."""
-        if (id_ := id_in(trigger)) is not None:
+        """Returns one trigger."""
+        if (id_ := parse_id(trigger)) is not None:
             return await self._get(TriggerView, f"triggers/{id_}")
-        found = (await self.page(1, name=str(trigger))).triggers
-        if not found:
+        matches = (await self.page(1, name=str(trigger))).triggers
+        if not matches:
             raise NotFound(f"no trigger {trigger}")
-        return found[0]
+        return matches[0]
 
     async def update(
         self, trigger: UUID | str, change: TriggerChange, version: int | None = None
     ) -> TriggerView:
-        """Change a trigger, if it still has the version; for events from now on."""
-        path = f"triggers/{await self._id(trigger)}"
+        """Changes a trigger if it has the `version`; the change applies to new events."""
+        path = f"triggers/{await self._resolve_id(trigger)}"
         return await self._patch(TriggerView, path, change, version)
 
     async def pause(self, trigger: UUID | str) -> TriggerView:
-        """Let events pass until it is resumed."""
-        return await self._send(TriggerView, "POST", f"triggers/{await self._id(trigger)}/pause")
+        """Pauses a trigger: events are ignored until it is resumed."""
+        return await self._send(
+            TriggerView, "POST", f"triggers/{await self._resolve_id(trigger)}/pause"
+        )
 
     async def resume(self, trigger: UUID | str) -> TriggerView:
-        """Look at the events from now on."""
-        return await self._send(TriggerView, "POST", f"triggers/{await self._id(trigger)}/resume")
+        """Resumes a trigger; it handles the events from now on."""
+        return await self._send(
+            TriggerView, "POST", f"triggers/{await self._resolve_id(trigger)}/resume"
+        )
 
     async def delete(self, trigger: UUID | str) -> None:
-        """Forget a trigger; what it started goes on."""
-        await self._send(type(None), "DELETE", f"triggers/{await self._id(trigger)}")
+        """Deletes a trigger; the flows it started continue."""
+        await self._send(type(None), "DELETE", f"triggers/{await self._resolve_id(trigger)}")
 
-    async def _id(self, trigger: UUID | str) -> UUID:
-        return id_in(trigger) or (await self.get(trigger)).id
+    async def _resolve_id(self, trigger: UUID | str) -> UUID:
+        return parse_id(trigger) or (await self.get(trigger)).id
 
 
 class Events:
-    """What a workspace is told of."""
+    """Publishes events in a workspace, over HTTP or on a database."""
 
     def __init__(self, engine: AnyEngine) -> None:
         self._engine = engine
 
     async def publish(self, name: str, data: Any = None, task: UUID | None = None) -> EventView:
-        """Tell the workspace, and its triggers, that something happened; perhaps by a task."""
+        """Publishes an event, which can start triggers; `task` is the task that it is about."""
         return await self._engine.publish(name, data, task)

@@ -1,4 +1,4 @@
-"""The agents' side of an engine behind a server: claim, report, live."""
+"""`RemoteWorkerEngine`: the engine methods of workers over HTTP: claim, report, heartbeat."""
 
 import asyncio
 from collections import Counter
@@ -10,8 +10,14 @@ from uuid import UUID
 import msgspec
 
 from tenuto.broker.protocol import Listener
-from tenuto.client.remote.bodies import agent_body, failure_body, fence_body, means_body, task_body
-from tenuto.client.remote.http import ApiRequest, ServerConnection, part
+from tenuto.client.remote.bodies import (
+    agent_body,
+    failure_body,
+    fence_body,
+    supported_work_body,
+    task_body,
+)
+from tenuto.client.remote.http import ApiRequest, ServerConnection, path_segment
 from tenuto.clock import Clock
 from tenuto.engine.agents.registry import AgentView
 from tenuto.engine.agents.subtasks import AskResult, Question, WaitResult
@@ -26,13 +32,15 @@ from tenuto.model.tasks.task import DEFAULT_LEASE_S, Fence
 from tenuto.model.tasks.transcript import Line
 
 V1 = "/api/v1"
-WAIT_S = 20.0
+CLAIM_WAIT_S = 20.0
 """Seconds that a claim waits at the server for a task."""
-MOST_CLAIMED = 200
-MOST_LINES = 500
+MAX_CLAIMED = 200
+MAX_LINES = 500
 
 
-class _Claimed(msgspec.Struct, rename="camel"):
+class _ClaimedTask(msgspec.Struct, rename="camel"):
+    """A claimed task in the response to a claim."""
+
     id: UUID
     attempt: int
     lease_token: str
@@ -60,11 +68,13 @@ class _Claimed(msgspec.Struct, rename="camel"):
     secrets: tuple[str, ...] = ()
 
 
-class _Claims(msgspec.Struct):
-    tasks: list[_Claimed]
+class _ClaimReply(msgspec.Struct):
+    tasks: list[_ClaimedTask]
 
 
-class _Held(msgspec.Struct, rename="camel"):
+class _HeartbeatReply(msgspec.Struct, rename="camel"):
+    """The response to a heartbeat: task ids of lost leases and of requests to stop."""
+
     lost: list[UUID]
     cancel: list[UUID]
     pause: list[UUID]
@@ -73,67 +83,73 @@ class _Held(msgspec.Struct, rename="camel"):
     drain: bool = False
 
 
-class _Unconfirmed(msgspec.Struct, rename="camel"):
+class _UnconfirmedEnd(msgspec.Struct, rename="camel"):
     worker: str
     task_id: UUID
     attempt: int
 
 
-class _Swept(msgspec.Struct):
+class _SweepReply(msgspec.Struct):
     confirmed: int
-    unconfirmed: list[_Unconfirmed]
+    unconfirmed: list[_UnconfirmedEnd]
 
 
-class _Kept(msgspec.Struct):
+class _CheckpointReply(msgspec.Struct):
     seq: int
 
 
-class _Found(msgspec.Struct):
+class _TaskId(msgspec.Struct):
     id: UUID
 
 
-class _Step(msgspec.Struct):
+class _StepReply(msgspec.Struct):
     value: Any
     child: UUID | None
 
 
 class RemoteWorkerEngine:
-    """What a worker asks of an engine, over HTTP. Every write carries its fence."""
+    """The engine methods that a worker uses, over HTTP. Every write sends its fence."""
 
-    within = False
+    is_store_in_process = False
 
-    def __init__(self, link: ServerConnection, workspace: UUID | None = None) -> None:
-        self.link = link
+    def __init__(self, connection: ServerConnection, workspace: UUID | None = None) -> None:
+        self.connection = connection
         self.workspace = workspace or DEFAULT_WORKSPACE
-        """Only a name here: the server goes by the token."""
+        """Only set on the returned objects; the server uses the token's workspace."""
         self.actor: str | None = None
-        self._silent: asyncio.Event | None = None
-        self._told: WorkerInfo | None = None
-        self._drain = False
+        self._unsubscribed: asyncio.Event | None = None
+        self._last_reported: WorkerInfo | None = None
+        self._is_drain_requested = False
 
     @property
     def clock(self) -> Clock:
-        return self.link.clock
+        return self.connection.clock
 
     async def register_agent(self, profile: AgentProfile) -> AgentProfile:
-        """Make an agent known by its name; a token of one agent answers with that agent."""
-        ask = ApiRequest(
+        """Registers an agent by name and returns its stored profile.
+
+        With an agent's own token, the server returns that agent, whatever the name.
+        """
+        request = ApiRequest(
             method="POST", path=f"{V1}/agents", body=agent_body(profile), repeatable=True
         )
-        known = await self.link.ask(AgentView, ask)
+        view = await self.connection.request(AgentView, request)
         return msgspec.structs.replace(
-            profile.hosted(),
-            id=known.id,
-            name=known.name,
-            version=known.version,
-            accept_commands=known.accept_commands,
+            profile.with_worker_means(),
+            id=view.id,
+            name=view.name,
+            version=view.version,
+            accept_commands=view.accept_commands,
         )
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """No hints come from afar: a claim waits at the server instead, until this is ended."""
+        """Makes claims wait at the server (long poll), because HTTP delivers no hints.
+
+        The returned function ends that, and with it a waiting claim.
+        """
         del listener
-        silent = self._silent = asyncio.Event()
-        return silent.set
+        unsubscribed = self._unsubscribed = asyncio.Event()
+        return unsubscribed.set
 
     async def claim(
         self,
@@ -143,91 +159,102 @@ class RemoteWorkerEngine:
         lease_s: int = DEFAULT_LEASE_S,
         token: str | None = None,
     ) -> list[ClaimedTask]:
-        """Take up to n tasks; while somebody listens for hints, wait for the first."""
-        mine = token or self.clock.new_token()
-        waits = self._silent is not None and not self._silent.is_set()
+        """Claims up to n tasks; waits for the first one while a listener is subscribed."""
+        claim_token = token or self.clock.new_token()
+        can_wait = self._unsubscribed is not None and not self._unsubscribed.is_set()
         body = {
             "agentId": agent.id,
-            "claimToken": mine,
-            "limit": min(n, MOST_CLAIMED),
+            "claimToken": claim_token,
+            "limit": min(n, MAX_CLAIMED),
             "leaseSeconds": lease_s,
-            "waitSeconds": WAIT_S if waits else 0,
-            "means": None if agent.means is None else means_body(agent.means),
+            "waitSeconds": CLAIM_WAIT_S if can_wait else 0,
+            "means": None if agent.means is None else supported_work_body(agent.means),
         }
-        asking = asyncio.ensure_future(self._claim(worker, body))
-        if not waits or self._silent is None:
-            return await asking
-        silent = asyncio.ensure_future(self._silent.wait())
+        pending_claim = asyncio.ensure_future(self._claim(worker, body))
+        if not can_wait or self._unsubscribed is None:
+            return await pending_claim
+        unsubscribed = asyncio.ensure_future(self._unsubscribed.wait())
         try:
-            await asyncio.wait([asking, silent], return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                return asking.result()
+            await asyncio.wait([pending_claim, unsubscribed], return_when=asyncio.FIRST_COMPLETED)
+            if pending_claim.done():
+                return pending_claim.result()
         finally:
-            silent.cancel()
-            asking.cancel()
-        # The server may have given us tasks just now: what it did, it says when asked again.
-        await asyncio.gather(asking, return_exceptions=True)
+            unsubscribed.cancel()
+            pending_claim.cancel()
+        # The server may have assigned tasks just now. The same claim token returns them again.
+        await asyncio.gather(pending_claim, return_exceptions=True)
         return await self._claim(worker, body | {"limit": 0, "waitSeconds": 0})
 
     async def _claim(self, worker: str, body: dict[str, Any]) -> list[ClaimedTask]:
-        ask = ApiRequest(
+        """Sends a claim and returns the claimed tasks."""
+        request = ApiRequest(
             method="POST",
-            path=f"{V1}/workers/{part(worker)}/claim",
+            path=f"{V1}/workers/{path_segment(worker)}/claim",
             body=body,
             repeatable=True,
             wait_s=body["waitSeconds"],
         )
-        claims = await self.link.ask(_Claims, ask)
-        return [_work(each, self.workspace) for each in claims.tasks]
+        claims = await self.connection.request(_ClaimReply, request)
+        return [_to_claimed_task(task, self.workspace) for task in claims.tasks]
 
     async def worker_heartbeat(
-        self, who: WorkerInfo, fences: Sequence[Fence], lease_s: int
+        self, worker: WorkerInfo, fences: Sequence[Fence], lease_s: int
     ) -> HeartbeatResult:
-        """A worker lives and holds these: one request renews all its leases."""
+        """Sends a worker's heartbeat, which renews all its leases in one request."""
         leases = [
-            {"taskId": each.task, "attempt": each.attempt, "leaseToken": each.token}
-            for each in fences
+            {"taskId": fence.task, "attempt": fence.attempt, "leaseToken": fence.token}
+            for fence in fences
         ]
-        body = _presence(who) | {"leases": leases, "leaseSeconds": lease_s}
-        told = msgspec.structs.replace(who)
-        held = await self.link.ask(_Held, self._beat_of(who, body))
-        self._drain = held.drain
-        beat = _beat(fences, held)
-        self._told = told
-        return beat
+        body = _worker_body(worker) | {"leases": leases, "leaseSeconds": lease_s}
+        reported = msgspec.structs.replace(worker)
+        reply = await self.connection.request(
+            _HeartbeatReply, self._heartbeat_request(worker, body)
+        )
+        self._is_drain_requested = reply.drain
+        result = _to_heartbeat_result(fences, reply)
+        self._last_reported = reported
+        return result
 
-    async def record_worker(self, who: WorkerInfo) -> bool:
-        """Note in the registry that a worker lives or goes, unless its last beat has said so.
+    async def record_worker(self, worker: WorkerInfo) -> bool:
+        """Records a worker's status, unless its last heartbeat has reported the same.
 
-        Answers whether the worker is asked to end.
+        Returns True if the worker is requested to drain.
         """
-        if who == self._told:
-            self._told = None
-            return self._drain
-        return (await self.link.ask(_Held, self._beat_of(who, _presence(who)))).drain
+        if worker == self._last_reported:
+            self._last_reported = None
+            return self._is_drain_requested
+        return (
+            await self.connection.request(
+                _HeartbeatReply, self._heartbeat_request(worker, _worker_body(worker))
+            )
+        ).drain
 
-    def _beat_of(self, who: WorkerInfo, body: dict[str, Any]) -> ApiRequest:
-        path = f"{V1}/workers/{part(who.worker)}/heartbeat"
+    def _heartbeat_request(self, worker: WorkerInfo, body: dict[str, Any]) -> ApiRequest:
+        """Returns the request of a heartbeat; it is not sent yet."""
+        path = f"{V1}/workers/{path_segment(worker.worker)}/heartbeat"
         return ApiRequest(method="POST", path=path, body=body, repeatable=True)
 
     async def confirm_gone_sessions(
         self, worker: str, host: str, runs: Callable[[str, UUID], bool]
     ) -> int:
-        """Confirm the unconfirmed ends of a worker and its host of which nothing runs any more."""
-        path = f"{V1}/workers/{part(worker)}/sweep"
-        ask = ApiRequest(method="POST", path=path, body={"host": host}, repeatable=True)
-        found = (await self.link.ask(_Swept, ask)).unconfirmed
+        """Confirms ended attempts of the worker and its host whose sessions no longer run.
+
+        `runs(worker, task)` tells if a session still runs. Returns the number of confirmed ends.
+        """
+        path = f"{V1}/workers/{path_segment(worker)}/sweep"
+        request = ApiRequest(method="POST", path=path, body={"host": host}, repeatable=True)
+        unconfirmed = (await self.connection.request(_SweepReply, request)).unconfirmed
         gone = [
-            {"taskId": each.task_id, "attempt": each.attempt}
-            for each in found
-            if not runs(each.worker, each.task_id)
+            {"taskId": end.task_id, "attempt": end.attempt}
+            for end in unconfirmed
+            if not runs(end.worker, end.task_id)
         ]
         if not gone:
             return 0
-        ask = ApiRequest(
+        request = ApiRequest(
             method="POST", path=path, body={"host": host, "gone": gone}, repeatable=True
         )
-        return (await self.link.ask(_Swept, ask)).confirmed
+        return (await self.connection.request(_SweepReply, request)).confirmed
 
     async def progress(
         self,
@@ -236,42 +263,42 @@ class RemoteWorkerEngine:
         step: str | None = None,
         finish_at: datetime | None = None,
     ) -> None:
-        """Say how far the attempt is."""
+        """Reports the progress of the attempt."""
         body = fence_body(
             fence, progressPercent=percent, currentStep=step, estimatedCompletionAt=finish_at
         )
-        await self._tell(fence, "progress", body, method="PATCH")
+        await self._report(fence, "progress", body, method="PATCH")
 
     async def used(self, fence: Fence, usage: Usage) -> None:
-        """Say what the attempt used since its last report."""
-        await self._tell(fence, "progress", fence_body(fence, usage=usage), method="PATCH")
+        """Reports the token usage and cost of the attempt since its last report."""
+        await self._report(fence, "progress", fence_body(fence, usage=usage), method="PATCH")
 
     async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:
-        """Keep what the next attempt needs to go on; answers the checkpoint's number."""
+        """Stores a checkpoint for the next attempt; returns its sequence number."""
         body = fence_body(fence, data=data, seq=seq)
-        kept: _Kept = await self._tell(fence, "checkpoint", body, _Kept)
-        return kept.seq
+        reply: _CheckpointReply = await self._report(fence, "checkpoint", body, _CheckpointReply)
+        return reply.seq
 
     async def append(self, fence: Fence, lines: Sequence[Line]) -> None:
-        """Add lines to the attempt's transcript."""
-        for start in range(0, len(lines), MOST_LINES):
-            some = lines[start : start + MOST_LINES]
-            await self._tell(fence, "transcript", fence_body(fence, lines=some))
+        """Appends lines to the attempt's transcript."""
+        for start in range(0, len(lines), MAX_LINES):
+            chunk = lines[start : start + MAX_LINES]
+            await self._report(fence, "transcript", fence_body(fence, lines=chunk))
 
     async def steps(self, task: UUID) -> dict[str, tuple[Any, UUID | None]]:
-        """What the task's attempts recorded by key."""
-        ask = ApiRequest(method="GET", path=f"{V1}/agent-tasks/{task}/steps", repeatable=True)
-        found = await self.link.ask(dict[str, _Step], ask)
-        return {key: (step.value, step.child) for key, step in found.items()}
+        """Returns the recorded steps of the task: (value, child task id) by key."""
+        request = ApiRequest(method="GET", path=f"{V1}/agent-tasks/{task}/steps", repeatable=True)
+        steps = await self.connection.request(dict[str, _StepReply], request)
+        return {key: (step.value, step.child) for key, step in steps.items()}
 
     async def record_step(self, fence: Fence, key: str, value: Any) -> None:
-        """Record a step's value for every later attempt."""
-        await self._tell(fence, "steps", fence_body(fence, key=key, value=value))
+        """Records a step's value for every later attempt."""
+        await self._report(fence, "steps", fence_body(fence, key=key, value=value))
 
     async def spawn(self, fence: Fence, key: str, new: NewTask) -> UUID:
-        """Make a child task, once per key."""
+        """Submits a subtask, once per key; returns its id."""
         body = fence_body(fence, key=key, task=task_body(new))
-        child: _Found = await self._tell(fence, "children", body, _Found)
+        child: _TaskId = await self._report(fence, "children", body, _TaskId)
         return child.id
 
     async def wait(
@@ -281,14 +308,17 @@ class RemoteWorkerEngine:
         timeout_s: float | None = None,
         key: str | None = None,
     ) -> WaitResult:
-        """How the children ended; while one has not, the task waits and the attempt is over."""
-        names = None if children is None else [str(each) for each in children]
+        """Returns the results of the subtasks; if one is unfinished, parks the task instead.
+
+        The attempt is over then, and the task waits.
+        """
+        names = None if children is None else [str(child) for child in children]
         body = fence_body(fence, hold="children", children=names, timeoutSeconds=timeout_s, key=key)
-        told: WaitResult = await self._tell(fence, "park", body, WaitResult)
-        return told
+        result: WaitResult = await self._report(fence, "park", body, WaitResult)
+        return result
 
     async def ask(self, fence: Fence, key: str, question: Question) -> AskResult:
-        """What people answered; until they have, the task waits and the attempt is over."""
+        """Returns a person's answer; without one yet, parks the task and ends the attempt."""
         body = fence_body(
             fence,
             key=key,
@@ -298,8 +328,8 @@ class RemoteWorkerEngine:
             timeoutSeconds=question.timeout_s,
             default=question.default,
         )
-        told: AskResult = await self._tell(fence, "ask", body, AskResult)
-        return told
+        result: AskResult = await self._report(fence, "ask", body, AskResult)
+        return result
 
     async def complete(
         self,
@@ -308,9 +338,9 @@ class RemoteWorkerEngine:
         summary: str | None = None,
         usage: Usage | None = None,
     ) -> None:
-        """Finish the task with its result."""
+        """Completes the task with its output."""
         body = fence_body(fence, outputResult=output, summary=summary, usage=usage)
-        await self._tell(fence, "complete", body)
+        await self._report(fence, "complete", body)
 
     async def fail(
         self,
@@ -319,17 +349,17 @@ class RemoteWorkerEngine:
         resume_at: datetime | None = None,
         usage: Usage | None = None,
     ) -> None:
-        """End the attempt without a result; the error class decides what follows."""
+        """Fails the attempt; the error class decides if the task is retried."""
         body = failure_body(fence, failure, resumeAt=resume_at, usage=usage)
-        await self._tell(fence, "fail", body)
+        await self._report(fence, "fail", body)
 
     async def not_started(self, fence: Fence, failure: Failure) -> None:
-        """The session could not be started; the try is given back."""
-        await self._tell(fence, "not-started", failure_body(fence, failure))
+        """Reports that the session could not be started; the try is not counted."""
+        await self._report(fence, "not-started", failure_body(fence, failure))
 
     async def time_out(self, fence: Fence, receipt: dict[str, Any] | None = None) -> None:
-        """The session was ended because it ran too long."""
-        await self._tell(fence, "timed-out", fence_body(fence, receipt=receipt))
+        """Reports that the session was stopped because it exceeded its timeout."""
+        await self._report(fence, "timed-out", fence_body(fence, receipt=receipt))
 
     async def park(
         self,
@@ -338,85 +368,96 @@ class RemoteWorkerEngine:
         resume_at: datetime | None = None,
         wait_until: datetime | None = None,
     ) -> None:
-        """Give the slot up until something happens; the try is given back."""
+        """Parks the task until `hold` is lifted and frees the slot; the try is not counted."""
         body = fence_body(fence, hold=hold, resumeAt=resume_at, waitUntil=wait_until)
-        await self._tell(fence, "park", body)
+        await self._report(fence, "park", body)
 
     async def release(self, fence: Fence) -> None:
-        """Give the task back unharmed; the try is given back."""
-        await self._tell(fence, "release", fence_body(fence))
+        """Releases the task to the queue; the try is not counted."""
+        await self._report(fence, "release", fence_body(fence))
 
     async def confirm_cancel(self, fence: Fence, receipt: dict[str, Any]) -> None:
-        """The session that was to be cancelled is gone; the receipt says how."""
-        await self._tell(fence, "confirm-cancel", fence_body(fence, receipt=receipt))
+        """Confirms that a cancelled attempt's session has ended; the receipt says how."""
+        await self._report(fence, "confirm-cancel", fence_body(fence, receipt=receipt))
 
     async def confirm_pause(self, fence: Fence, receipt: dict[str, Any]) -> None:
-        """The session that was to be paused is gone."""
-        await self._tell(fence, "confirm-pause", fence_body(fence, receipt=receipt))
+        """Confirms that a paused attempt's session has ended."""
+        await self._report(fence, "confirm-pause", fence_body(fence, receipt=receipt))
 
     async def confirm_gone(self, fence: Fence, receipt: dict[str, Any]) -> None:
-        """The session of an attempt that was given up is gone after all."""
-        await self._tell(fence, "confirm-gone", fence_body(fence, receipt=receipt))
+        """Confirms that the session of an attempt that lost its lease has ended."""
+        await self._report(fence, "confirm-gone", fence_body(fence, receipt=receipt))
 
-    async def _tell(
-        self, fence: Fence, what: str, body: dict[str, Any], kind: Any = None, method: str = "POST"
+    async def _report(
+        self,
+        fence: Fence,
+        action: str,
+        body: dict[str, Any],
+        response_type: Any = None,
+        method: str = "POST",
     ) -> Any:
-        path = f"{V1}/agent-tasks/{fence.task}/{what}"
-        ask = ApiRequest(method=method, path=path, body=body, repeatable=True)
-        return await self.link.ask(kind or type(None), ask)
+        """Sends a write of an attempt and returns the decoded response."""
+        path = f"{V1}/agent-tasks/{fence.task}/{action}"
+        request = ApiRequest(method=method, path=path, body=body, repeatable=True)
+        return await self.connection.request(response_type or type(None), request)
 
 
-def _work(told: _Claimed, workspace: UUID) -> ClaimedTask:
+def _to_claimed_task(body: _ClaimedTask, workspace: UUID) -> ClaimedTask:
+    """Returns a claimed task of the response as the engine's `ClaimedTask`."""
     return ClaimedTask(
-        fence=Fence(told.id, told.attempt, told.lease_token),
+        fence=Fence(body.id, body.attempt, body.lease_token),
         workspace=workspace,
-        tries=told.tries,
-        max_attempts=told.max_attempts,
-        lease_until=told.lease_until,
-        timeout_s=told.timeout_s,
-        checkpoint_seq=told.checkpoint_seq,
-        title=told.title,
-        prompt=told.prompt,
-        system_prompt=told.system_prompt,
-        model=told.model,
-        task_type=told.task_type,
-        command=told.command,
-        cwd=told.cwd,
-        env=told.env,
-        input=told.input_context,
-        metadata=told.metadata,
-        parent=told.parent_id,
-        trace_id=told.trace_id,
-        checkpoint=told.checkpoint_data,
-        flow=told.flow_id,
-        key=told.key,
-        previous=told.previous,
-        secrets=told.secrets,
+        tries=body.tries,
+        max_attempts=body.max_attempts,
+        lease_until=body.lease_until,
+        timeout_s=body.timeout_s,
+        checkpoint_seq=body.checkpoint_seq,
+        title=body.title,
+        prompt=body.prompt,
+        system_prompt=body.system_prompt,
+        model=body.model,
+        task_type=body.task_type,
+        command=body.command,
+        cwd=body.cwd,
+        env=body.env,
+        input=body.input_context,
+        metadata=body.metadata,
+        parent=body.parent_id,
+        trace_id=body.trace_id,
+        checkpoint=body.checkpoint_data,
+        flow=body.flow_id,
+        key=body.key,
+        previous=body.previous,
+        secrets=body.secrets,
     )
 
 
-def _presence(who: WorkerInfo) -> dict[str, Any]:
+def _worker_body(worker: WorkerInfo) -> dict[str, Any]:
+    """Returns the worker fields of a heartbeat body."""
     return {
-        "host": who.host,
-        "pid": who.pid,
-        "agents": who.agents,
-        "slots": who.slots,
-        "status": who.status,
+        "host": worker.host,
+        "pid": worker.pid,
+        "agents": worker.agents,
+        "slots": worker.slots,
+        "status": worker.status,
     }
 
 
-def _beat(fences: Sequence[Fence], told: _Held) -> HeartbeatResult:
-    """What is held and lost. Of two attempts at one task, the older one is lost first."""
-    missing = Counter(told.lost)
+def _to_heartbeat_result(fences: Sequence[Fence], reply: _HeartbeatReply) -> HeartbeatResult:
+    """Returns the held and the lost leases.
+
+    The server reports task ids. Of two attempts of one task, the older one is lost.
+    """
+    missing = Counter(reply.lost)
     lost: list[Fence] = []
     held: dict[UUID, LeaseStatus] = {}
-    for fence in sorted(fences, key=lambda each: each.attempt):
+    for fence in sorted(fences, key=lambda fence: fence.attempt):
         task = fence.task
-        if missing[task] > 0 or told.lease_until is None:
+        if missing[task] > 0 or reply.lease_until is None:
             missing[task] -= 1
             lost.append(fence)
         else:
             held[task] = LeaseStatus(
-                told.lease_until, task in told.cancel, task in told.pause, task in told.hung
+                reply.lease_until, task in reply.cancel, task in reply.pause, task in reply.hung
             )
     return HeartbeatResult(held, lost)

@@ -1,4 +1,4 @@
-"""What an agent may take, what waits for it, and why it takes nothing else."""
+"""Explains which lanes an agent can claim from, and what keeps it from the others."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -7,22 +7,27 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.agents.gateways import GatewayState, obstacle
+from tenuto.engine.agents.gateways import GatewayState, unavailable_reason
 from tenuto.engine.agents.lanes import Lane
 from tenuto.engine.agents.registry import AgentView, claim_blockers, profile_of, view_of
 from tenuto.engine.core import Core
 from tenuto.engine.limits.quotas import quota_gates
-from tenuto.engine.limits.rate_limits import limit_rows, used_up
+from tenuto.engine.limits.rate_limits import exhausted_limits, limit_rows
 from tenuto.engine.views import Gate
-from tenuto.model.agents.matching import FETCHES, AgentProfile, Requirements, obstacles
+from tenuto.model.agents.matching import (
+    WORKERLESS_RUNTIMES,
+    AgentProfile,
+    Requirements,
+    find_mismatches,
+)
 from tenuto.model.errors import NotFound
 from tenuto.model.limits import pauses as model
 from tenuto.store.protocol import Row, Statement
 
-MOST_LANES = 50
-MOST_COUNTED = 1_000
-"""Waiting tasks of a lane that are counted; more are as many."""
-_PLAIN = {
+MAX_LANES_SHOWN = 50
+MAX_COUNTED = 1_000
+"""Pending tasks of a lane that are counted; a larger number is shown as this number."""
+_DEFAULTS = {
     name: getattr(Requirements(workspace=UUID(int=0)), name)
     for name in (
         "task_type",
@@ -40,30 +45,30 @@ _PLAIN = {
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How much an agent does at once. `most` is none when nobody limits it."""
+    """Running tasks and free capacity of an agent. `most` is `None` if it has no limit."""
 
     running: int
     unconfirmed: int
     most: int | None
     free: int | None
     workers: list[str]
-    """The workers that host it and live."""
+    """The live workers that host it."""
 
 
 class LaneEligibility(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Tasks of equal requirements: what they require, how many wait, what is in the way."""
+    """One lane: its requirements, its number of pending tasks, and what blocks the agent."""
 
     lane: int
     requires: dict[str, Any]
     pending: int
     obstacles: list[str]
-    """Why the agent may never take them as it is; none of them when it may."""
+    """Requirements the agent does not meet; empty if it can claim from the lane."""
     gates: list[Gate] = []
-    """What holds them back for a while."""
+    """What blocks claims from the lane for a while."""
 
 
 class AgentExplanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Why an agent takes what it takes. Of many lanes the first are shown, `more` are not."""
+    """What an agent can claim and why. Of many lanes, the first are listed; `more` are not."""
 
     id: UUID
     name: str
@@ -76,7 +81,7 @@ class AgentExplanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
 
 
 class _ActiveLimits(msgspec.Struct, frozen=True):
-    """What holds lanes back now: pauses, and rate limits as they are kept."""
+    """What blocks lanes at the time `now`: pauses, and the stored rate limits."""
 
     pauses: list[model.ClaimPause]
     limits: Sequence[Row]
@@ -86,7 +91,7 @@ class _ActiveLimits(msgspec.Struct, frozen=True):
 async def explain_agent(
     core: Core, workspace: UUID, agent: UUID, gateways: Sequence[GatewayState] = ()
 ) -> AgentExplanation:
-    """Look at an agent, its workers and the lanes of its workspace."""
+    """Returns the explanation, from the agent, its workers and its workspace's lanes."""
     now = core.now()
     params = {"workspace": workspace, "id": agent}
     rows = await core.store.fetch(Statement("agent", params))
@@ -94,18 +99,18 @@ async def explain_agent(
         raise NotFound(f"no agent {agent}")
     row, view = rows[0], view_of(rows[0], now)
     capacity = _capacity(view, row, await core.store.fetch(Statement("workers", params)))
-    paused = [gate for gate in await core.lanes.gates(workspace) if gate.holds(now)]
-    held = _ActiveLimits(paused, await limit_rows(core, workspace), now)
-    lanes = await _lanes(core, workspace, profile_of(row), held)
-    gates = [Gate(gate="agent", detail=each) for each in claim_blockers(row, now)]
-    gates += _pauses(
-        gate for gate in paused if gate.blocks_agent(view.name) or gate.kind == "workspace"
+    pauses = [pause for pause in await core.lanes.pauses(workspace) if pause.is_active(now)]
+    limits = _ActiveLimits(pauses, await limit_rows(core, workspace), now)
+    lanes = await _explain_lanes(core, workspace, profile_of(row), limits)
+    gates = [Gate(gate="agent", detail=reason) for reason in claim_blockers(row, now)]
+    gates += _pause_gates(
+        pause for pause in pauses if pause.blocks_agent(view.name) or pause.kind == "workspace"
     )
-    gates += _spawners(view, capacity, now, gateways)
+    gates += _host_gates(view, capacity, now, gateways)
     gates += await quota_gates(core, workspace)
-    shown, more = lanes[:MOST_LANES], max(0, len(lanes) - MOST_LANES)
-    depths = await _depths(core, [each.lane for each in shown])
-    shown = [msgspec.structs.replace(each, pending=depths[each.lane]) for each in shown]
+    shown, more = lanes[:MAX_LANES_SHOWN], max(0, len(lanes) - MAX_LANES_SHOWN)
+    depths = await _pending_by_lane(core, [lane.lane for lane in shown])
+    shown = [msgspec.structs.replace(lane, pending=depths[lane.lane]) for lane in shown]
     return AgentExplanation(
         id=view.id,
         name=view.name,
@@ -119,100 +124,109 @@ async def explain_agent(
 
 
 def _capacity(view: AgentView, row: Row, workers: Sequence[Row]) -> Capacity:
+    """Returns the agent's capacity; only RUNNING workers count as hosts."""
     hosts = [
-        each["worker_id"]
-        for each in workers
-        if each["status"] == "RUNNING"
-        and view.name in msgspec.json.decode(each["agents"], type=list[str])
+        worker["worker_id"]
+        for worker in workers
+        if worker["status"] == "RUNNING"
+        and view.name in msgspec.json.decode(worker["agents"], type=list[str])
     ]
-    used, most = row["running"] + row["kills"], view.max_concurrent_tasks
+    used, maximum = row["running"] + row["kills"], view.max_concurrent_tasks
     return Capacity(
         running=row["running"],
         unconfirmed=row["kills"],
-        most=most,
-        free=None if most is None else max(0, most - used),
+        most=maximum,
+        free=None if maximum is None else max(0, maximum - used),
         workers=hosts,
     )
 
 
-def _spawners(
+def _host_gates(
     view: AgentView, capacity: Capacity, now: datetime, gateways: Sequence[GatewayState]
 ) -> list[Gate]:
-    """That nobody would start the agent's sessions."""
+    """Returns a gate if neither a gateway nor a live worker would start the agent's sessions."""
     if view.gateway is not None:
-        broken = obstacle(view.gateway, gateways, now)
-        return [] if broken is None else [Gate(gate="gateway", detail=broken)]
-    if capacity.workers or not FETCHES.isdisjoint(view.runtimes):
+        unavailable = unavailable_reason(view.gateway, gateways, now)
+        return [] if unavailable is None else [Gate(gate="gateway", detail=unavailable)]
+    if capacity.workers or not WORKERLESS_RUNTIMES.isdisjoint(view.runtimes):
         return []
-    return [Gate(gate="worker", detail="no live worker hosts it")]
+    return [Gate(gate="worker", detail="no live worker hosts this agent")]
 
 
-def _pauses(gates: Iterable[model.ClaimPause]) -> list[Gate]:
-    return [Gate(gate="pause", detail=gate.describe, clears_at=gate.until) for gate in gates]
+def _pause_gates(pauses: Iterable[model.ClaimPause]) -> list[Gate]:
+    return [Gate(gate="pause", detail=pause.description, clears_at=pause.until) for pause in pauses]
 
 
-async def _lanes(
-    core: Core, workspace: UUID, agent: AgentProfile, held: _ActiveLimits
+async def _explain_lanes(
+    core: Core, workspace: UUID, agent: AgentProfile, limits: _ActiveLimits
 ) -> list[LaneEligibility]:
-    """The lanes: those with tasks first, of these what the agent may take, then by their names."""
-    found = await core.store.fetch(Statement("lanes_waiting", {"workspace": workspace}))
-    waiting = {each["lane"] for each in found}
-    seen = [
+    """Returns all lanes: first those with tasks; of these, first those the agent can claim from.
+
+    Lanes that are equal in both are in the order of their requirements.
+    """
+    rows = await core.store.fetch(Statement("lanes_with_pending", {"workspace": workspace}))
+    with_tasks = {row["lane"] for row in rows}
+    explained = [
         LaneEligibility(
             lane=lane.id,
-            requires=requires(lane),
-            pending=1 if lane.id in waiting else 0,
-            obstacles=obstacles(agent, lane.requirements),
-            gates=_lane_gates(agent, lane, held),
+            requires=lane_requirements(lane),
+            pending=1 if lane.id in with_tasks else 0,
+            obstacles=find_mismatches(agent, lane.requirements),
+            gates=_lane_gates(agent, lane, limits),
         )
         for lane in await core.lanes.all(workspace)
     ]
-    return sorted(seen, key=_place)
+    return sorted(explained, key=_sort_key)
 
 
-def _lane_gates(agent: AgentProfile, lane: Lane, held: _ActiveLimits) -> list[Gate]:
-    """What holds the lane's tasks back from the agent for a while."""
-    needs, now = lane.requirements, held.now
-    gates = _pauses(gate for gate in held.pauses if gate.blocks_lane(lane.id, needs))
+def _lane_gates(agent: AgentProfile, lane: Lane, limits: _ActiveLimits) -> list[Gate]:
+    """Returns what temporarily blocks the agent's claims from the lane."""
+    needs, now = lane.requirements, limits.now
+    gates = _pause_gates(pause for pause in limits.pauses if pause.blocks_lane(lane.id, needs))
     if lane.closed_until is not None and lane.closed_until > now:
-        why = f"lane closed: {lane.closed_why or 'closed'}"
-        gates.append(Gate(gate="lane", detail=why, clears_at=lane.closed_until))
-    for name, at in used_up(held.limits, needs.model or agent.model, agent.account, now).items():
+        reason = f"lane closed: {lane.closed_why or 'closed'}"
+        gates.append(Gate(gate="lane", detail=reason, clears_at=lane.closed_until))
+    for name, at in exhausted_limits(
+        limits.limits, needs.model or agent.model, agent.account, now
+    ).items():
         gates.append(Gate(gate="rate_limit", detail=f"rate limit {name}", clears_at=at))
     return gates
 
 
-def _place(each: LaneEligibility) -> tuple[bool, bool, str, int]:
-    text = msgspec.json.encode(each.requires, order="deterministic").decode()
-    return not each.pending, bool(each.obstacles), text, each.lane
+def _sort_key(lane: LaneEligibility) -> tuple[bool, bool, str, int]:
+    """Returns the sort key: lanes with tasks first, then lanes without obstacles."""
+    text = msgspec.json.encode(lane.requires, order="deterministic").decode()
+    return not lane.pending, bool(lane.obstacles), text, lane.lane
 
 
-def requires(lane: Lane) -> dict[str, Any]:
-    """What the tasks of a lane require, but for what requires nothing."""
-    said = {"task_type": lane.requirements.task_type}
-    for name, plain in _PLAIN.items():
+def lane_requirements(lane: Lane) -> dict[str, Any]:
+    """Returns what the tasks of a lane require, without fields that require nothing."""
+    required = {"task_type": lane.requirements.task_type}
+    for name, default in _DEFAULTS.items():
         value = getattr(lane.requirements, name)
-        if value != plain:
-            said[name] = str(value) if isinstance(value, UUID) else value
-    return said
+        if value != default:
+            required[name] = str(value) if isinstance(value, UUID) else value
+    return required
 
 
-async def _depths(core: Core, lanes: list[int]) -> dict[int, int]:
+async def _pending_by_lane(core: Core, lanes: list[int]) -> dict[int, int]:
+    """Returns the number of pending tasks by lane, at most `MAX_COUNTED` each."""
     if not lanes:
         return {}
-    wanted = Statement("lane_depths", {"lanes": lanes, "most": MOST_COUNTED})
-    return {row["lane"]: row["n"] for row in await core.store.fetch(wanted)}
+    statement = Statement("lane_depths", {"lanes": lanes, "most": MAX_COUNTED})
+    return {row["lane"]: row["n"] for row in await core.store.fetch(statement)}
 
 
 def _summary(gates: list[Gate], lanes: list[LaneEligibility]) -> str:
+    """Returns one sentence on what the agent can claim now."""
     if gates:
-        return "takes nothing: " + "; ".join(gate.detail for gate in gates)
-    may = [each for each in lanes if not each.obstacles]
-    ready = [each for each in may if each.pending and not each.gates]
+        return "cannot claim tasks: " + "; ".join(gate.detail for gate in gates)
+    matching = [lane for lane in lanes if not lane.obstacles]
+    ready = [lane for lane in matching if lane.pending and not lane.gates]
     if ready:
-        return f"takes from {len(ready):,} lanes in which tasks wait"
-    if not may:
-        return "may take from none of the lanes that there are"
-    waits = any(each.pending for each in may)
-    rest = "what waits in them is held back" if waits else "no task waits in them"
-    return f"may take from {len(may):,} lanes; {rest}"
+        return f"can claim now: {len(ready):,} lanes with pending tasks"
+    if not matching:
+        return "matches no existing lane"
+    has_tasks = any(lane.pending for lane in matching)
+    rest = "their pending tasks are blocked" if has_tasks else "they have no pending task"
+    return f"matches {len(matching):,} lanes; {rest}"

@@ -1,6 +1,7 @@
-"""Escalation: a task that ended badly for good is put to somebody, with what they need to act.
+"""Escalation: reports tasks that failed for good, with the facts that are needed to act.
 
-The agent of its parent hears of it, in its mailbox; if there is none, people do, in the inbox.
+The agent of the parent task gets a message in its mailbox. If there is no such agent, an inbox
+item is created for people.
 """
 
 from collections.abc import Sequence
@@ -9,69 +10,77 @@ from typing import Any
 import msgspec
 
 from tenuto.clock import Clock
-from tenuto.engine.rows import decode
-from tenuto.model.agents.messages import MOST_WAITING, NewMessage, message_row
+from tenuto.engine.rows import decode_json
+from tenuto.model.agents.messages import MAX_WAITING, NewMessage, message_row
 from tenuto.model.tasks.commands import Command, Escalation
 from tenuto.model.tasks.task import Status, TaskChange
 from tenuto.store.protocol import Row, Script, Statement
 
-MOST = 200
-"""Escalations that wait in a workspace's inbox at once; the dead letters have the rest."""
+MAX_OPEN = 200
+"""Open escalations in a workspace's inbox; further failures appear only as dead letters."""
 KIND = "escalation"
-_LOST = frozenset({Status.DEAD, Status.FAILED})
+_FAILED_FOR_GOOD = frozenset({Status.DEAD, Status.FAILED})
 
 
-def lost(decided: Sequence[tuple[TaskChange, Command]]) -> list[tuple[TaskChange, Command]]:
-    """Those of the changes that ended a task badly, and with it an attempt."""
+def failed_for_good(
+    decided: Sequence[tuple[TaskChange, Command]],
+) -> list[tuple[TaskChange, Command]]:
+    """Returns the changes in which an attempt ended and its task became FAILED or DEAD."""
     return [
         (change, command)
         for change, command in decided
-        if change.end is not None and change.task.status in _LOST
+        if change.end is not None and change.task.status in _FAILED_FOR_GOOD
     ]
 
 
-def escalate(clock: Clock, ended: Sequence[tuple[TaskChange, Command]]) -> Script[None]:
-    """Put the tasks to their parents' agents or to people, in the transaction that ended them."""
-    wanted = [(change.task.id, change.task.workspace) for change, _ in ended]
-    rows = yield Statement("escalations_declared", {"room": MOST_WAITING}, {"wanted": wanted})
-    known = {row["id"]: row for row in rows}
+def escalate(clock: Clock, failed: Sequence[tuple[TaskChange, Command]]) -> Script[None]:
+    """Escalates the tasks that declare it: sends messages to parents' agents or adds inbox items.
+
+    Runs in the transaction that finishes the tasks.
+    """
+    ids = [(change.task.id, change.task.workspace) for change, _ in failed]
+    rows = yield Statement("escalation_requests", {"room": MAX_WAITING}, {"wanted": ids})
+    declared = {row["id"]: row for row in rows}
     items = []
     messages = []
-    for change, command in ended:
-        row = known.get(change.task.id)
+    for change, command in failed:
+        row = declared.get(change.task.id)
         if row is None:
             continue
         body = _body(change, command, row)
         if row["agent"] is not None:
-            messages.append(_letter(clock, change, row, body))
+            messages.append(_message_row(clock, change, row, body))
             continue
         text = msgspec.json.encode(body).decode()
         title = f"{row['title']}: {change.task.status}"
         items.append((clock.new_id(), change.task.workspace, change.task.id, title, text))
     if items:
-        params = {"now": clock.now(), "most": MOST}
+        params = {"now": clock.now(), "most": MAX_OPEN}
         yield Statement("escalate", params, {"lost": items})
     if messages:
         yield Statement("messages_add", {"now": clock.now()}, {"sent": messages})
 
 
-def _letter(clock: Clock, change: TaskChange, row: Row, body: dict[str, Any]) -> tuple[Any, ...]:
-    """The message to the agent of the task's parent."""
+def _message_row(
+    clock: Clock, change: TaskChange, row: Row, body: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Returns the row of a message to the agent of the task's parent."""
     task = change.task
-    said = {"taskId": task.id, "title": row["title"], "status": task.status}
-    text = msgspec.json.encode(said | {"parentId": row["parent"]} | body).decode()
+    facts = {"taskId": task.id, "title": row["title"], "status": task.status}
+    text = msgspec.json.encode(facts | {"parentId": row["parent"]} | body).decode()
     new = NewMessage(kind=KIND, scope_key=str(task.id))
-    where = (clock.new_id(), task.workspace, row["agent"], new, text)
-    return message_row(*where, sender="engine", task=task.id, attempt=task.attempt)
+    first_columns = (clock.new_id(), task.workspace, row["agent"], new, text)
+    return message_row(*first_columns, sender="engine", task=task.id, attempt=task.attempt)
 
 
 def _body(change: TaskChange, command: Command, row: Row) -> dict[str, Any]:
+    """Returns what the message and the inbox item share: why, and how the last attempt ended."""
     task, end = change.task, change.end
     assert end is not None
-    said = _said(command, row) or _made(change, row)
+    escalation = _declared_escalation(command, row) or _default_escalation(change, row)
     return {
-        "reason": said.reason,
-        "prompt": said.prompt,
+        "reason": escalation.reason,
+        "prompt": escalation.prompt,
         "error": task.last_error,
         "errorClass": task.error_class,
         "outcome": end.outcome,
@@ -85,23 +94,24 @@ def _body(change: TaskChange, command: Command, row: Row) -> dict[str, Any]:
     }
 
 
-def _said(command: Command, row: Row) -> Escalation | None:
-    """What the agent said of it, else what the task was submitted with."""
+def _declared_escalation(command: Command, row: Row) -> Escalation | None:
+    """Returns the escalation in the agent's report, else the one the task was submitted with."""
     failure = getattr(command, "failure", None)
     if failure is not None and failure.escalation is not None:
         escalation: Escalation = failure.escalation
         return escalation
     if row["escalation"] is None:
         return None
-    return msgspec.convert(decode(row["escalation"]), Escalation)
+    return msgspec.convert(decode_json(row["escalation"]), Escalation)
 
 
-def _made(change: TaskChange, row: Row) -> Escalation:
+def _default_escalation(change: TaskChange, row: Row) -> Escalation:
+    """Returns a default escalation, from the task's error and its last step."""
     task = change.task
-    why = task.last_error or str(task.status)
-    where = f" It was at: {task.current_step}." if task.current_step else ""
+    reason = task.last_error or str(task.status)
+    where = f" Its last step was: {task.current_step}." if task.current_step else ""
     return Escalation(
-        reason=why,
-        prompt=f"{row['title']!r} ended {task.status} after {task.tries} tries: {why}.{where}"
-        " See its log, mend the cause, then retry or cancel it.",
+        reason=reason,
+        prompt=f"{row['title']!r} ended {task.status} after {task.tries} tries: {reason}.{where}"
+        " Read its log, fix the cause, then retry or cancel it.",
     )

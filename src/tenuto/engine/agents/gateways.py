@@ -1,6 +1,7 @@
-"""Gateways: how those are that spawn sessions, for all coordinators alike.
+"""Health of gateways, the services that spawn sessions; shared by all coordinators.
 
-One that fails three times in a row is left alone for a while, then tried once; a success ends it.
+A circuit breaker opens after three failures in a row. After a pause, one probe is sent; a success
+closes the circuit.
 """
 
 from collections.abc import Iterable
@@ -14,14 +15,14 @@ from tenuto.model.tasks.retry import RetryPolicy, backoff
 from tenuto.store.protocol import Rows, Script, Statement
 
 TRIP_AFTER = 3
-"""Failures in a row after which a gateway is left alone for a while."""
-REST = RetryPolicy(base_s=1.0, cap_s=60.0)
+"""Failures in a row after which a gateway's circuit opens."""
+OPEN_DELAYS = RetryPolicy(base_s=1.0, cap_s=60.0)
 SERVED_FOR = timedelta(minutes=2)
-"""How long after a coordinator was last heard of a gateway counts as served."""
+"""Time after a coordinator's last update during which a gateway counts as served."""
 
 
 class GatewayState(msgspec.Struct, frozen=True, kw_only=True):
-    """How a gateway is."""
+    """Health of one gateway. While `closed_until` is in the future, its circuit is open."""
 
     name: str
     failures: int
@@ -31,7 +32,7 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
 
     def status_at(self, now: datetime) -> str:
-        """`connected`, `failing`, `unreachable`, or `unused` while nothing was asked of it."""
+        """Returns `connected`, `failing`, `unreachable`, or `unused` before its first request."""
         if self.closed_until is not None and self.closed_until > now:
             return "unreachable"
         if self.failures:
@@ -39,67 +40,70 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True):
         return "unused" if self.last_ok_at is None else "connected"
 
     def is_served(self, now: datetime) -> bool:
-        """Whether some coordinator pushes to it."""
+        """True if a coordinator pushes to it: it was updated within `SERVED_FOR`."""
         return now - self.updated_at <= SERVED_FOR
 
-    def probing(self, now: datetime) -> bool:
-        """Whether it was left alone long enough for one try."""
+    def is_probe_due(self, now: datetime) -> bool:
+        """True if the pause of the open circuit is over, so that one probe can be sent."""
         return self.closed_until is not None and self.closed_until <= now
 
 
-WORST = ("unreachable", "failing", "unused", "connected")
+STATUSES_WORST_FIRST = ("unreachable", "failing", "unused", "connected")
 
 
-def worst(states: Iterable[GatewayState], now: datetime) -> str:
-    """The worst state of all gateways that coordinators serve."""
-    words = {state.status_at(now) for state in states if state.is_served(now)}
-    return next((word for word in WORST if word in words), "not configured")
+def worst_status(states: Iterable[GatewayState], now: datetime) -> str:
+    """Returns the worst status of all served gateways; `not configured` if there is none."""
+    found = {state.status_at(now) for state in states if state.is_served(now)}
+    return next((status for status in STATUSES_WORST_FIRST if status in found), "not configured")
 
 
-def obstacle(gateway: str, states: Iterable[GatewayState], now: datetime) -> str | None:
-    """Why nothing is pushed through a gateway now, for people who may not see more of it."""
+def unavailable_reason(gateway: str, states: Iterable[GatewayState], now: datetime) -> str | None:
+    """Returns why nothing is pushed through a gateway now; `None` if it is usable.
+
+    The text is for users who are not permitted to see details of the gateway.
+    """
     for state in states:
         if state.name == gateway and state.is_served(now):
             if state.status_at(now) == "unreachable":
-                return f"its gateway {gateway} does not answer"
+                return f"its gateway {gateway} is unreachable"
             return None
-    return f"its gateway {gateway} is not configured, or no coordinator runs"
+    return f"its gateway {gateway} is not configured in a running coordinator"
 
 
 class Gateways:
-    """The gateways that coordinators serve."""
+    """Reads and writes the health of gateways."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
     async def states(self) -> list[GatewayState]:
-        """How the gateways are, by name."""
+        """Returns the health of all gateways, ordered by name."""
         rows = await self._core.store.fetch(Statement("gateways"))
         fields = GatewayState.__struct_fields__
         return [GatewayState(**{name: row[name] for name in fields}) for row in rows]
 
-    async def serve(self, names: Iterable[str]) -> None:
-        """Say that these gateways are served."""
+    async def record_served(self, names: Iterable[str]) -> None:
+        """Records that a coordinator serves these gateways now."""
         params = {"names": sorted(names), "now": self._core.now()}
-        await self._write(Statement("gateway_served", params))
+        await self._execute(Statement("gateway_served", params))
 
     async def record_success(self, name: str) -> None:
-        """The gateway answered as it should."""
-        await self._write(Statement("gateway_ok", {"name": name, "now": self._core.now()}))
+        """Records a valid response of the gateway, which closes its circuit."""
+        await self._execute(Statement("gateway_succeeded", {"name": name, "now": self._core.now()}))
 
-    async def probe(self, name: str, seconds: float) -> bool:
-        """Take the one try that the gateway gets; False when somebody else has it."""
+    async def reserve_probe(self, name: str, seconds: float) -> bool:
+        """Reserves the one probe of an open circuit; false if another coordinator has it."""
         now = self._core.now()
         params = {"name": name, "now": now, "until": now + timedelta(seconds=seconds)}
-        return bool(await self._write(Statement("gateway_probe", params)))
+        return bool(await self._execute(Statement("gateway_probe", params)))
 
     async def record_failure(self, name: str, error: str, *, probe: bool) -> datetime | None:
-        """Count a failure of the gateway; answers until when it is left alone.
+        """Counts a failure of the gateway; returns until when its circuit is open, or `None`.
 
-        What was under way while it is left alone already counts for nothing more.
+        Requests that fail while the circuit is open do not count again; a failed `probe` does.
         """
-        now, roll = self._core.now(), self._core.clock.random()
-        said = bounds.clean(error, bounds.MAX_ERROR)
+        now, random = self._core.now(), self._core.clock.random()
+        message = bounds.make_storable(error, bounds.MAX_ERROR)
 
         def script() -> Script[datetime | None]:
             rows = yield Statement("gateway_lock", {"name": name})
@@ -110,17 +114,17 @@ class Gateways:
                 return closed_until
             failures = rows[0]["failures"] + 1
             if failures >= TRIP_AFTER:
-                rest = backoff(REST, failures - TRIP_AFTER + 1, roll)
-                closed_until = now + timedelta(seconds=rest)
+                pause_s = backoff(OPEN_DELAYS, failures - TRIP_AFTER + 1, random)
+                closed_until = now + timedelta(seconds=pause_s)
             params = {"name": name, "failures": failures, "closed_until": closed_until}
-            yield Statement("gateway_failed", params | {"last_error": said})
+            yield Statement("gateway_failed", params | {"last_error": message})
             return closed_until
 
         return await self._core.store.transact(script)
 
-    async def _write(self, statement: Statement) -> Rows:
+    async def _execute(self, statement: Statement) -> Rows:
         def script() -> Script[Rows]:
             rows: Rows = yield statement
             return rows
 
-        return await self._core.store.once(script)
+        return await self._core.store.transact_one(script)

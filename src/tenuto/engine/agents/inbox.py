@@ -1,4 +1,4 @@
-"""The inbox: what waits for a person, and the answers."""
+"""The inbox: approvals, questions and escalations for people, and their answers."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,7 +11,7 @@ from tenuto.engine.agents.subtasks import answer_step
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.limits import budgets
-from tenuto.engine.rows import decode
+from tenuto.engine.rows import decode_json
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.limits.budgets import HOLD as BUDGET
@@ -23,13 +23,14 @@ from tenuto.model.tasks.task import Status, Task, TaskChange
 from tenuto.store.protocol import Row, Script, Statement
 
 
-def _rename(name: str) -> str:
+def _json_name(name: str) -> str:
+    """Returns the JSON name of a field, in camel case; `task` becomes `taskId`."""
     first, *rest = name.split("_")
     return "taskId" if name == "task" else first + "".join(part.capitalize() for part in rest)
 
 
-class InboxItem(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
-    """Something that a person was asked."""
+class InboxItem(msgspec.Struct, frozen=True, kw_only=True, rename=_json_name):
+    """An approval, question, budget request or escalation for a person, with its answer."""
 
     id: UUID
     task: UUID | None
@@ -43,7 +44,7 @@ class InboxItem(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     expires_at: datetime | None
     created_at: datetime
     key: str | None = None
-    """The name that a handler gave its question."""
+    """The name that a handler gave to its question."""
 
 
 class Inbox:
@@ -57,8 +58,8 @@ class Inbox:
     async def list(
         self, status: str | None = "OPEN", limit: int = 100, cursor: UUID | None = None
     ) -> list[InboxItem]:
-        """Items newest first; with no status, those that were answered as well."""
-        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
+        """Returns the items with this status, newest first; without a status, all items."""
+        bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
         params = {
             "workspace": self._workspace,
             "status": status,
@@ -69,7 +70,7 @@ class Inbox:
         return [_item(row) for row in rows]
 
     async def show(self, item: UUID) -> InboxItem:
-        """One item."""
+        """Returns one item; raises `NotFound`."""
         params = {"id": item, "workspace": self._workspace}
         rows = await self._core.store.fetch(Statement("inbox_item", params))
         if not rows:
@@ -84,78 +85,86 @@ class Inbox:
         comment: str | None = None,
         budget: Budget | None = None,
     ) -> None:
-        """Approve or reject; the first answer counts, and the task goes on by it.
+        """Approves or rejects an item. The first answer counts; the task continues with it.
 
-        `budget` is what a task may use from now on whose budget is used up; else twice as much.
+        `budget` is for an item about a used up budget: the task's new budget. The default is twice
+        the old budget.
         """
-        bounds.text("comment", comment or "", bounds.MAX_TEXT)
-        said = {
+        bounds.check_text("comment", comment or "", bounds.MAX_TEXT)
+        decision = {
             "decision": "approved" if approve else "rejected",
             "by": self._actor,
             "comment": comment,
             "at": self._core.now(),
         }
-        text = msgspec.json.encode(said).decode()
+        text = msgspec.json.encode(decision).decode()
 
         def script(cascade: Cascade) -> Script[None]:
-            row = yield from self._open(item)
+            row = yield from self._lock_open_item(item)
             if row["kind"] not in ("approval", BUDGET):
-                raise Conflict(f"an item of kind {row['kind']} is not approved or rejected")
+                text_ = f"inbox item {item} is of kind {row['kind']}: answer it with a text"
+                raise Conflict(f"{text_}, it cannot be approved or rejected")
             if budget is not None and row["kind"] != BUDGET:
-                raise Invalid("the item asks for no budget", field="budget")
+                text_ = f"inbox item {item} is of kind {row['kind']}, only {BUDGET} items take one"
+                raise Invalid(text_, field="budget")
             if row["kind"] == BUDGET:
-                yield from budgets.answer(
-                    cascade, self._workspace, row["task"], approve=approve, wanted=budget
+                yield from budgets.apply_answer(
+                    cascade, self._workspace, row["task"], approve=approve, requested=budget
                 )
             elif row["key"] is not None:
-                yield from self._told(cascade, row, text)
+                yield from self._store_answer(cascade, row, text)
             else:
                 changed = yield from cascade.apply_to_each(
-                    [row["task"]], lambda task: _verdict(task, text, approve=approve)
+                    [row["task"]], lambda task: _approval_command(task, text, approve=approve)
                 )
-                _check_heard(changed)
-            yield self._decided(item, "APPROVED" if approve else "REJECTED", text)
+                _check_task_waited(changed)
+            yield self._decide_statement(item, "APPROVED" if approve else "REJECTED", text)
 
         await self._core.run_with_cascade(script, self._actor)
 
     async def dismiss(self, item: UUID, comment: str) -> None:
-        """Answer an item that is no approval; a handler that asked goes on by it."""
-        bounds.text("comment", comment, bounds.MAX_TEXT)
-        said = {"comment": comment, "by": self._actor}
-        text = msgspec.json.encode(said).decode()
+        """Answers an item that is not an approval; a handler that asked continues with it."""
+        bounds.check_text("comment", comment, bounds.MAX_TEXT)
+        decision = {"comment": comment, "by": self._actor}
+        text = msgspec.json.encode(decision).decode()
 
         def script(cascade: Cascade) -> Script[None]:
-            row = yield from self._open(item)
+            row = yield from self._lock_open_item(item)
             if row["kind"] in ("approval", BUDGET):
-                raise Conflict(f"an item of kind {row['kind']} is approved or rejected")
+                text_ = f"inbox item {item} is of kind {row['kind']}: approve or reject it"
+                raise Conflict(text_)
             if row["key"] is not None:
                 answer = {"answer": comment, "by": self._actor, "at": self._core.now()}
-                yield from self._told(cascade, row, msgspec.json.encode(answer).decode())
-            yield self._decided(item, "ANSWERED", text)
+                yield from self._store_answer(cascade, row, msgspec.json.encode(answer).decode())
+            yield self._decide_statement(item, "ANSWERED", text)
 
         await self._core.run_with_cascade(script, self._actor)
 
-    def _open(self, item: UUID) -> Script[Row]:
-        """An item that nobody has answered, locked after its task."""
-        named = {"id": item, "workspace": self._workspace}
-        rows = yield Statement("inbox_item", named)
+    def _lock_open_item(self, item: UUID) -> Script[Row]:
+        """Locks the item's task, then the item; returns the item's row.
+
+        Raises `NotFound`, or `Conflict` if the item was answered already.
+        """
+        item_key = {"id": item, "workspace": self._workspace}
+        rows = yield Statement("inbox_item", item_key)
         if rows and rows[0]["task"] is not None:
             yield Statement("tasks_locked", {"ids": [rows[0]["task"]]})
-        rows = yield Statement("inbox_locked", named)
+        rows = yield Statement("inbox_locked", item_key)
         if not rows:
             raise NotFound(f"no inbox item {item}")
         if rows[0]["status"] != "OPEN":
-            raise Conflict(f"the item is {rows[0]['status']} already")
+            raise Conflict(f"inbox item {item} is already {rows[0]['status']}")
         return rows[0]
 
-    def _told(self, cascade: Cascade, item: Row, text: str) -> Script[None]:
-        """Record the answer for the handler that asked, and let its task go on."""
-        changed = yield from cascade.apply_to_each([item["task"]], _asker)
-        _check_heard(changed)
-        where = {"task": item["task"], "key": item["key"], "workspace": self._workspace}
-        yield answer_step(where, changed[0].task.attempt, text, self._core.now())
+    def _store_answer(self, cascade: Cascade, item: Row, text: str) -> Script[None]:
+        """Stores the answer for the handler that asked, and wakes its task."""
+        changed = yield from cascade.apply_to_each([item["task"]], _wake_command)
+        _check_task_waited(changed)
+        step_key = {"task": item["task"], "key": item["key"], "workspace": self._workspace}
+        yield answer_step(step_key, changed[0].task.attempt, text, self._core.now())
 
-    def _decided(self, item: UUID, status: str, text: str) -> Statement:
+    def _decide_statement(self, item: UUID, status: str, text: str) -> Statement:
+        """Returns the statement that stores an item's new status and its decision (JSON)."""
         params = {
             "id": item,
             "status": status,
@@ -163,24 +172,29 @@ class Inbox:
             "actor": self._actor,
             "now": self._core.now(),
         }
-        return Statement("inbox_decide", params)
+        return Statement("inbox_answer", params)
 
 
 def _item(row: Row) -> InboxItem:
     fields = {name: row[name] for name in InboxItem.__struct_fields__}
-    return InboxItem(**fields | {"body": decode(row["body"]), "decision": decode(row["decision"])})
+    return InboxItem(
+        **fields | {"body": decode_json(row["body"]), "decision": decode_json(row["decision"])}
+    )
 
 
-def _check_heard(changed: Sequence[TaskChange]) -> None:
+def _check_task_waited(changed: Sequence[TaskChange]) -> None:
+    """Raises `Conflict` if no task was changed by the answer."""
     if not changed:
         raise Conflict("the task no longer waits for an answer")
 
 
-def _asker(task: Task) -> Command | None:
+def _wake_command(task: Task) -> Command | None:
+    """Returns the command that wakes a task parked for an answer; `None` for other tasks."""
     return commands.Unpark() if is_parked(task) and task.hold != "children" else None
 
 
-def _verdict(task: Task, text: str, *, approve: bool) -> Command | None:
+def _approval_command(task: Task, text: str, *, approve: bool) -> Command | None:
+    """Returns the command that finishes an approval task; `None` if it no longer waits."""
     if task.hold is None or not task.hold.startswith("approval"):
         return None
     if approve:

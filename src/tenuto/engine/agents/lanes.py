@@ -1,4 +1,4 @@
-"""Which lanes there are and which of them an agent may take from, remembered between claims."""
+"""Caches the lanes of each workspace and computes which are open for an agent."""
 
 import asyncio
 import logging
@@ -9,30 +9,32 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model.agents.lifecycle import ENDING, merge_worker_profile, refusal
+from tenuto.model.agents.lifecycle import ENDING, claim_refusal, merge_worker_profile
 from tenuto.model.agents.matching import (
     AgentProfile,
     Requirements,
     SupportedWork,
-    eligible,
+    is_eligible,
     lane_id,
 )
 from tenuto.model.bounds import MAX_LANES
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.limits.complexity import DEFAULT, ComplexityRules
-from tenuto.model.limits.pauses import ClaimPause, closed_until
-from tenuto.model.limits.quota import Quota, effective, quota_of
-from tenuto.model.limits.rate_limits import Group, RateLimit, group_of
+from tenuto.model.limits.pauses import ClaimPause, latest_pause_end
+from tenuto.model.limits.quota import Quota, effective_quota, parse_quota
+from tenuto.model.limits.rate_limits import LimitNames, RateLimit, applying_limits
 from tenuto.store.protocol import Row, Script, Statement, Store
 
 log = logging.getLogger("tenuto.engine")
 
-_MOST_REMEMBERED = 10_000
-"""Agents, each by its version and its worker's means, whose lanes are remembered."""
-_TOUCH_EVERY = timedelta(hours=1)
+_MAX_CACHED_AGENTS = 10_000
+"""Cached agents per workspace; the cache key is agent id, version and supported work."""
+_CONFIRMED_FOR = timedelta(hours=1)
 
 
 class Lane(msgspec.Struct, frozen=True):
+    """Tasks with equal requirements. While `closed_until` is in the future, none is claimed."""
+
     id: int
     requirements: Requirements
     closed_until: datetime | None
@@ -40,262 +42,278 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 class OpenLanes(msgspec.Struct, frozen=True):
-    """The lanes that an agent may take from now, and the version that they were read at."""
+    """The lanes an agent can claim from now, and the lanes version of the read."""
 
     version: int
     free: list[int]
-    limited: dict[Group, list[int]]
-    """Those whose tasks count against rate limits, by the limits' names."""
+    limited: dict[LimitNames, list[int]]
+    """Lanes whose tasks count against rate limits, by the names of these limits."""
     agent: AgentProfile
-    """The agent as people have described it, if they have."""
+    """The agent's profile, with the settings of users applied if there are any."""
 
     @property
     def lanes(self) -> list[int]:
-        """All of them."""
+        """Returns all open lanes, rate limited or not."""
         return [*self.free, *(lane for lanes in self.limited.values() for lane in lanes)]
 
 
-_Timed = list[tuple[int, datetime | None]]
-"""Lanes, and until when each is closed."""
+_TimedLanes = list[tuple[int, datetime | None]]
+"""Lane ids, each with the time until which it is closed."""
 
 
 class _WorkspaceLanes(msgspec.Struct):
+    """What is cached of one workspace, read at the lanes version `version`."""
+
     version: int
     lanes: list[Lane]
-    gates: list[ClaimPause]
+    pauses: list[ClaimPause]
     limits: list[RateLimit]
     quota: Quota
-    """What the workspace may use, within the operator's ceiling."""
+    """The workspace's quota, within the operator's ceiling."""
     complexity: ComplexityRules
     agents: dict[UUID, Row]
-    """Agents that people manage, and those that are to take no more tasks."""
-    eligible: dict[tuple[UUID, int, SupportedWork | None], dict[Group, _Timed]] = {}
-    held: dict[str, datetime] = {}
-    """Rate limits that were found used up, until when."""
+    """Rows of agents that users manage, and of agents that are draining or terminated."""
+    lanes_by_agent: dict[tuple[UUID, int, SupportedWork | None], dict[LimitNames, _TimedLanes]] = {}
+    exhausted_until: dict[str, datetime] = {}
+    """Rate limits that were found used up, and the time until which they are."""
 
 
 class LaneCache:
-    """The lanes of every workspace this process works for. The store's numbers say when it errs."""
+    """Caches the lanes of each workspace; reloads when `lanes_version` changes."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.ceiling = Quota()
-        """What the operator allows any workspace."""
-        self._touched: dict[int, datetime] = {}
-        self._known: dict[UUID, _WorkspaceLanes] = {}
+        """The quota that no workspace can exceed, set by the operator."""
+        self._confirmed_at: dict[int, datetime] = {}
+        self._by_workspace: dict[UUID, _WorkspaceLanes] = {}
         self._ids: dict[Requirements, int] = {}
-        self._plain: dict[tuple[int, str], int] = {}
-        """Lanes by the numbers of workspaces and the only thing required there, a type."""
-        self._under_way: dict[UUID | None, asyncio.Event] = {}
+        self._ids_by_type: dict[tuple[int, str], int] = {}
+        """Lane ids by workspace (as an integer) and task type; they require nothing else."""
+        self._running_calls: dict[UUID | None, asyncio.Event] = {}
 
-    async def ensure(self, wanted: set[Requirements]) -> dict[Requirements, int]:
-        """The numbers of the lanes for these requirements, which exist when this returns."""
+    async def ensure(self, requested: set[Requirements]) -> dict[Requirements, int]:
+        """Returns the lane ids for these requirements; creates the lanes that are missing."""
         now = self._store.clock.now()
-        while missing := [needs for needs in wanted if not self.is_fresh(needs, now)]:
-            await self._share_one_call(None, partial(self._touch, missing, now))
-        return {needs: self._ids[needs] for needs in wanted}
+        while missing := [needs for needs in requested if not self.is_confirmed(needs, now)]:
+            await self._share_one_call(None, partial(self._create_missing, missing, now))
+        return {needs: self._ids[needs] for needs in requested}
 
     def lane_by_type(self, workspace: UUID, task_type: str, now: datetime) -> int | None:
-        """The lane of tasks that require but a type; `None` if the store has to be asked first.
+        """Returns the lane of tasks that require only a type; `None` if the store must be read.
 
-        It has to be where a quota of waiting tasks is held.
+        The store must also be read where the workspace has a quota of pending tasks.
         """
         key = (workspace.int, task_type)
-        lane = self._plain.get(key)
+        lane = self._ids_by_type.get(key)
         if lane is None:
             lane = self._ids.get(Requirements(workspace=workspace, task_type=task_type))
             if lane is None:
                 return None
-            self._plain[key] = lane
-        known = self._known.get(workspace)
-        if known is None or known.complexity.policy == "require":
+            self._ids_by_type[key] = lane
+        cached = self._by_workspace.get(workspace)
+        if cached is None or cached.complexity.policy == "require":
             return None
-        if known.quota.pending is not None:
+        if cached.quota.pending is not None:
             return None
-        return lane if self._is_there(lane, now) else None
+        return lane if self._is_recent(lane, now) else None
 
     async def _share_one_call(
-        self, what: UUID | None, work: Callable[[], Awaitable[object]]
+        self, key: UUID | None, work: Callable[[], Awaitable[object]]
     ) -> None:
-        """Do the work, or wait until whoever is at it already has ended; all go on together."""
-        if what in self._under_way:
-            await self._under_way[what].wait()
+        """Runs the work, or waits for the running call with the same key to end."""
+        if key in self._running_calls:
+            await self._running_calls[key].wait()
             return
-        self._under_way[what] = ended = asyncio.Event()
+        self._running_calls[key] = done = asyncio.Event()
         try:
             await work()
         finally:
-            del self._under_way[what]
-            ended.set()
+            del self._running_calls[key]
+            done.set()
 
-    def is_fresh(self, needs: Requirements, now: datetime) -> bool:
-        """Whether the lane was seen to exist so lately that it still does."""
+    def is_confirmed(self, needs: Requirements, now: datetime) -> bool:
+        """True if the lane was confirmed so recently that it cannot have been pruned since."""
         lane = self._ids.get(needs)
-        return lane is not None and self._is_there(lane, now)
+        return lane is not None and self._is_recent(lane, now)
 
-    def _is_there(self, lane: int, now: datetime) -> bool:
-        return now - self._touched[lane] < _TOUCH_EVERY
+    def _is_recent(self, lane: int, now: datetime) -> bool:
+        return now - self._confirmed_at[lane] < _CONFIRMED_FOR
 
     def mark_used(self, used: Iterable[Requirements], now: datetime) -> None:
-        """Note that a transaction which is durable now used these lanes, where they are known."""
+        """Marks cached lanes as confirmed now. Call after the transaction with them committed."""
         for needs in used:
-            lane, known = lane_id(needs.key()), self._known.get(needs.workspace)
-            if known is not None and any(each.id == lane for each in known.lanes):
+            lane, cached = lane_id(needs.key()), self._by_workspace.get(needs.workspace)
+            if cached is not None and any(existing.id == lane for existing in cached.lanes):
                 self._ids[needs] = lane
-                self._touched[lane] = now
+                self._confirmed_at[lane] = now
 
-    async def _touch(self, missing: list[Requirements], now: datetime) -> None:
+    async def _create_missing(self, missing: list[Requirements], now: datetime) -> None:
+        """Creates or confirms the lanes in the store, and caches them."""
         rows = sorted((lane_id(needs.key()), needs.workspace, needs.key()) for needs in missing)
-        spaces = sorted({workspace for _, workspace, _ in rows})
-        for workspace in spaces:
-            known = await self._load(workspace)
-            if known.version == 0:
+        workspaces = sorted({workspace for _, workspace, _ in rows})
+        for workspace in workspaces:
+            loaded = await self._load(workspace)
+            if loaded.version == 0:
                 raise NotFound(f"no workspace {workspace}")
-            _check_room(known, {lane for lane, of, _ in rows if of == workspace})
+            _check_lane_count(
+                loaded, {lane for lane, lane_workspace, _ in rows if lane_workspace == workspace}
+            )
 
         def script() -> Script[None]:
             yield Statement("lane_touch", {"now": now, "most": MAX_LANES}, {"wanted": rows})
 
-        await self._store.once(script)
-        there: set[int] = set()
-        for workspace in spaces:
-            there |= {lane.id for lane in (await self._load(workspace)).lanes}
-        if lost := [lane for lane, _, _ in rows if lane not in there]:
-            raise _too_many() if len(there) >= MAX_LANES else _unreadable(lost[0])
+        await self._store.transact_one(script)
+        existing: set[int] = set()
+        for workspace in workspaces:
+            existing |= {lane.id for lane in (await self._load(workspace)).lanes}
+        if absent := [lane for lane, _, _ in rows if lane not in existing]:
+            raise (
+                _too_many_lanes_error()
+                if len(existing) >= MAX_LANES
+                else _corrupt_lane_error(absent[0])
+            )
         for needs in missing:
             lane = self._ids[needs] = lane_id(needs.key())
-            self._touched[lane] = now
+            self._confirmed_at[lane] = now
 
-    async def eligible(self, agent: AgentProfile, now: datetime) -> OpenLanes:
-        """The open lanes that the agent may take from; `Forbidden` when it is to take no more."""
-        known = await self._cached_or_load(agent.workspace)
-        if agent.id in known.agents:
-            if known.agents[agent.id]["status"] in ENDING and await self.reload_if_changed(
+    async def open_lanes(self, agent: AgentProfile, now: datetime) -> OpenLanes:
+        """Returns the agent's open lanes; `Forbidden` if it is draining or terminated."""
+        cached = await self._cached_or_load(agent.workspace)
+        if agent.id in cached.agents:
+            if cached.agents[agent.id]["status"] in ENDING and await self.reload_if_changed(
                 agent.workspace
             ):
-                return await self.eligible(agent, now)
-            agent = _as_managed(agent, known.agents[agent.id])
+                return await self.open_lanes(agent, now)
+            agent = _apply_user_profile(agent, cached.agents[agent.id])
         key = (agent.id, agent.version, agent.means)
-        mine = known.eligible.get(key)
-        if mine is None:
-            if len(known.eligible) >= _MOST_REMEMBERED:
-                known.eligible.clear()
-            mine = known.eligible[key] = _lanes_of(agent, known)
-        free = _open_now(mine[()], now)
+        own_lanes = cached.lanes_by_agent.get(key)
+        if own_lanes is None:
+            if len(cached.lanes_by_agent) >= _MAX_CACHED_AGENTS:
+                cached.lanes_by_agent.clear()
+            own_lanes = cached.lanes_by_agent[key] = _lanes_by_limits(agent, cached)
+        free = _open_now(own_lanes[()], now)
         limited = {
-            group: found
-            for group, lanes in mine.items()
-            if group
-            and all(known.held.get(name, now) <= now for name in group)
-            and (found := _open_now(lanes, now))
+            limit_names: open_lanes
+            for limit_names, lanes in own_lanes.items()
+            if limit_names
+            and all(cached.exhausted_until.get(name, now) <= now for name in limit_names)
+            and (open_lanes := _open_now(lanes, now))
         }
-        return OpenLanes(known.version, free, limited, agent)
+        return OpenLanes(cached.version, free, limited, agent)
 
-    def exclude_limited(self, workspace: UUID, version: int, held: dict[str, datetime]) -> None:
-        """Keep from lanes whose rate limits are used up, until the instants given.
+    def exclude_limited(
+        self, workspace: UUID, version: int, exhausted: dict[str, datetime]
+    ) -> None:
+        """Excludes lanes whose rate limits are used up, until the given times.
 
-        Only this process does: a limit closes a lane for the agents whose model or account it
-        names, while the lane's row closes it for everybody. Whoever else tries finds the limit in
-        the store, and a limit that is changed moves the version, with which this is forgotten.
+        This is cached in this process only. A limit closes a lane only for agents with a certain
+        model or account; the lane's row would close it for all agents. Other processes read the
+        limit from the store. A changed limit changes `lanes_version`, which clears this cache.
         """
-        known = self._known.get(workspace)
-        if known is not None and known.version == version:
-            known.held.update(held)
+        cached = self._by_workspace.get(workspace)
+        if cached is not None and cached.version == version:
+            cached.exhausted_until.update(exhausted)
 
     async def complexity(self, workspace: UUID) -> ComplexityRules:
-        """What the workspace says of hard tasks, as far as is known."""
+        """Returns the workspace's rules for complex tasks, from the cache."""
         return (await self._cached_or_load(workspace)).complexity
 
     def running(self, workspace: UUID) -> int | None:
-        """How many tasks the workspace may run at once, if that is bounded, as far as is known."""
-        known = self._known.get(workspace)
-        return (self.ceiling if known is None else known.quota).running
+        """Returns the cached limit of tasks the workspace runs at once; `None`: no limit."""
+        cached = self._by_workspace.get(workspace)
+        return (self.ceiling if cached is None else cached.quota).running
 
     async def quota(self, workspace: UUID) -> Quota:
-        """What the workspace may use, as far as is known."""
+        """Returns the workspace's quota, from the cache."""
         return (await self._cached_or_load(workspace)).quota
 
     async def reload_if_changed(self, workspace: UUID) -> bool:
-        """Whether the lanes changed since they were loaded; loads them when they did."""
-        known = self._known.get(workspace)
+        """Reloads the lanes if they changed since they were loaded; true if it reloaded them."""
+        cached = self._by_workspace.get(workspace)
         rows = await self._store.fetch(Statement("lanes_version", {"workspace": workspace}))
-        if not rows or (known is not None and rows[0]["lanes_version"] == known.version):
+        if not rows or (cached is not None and rows[0]["lanes_version"] == cached.version):
             return False
         await self._load(workspace)
         return True
 
     async def all(self, workspace: UUID) -> list[Lane]:
+        """Returns all lanes of the workspace, read from the store."""
         return (await self._load(workspace)).lanes
 
-    async def gates(self, workspace: UUID) -> list[ClaimPause]:
-        """What people hold back."""
+    async def pauses(self, workspace: UUID) -> list[ClaimPause]:
+        """Returns the workspace's pauses, reloaded if they changed."""
         await self.reload_if_changed(workspace)
-        return (await self._cached_or_load(workspace)).gates
+        return (await self._cached_or_load(workspace)).pauses
 
     async def _cached_or_load(self, workspace: UUID) -> _WorkspaceLanes:
-        """What was loaded before, however old."""
-        while (known := self._known.get(workspace)) is None:
+        """Returns the cached lanes of any age; loads them if there are none."""
+        while (cached := self._by_workspace.get(workspace)) is None:
             await self._share_one_call(workspace, partial(self._load, workspace))
-        return known
+        return cached
 
     async def _load(self, workspace: UUID) -> _WorkspaceLanes:
-        # The version first: lanes that appear in between make it look old, never new.
+        """Reads the workspace's lanes, pauses, limits and agents from the store; caches them."""
+        # The version first: if a lane is added in between, the cache looks outdated, never newer.
         versions = await self._store.fetch(Statement("lanes_version", {"workspace": workspace}))
         rows = await self._store.fetch(Statement("lanes", {"workspace": workspace}))
-        gates = await self._store.fetch(Statement("gates", {"workspace": workspace}))
+        pauses = await self._store.fetch(Statement("pauses", {"workspace": workspace}))
         limits = await self._store.fetch(Statement("rate_limits", {"workspace": workspace}))
-        agents = await self._store.fetch(Statement("agents_told", {"workspace": workspace}))
+        agents = await self._store.fetch(Statement("agent_profiles", {"workspace": workspace}))
         lanes = [lane for row in rows if (lane := _lane_of(row)) is not None]
         version = versions[0]["lanes_version"] if versions else 0
-        quota = effective(quota_of(versions[0]["quota"] if versions else None), self.ceiling)
+        quota = effective_quota(
+            parse_quota(versions[0]["quota"] if versions else None), self.ceiling
+        )
         text = versions[0]["complexity"] if versions else None
         rules = DEFAULT if text is None else msgspec.json.decode(text, type=ComplexityRules)
-        known = _WorkspaceLanes(
+        loaded = _WorkspaceLanes(
             version,
             lanes,
-            [_gate_of(row) for row in gates],
+            [_pause_of(row) for row in pauses],
             [limit_of(row) for row in limits],
             quota,
             rules,
             {row["id"]: row for row in agents},
         )
-        self._known[workspace] = known
-        return known
+        self._by_workspace[workspace] = loaded
+        return loaded
 
 
 def _lane_of(row: Row) -> Lane | None:
-    """The lane in a row; `None` for a damaged one: the others are not to suffer for it."""
+    """Returns the lane of a row; `None` for an invalid row, so that other lanes stay usable."""
     try:
         needs = msgspec.json.decode(row["key"], type=Requirements)
     except (msgspec.MsgspecError, TypeError):
-        log.warning("%s; its tasks wait", _unreadable(row["lane"]))
+        log.warning("%s; its tasks are not claimed", _corrupt_lane_error(row["lane"]))
         return None
     return Lane(row["lane"], needs, row["closed_until"], row["closed_why"])
 
 
-def _lanes_of(agent: AgentProfile, known: _WorkspaceLanes) -> dict[Group, _Timed]:
-    """The agent's lanes by the limits that hold for it there; those without any stand under ()."""
-    found: dict[Group, _Timed] = {(): []}
-    for lane in known.lanes:
-        if eligible(agent, lane.requirements):
+def _lanes_by_limits(agent: AgentProfile, loaded: _WorkspaceLanes) -> dict[LimitNames, _TimedLanes]:
+    """Returns the agent's lanes by the rate limits that apply; the key () is for none."""
+    by_limits: dict[LimitNames, _TimedLanes] = {(): []}
+    for lane in loaded.lanes:
+        if is_eligible(agent, lane.requirements):
             model = lane.requirements.model or agent.model
-            group = group_of(known.limits, model, agent.account)
-            gate = closed_until(known.gates, agent.name, lane.id, lane.requirements)
-            times = [each for each in (lane.closed_until, gate) if each is not None]
-            found.setdefault(group, []).append((lane.id, max(times, default=None)))
-    return found
+            limit_names = applying_limits(loaded.limits, model, agent.account)
+            paused_until = latest_pause_end(loaded.pauses, agent.name, lane.id, lane.requirements)
+            times = [time for time in (lane.closed_until, paused_until) if time is not None]
+            by_limits.setdefault(limit_names, []).append((lane.id, max(times, default=None)))
+    return by_limits
 
 
-def _open_now(lanes: _Timed, now: datetime) -> list[int]:
+def _open_now(lanes: _TimedLanes, now: datetime) -> list[int]:
+    """Returns the ids of the lanes that are open at `now`."""
     return [lane for lane, until in lanes if until is None or until <= now]
 
 
 def limit_of(row: Row) -> RateLimit:
-    """The rate limit in a row."""
+    """Returns the rate limit of a row."""
     return RateLimit(**{name: row[name] for name in RateLimit.__struct_fields__})
 
 
-def _gate_of(row: Row) -> ClaimPause:
+def _pause_of(row: Row) -> ClaimPause:
     return ClaimPause(
         kind=row["kind"],
         subject=row["name"],
@@ -305,30 +323,31 @@ def _gate_of(row: Row) -> ClaimPause:
     )
 
 
-def _as_managed(agent: AgentProfile, row: Row) -> AgentProfile:
-    """The agent by the word of people, as far as its worker can do it.
+def _apply_user_profile(agent: AgentProfile, row: Row) -> AgentProfile:
+    """Returns the agent's profile with the settings of users, as far as its worker supports them.
 
-    `Forbidden` when it is to take no more tasks.
+    Raises `Forbidden` if the agent is draining or terminated.
     """
     if row["status"] in ENDING:
-        raise refusal(row["status"])
+        raise claim_refusal(row["status"])
     if row["version"] <= agent.version or row["profile"] is None:
         return agent
-    told = msgspec.json.decode(row["profile"], type=AgentProfile)
-    return msgspec.structs.replace(merge_worker_profile(told, agent), version=row["version"])
+    managed = msgspec.json.decode(row["profile"], type=AgentProfile)
+    return msgspec.structs.replace(merge_worker_profile(managed, agent), version=row["version"])
 
 
-def _check_room(known: _WorkspaceLanes, wanted: set[int]) -> None:
-    """Raise `Invalid` when the workspace may not have all these lanes."""
-    there = {lane.id for lane in known.lanes}
-    if len(wanted | there) > MAX_LANES and wanted - there:
-        raise _too_many()
+def _check_lane_count(loaded: _WorkspaceLanes, requested: set[int]) -> None:
+    """Raises `Invalid` if the workspace would have more than `MAX_LANES` lanes."""
+    existing = {lane.id for lane in loaded.lanes}
+    if len(requested | existing) > MAX_LANES and requested - existing:
+        raise _too_many_lanes_error()
 
 
-def _unreadable(lane: int) -> Conflict:
-    return Conflict(f"the row of lane {lane} is unreadable", "corrupt")
+def _corrupt_lane_error(lane: int) -> Conflict:
+    text = f'lane {lane} has an invalid database row; see "orchestrate db check"'
+    return Conflict(text, "corrupt")
 
 
-def _too_many() -> Invalid:
-    text = f"the workspace would have more than {MAX_LANES:,} distinct sets of requirements"
+def _too_many_lanes_error() -> Invalid:
+    text = f"the workspace would have more than {MAX_LANES:,} lanes (sets of requirements)"
     return Invalid(text, "too_many_lanes")

@@ -1,4 +1,4 @@
-"""Mailboxes: what is said to an agent waits there until the agent takes it. Never work itself."""
+"""Mailboxes: messages wait there until their agent dequeues them. Messages never create tasks."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -8,18 +8,18 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.core import Core
-from tenuto.engine.rows import decode
+from tenuto.engine.rows import decode_json
 from tenuto.model import bounds
-from tenuto.model.agents.lifecycle import refusal
-from tenuto.model.agents.messages import MOST_WAITING, NewMessage, body_text, message_row
+from tenuto.model.agents.lifecycle import claim_refusal
+from tenuto.model.agents.messages import MAX_WAITING, NewMessage, message_row, stored_body
 from tenuto.model.errors import Conflict, NotFound
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
-MOST_TAKEN = 500
+MAX_DEQUEUED = 500
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Something said to an agent. It waits while `taken_at` is none."""
+    """A message to an agent. It is waiting while `taken_at` is `None`."""
 
     id: UUID
     agent_id: UUID
@@ -38,14 +38,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class MessagePage(msgspec.Struct, frozen=True, rename="camel"):
-    """Messages, oldest first, and where the next ones begin."""
+    """One page of messages, oldest first; `next_cursor` is `None` on the last page."""
 
     messages: list[Message]
     next_cursor: UUID | None = None
 
 
 class MessageBatch(msgspec.Struct, frozen=True, rename="camel"):
-    """What an agent took at once, oldest first; asked for again by its id, it is the same."""
+    """Messages dequeued in one call, oldest first. A repeated call with its id returns the same."""
 
     batch_id: UUID
     messages: list[Message]
@@ -60,31 +60,33 @@ class Mailboxes:
         self._actor = actor
 
     async def send(self, agent: UUID, new: NewMessage) -> Message:
-        """Say something to an agent; repeated with the same client id it is one message.
+        """Sends a message to an agent; repeated calls with one client id store one message.
 
-        Nothing is stored of what stands under `secrets` in the body.
+        Everything under the key `secrets` of the body is not stored.
         """
-        text = body_text(new)
-        made, now = self._core.clock.new_id(), self._core.now()
+        text = stored_body(new)
+        message_id, now = self._core.clock.new_id(), self._core.now()
 
         def script() -> Script[Row]:
-            yield from self._open(agent)
-            known = yield from self._known(agent, new, text)
-            if known is not None:
-                return known
+            yield from self._lock_mailbox(agent)
+            existing = yield from self._sent_before(agent, new, text)
+            if existing is not None:
+                return existing
             if new.coalescable:
-                same = {"kind": new.kind, "scope_key": new.scope_key, "now": now}
-                yield Statement("messages_replace", self._of(agent) | same)
-            waiting = yield Statement("messages_waiting", self._of(agent) | {"most": MOST_WAITING})
-            if waiting[0]["n"] >= MOST_WAITING:
-                text_ = f"{MOST_WAITING:,} messages wait for the agent already"
-                raise Conflict(text_, "mailbox_full")
-            sent = message_row(made, self._workspace, agent, new, text, sender=self._actor)
-            yield Statement("messages_add", {"now": now}, {"sent": [sent]})
+                kind_and_scope = {"kind": new.kind, "scope_key": new.scope_key, "now": now}
+                yield Statement("messages_replace", self._agent_params(agent) | kind_and_scope)
+            waiting = yield Statement(
+                "messages_waiting", self._agent_params(agent) | {"most": MAX_WAITING}
+            )
+            if waiting[0]["n"] >= MAX_WAITING:
+                text_ = f"the mailbox of agent {agent} is full: {MAX_WAITING:,} messages wait"
+                raise Conflict(f"{text_}; the agent must dequeue messages first", "mailbox_full")
+            message = message_row(message_id, self._workspace, agent, new, text, sender=self._actor)
+            yield Statement("messages_add", {"now": now}, {"sent": [message]})
             return {
                 **msgspec.structs.asdict(new),
                 **dict.fromkeys(("task", "attempt", "taken_at", "batch_id")),
-                "id": made,
+                "id": message_id,
                 "agent": agent,
                 "body": text,
                 "sender": self._actor,
@@ -94,85 +96,97 @@ class Mailboxes:
 
         return _message(await self._core.store.transact(script))
 
-    def _open(self, agent: UUID) -> Script[None]:
-        """Hold the mailbox: who sends at the same moment takes turns."""
-        rows = yield Statement("agent_held", {"workspace": self._workspace, "id": agent})
+    def _lock_mailbox(self, agent: UUID) -> Script[None]:
+        """Locks the agent's row, so that calls on its mailbox run one after another."""
+        rows = yield Statement("agent_locked", {"workspace": self._workspace, "id": agent})
         if not rows:
             raise NotFound(f"no agent {agent}")
         if rows[0]["status"] == "TERMINATED":
-            raise refusal("TERMINATED")
+            raise claim_refusal("TERMINATED")
 
-    def _known(self, agent: UUID, new: NewMessage, text: str) -> Script[Row | None]:
+    def _sent_before(self, agent: UUID, new: NewMessage, text: str) -> Script[Row | None]:
+        """Returns the message stored with this client id, or `None`.
+
+        Raises `Conflict` (`idempotency_conflict`) if that message has another kind or body.
+        """
         if new.client_message_id is None:
             return None
-        named = {"client_message_id": new.client_message_id}
-        rows = yield Statement("message_known", self._of(agent) | named)
+        client_id = {"client_message_id": new.client_message_id}
+        rows = yield Statement("message_by_client_id", self._agent_params(agent) | client_id)
         if not rows:
             return None
-        if rows[0]["kind"] != new.kind or decode(rows[0]["body"]) != decode(text):
-            raise Conflict("another message has that clientMessageId", "idempotency_conflict")
-        found: Row = rows[0]
-        return found
+        if rows[0]["kind"] != new.kind or decode_json(rows[0]["body"]) != decode_json(text):
+            text_ = f"another message has the clientMessageId {new.client_message_id!r}"
+            raise Conflict(f"{text_}; choose a new one", "idempotency_conflict")
+        existing: Row = rows[0]
+        return existing
 
     async def page(
         self, agent: UUID, limit: int = 100, cursor: UUID | None = None, *, waiting: bool = True
     ) -> MessagePage:
-        """What waits for an agent, oldest first; or all that is kept, taken or not."""
-        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
-        await self._exists(agent)
-        wanted = {"after": cursor, "most": limit, "waiting": waiting or None}
-        rows = await self._core.store.fetch(Statement("message_page", self._of(agent) | wanted))
-        found = [_message(row) for row in rows]
-        return MessagePage(found, found[-1].id if len(found) == limit else None)
+        """Returns an agent's waiting messages, oldest first; `waiting=False`: all stored ones."""
+        bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
+        await self._require_agent(agent)
+        filters = {"after": cursor, "most": limit, "waiting": waiting or None}
+        rows = await self._core.store.fetch(
+            Statement("message_page", self._agent_params(agent) | filters)
+        )
+        messages = [_message(row) for row in rows]
+        return MessagePage(messages, messages[-1].id if len(messages) == limit else None)
 
-    async def take(self, agent: UUID, limit: int = 100, batch: UUID | None = None) -> MessageBatch:
-        """Take the oldest messages out of the mailbox, each once.
+    async def dequeue(
+        self, agent: UUID, limit: int = 100, batch: UUID | None = None
+    ) -> MessageBatch:
+        """Dequeues the oldest messages; each message is dequeued once.
 
-        A caller that may not hear the answer names the batch, and is told the same again.
+        A caller that could lose the response passes a batch id: a repeated call with the same id
+        returns the same messages.
         """
-        bounds.number("limit", limit, 1, MOST_TAKEN)
-        mine = batch or self._core.clock.new_id()
+        bounds.check_number("limit", limit, 1, MAX_DEQUEUED)
+        batch_id = batch or self._core.clock.new_id()
         now = self._core.now()
-        taken = self._of(agent) | {"batch": mine}
+        params = self._agent_params(agent) | {"batch": batch_id}
 
         def script() -> Script[Rows]:
-            yield from self._open(agent)
+            yield from self._lock_mailbox(agent)
             rows: Rows = []
             if batch is not None:
-                rows = yield Statement("messages_of_batch", taken)
+                rows = yield Statement("messages_of_batch", params)
             if not rows:
-                yield Statement("messages_take", taken | {"most": limit, "now": now})
-                rows = yield Statement("messages_of_batch", taken)
+                yield Statement("messages_dequeue", params | {"most": limit, "now": now})
+                rows = yield Statement("messages_of_batch", params)
             return rows
 
         rows = await self._core.store.transact(script)
-        return MessageBatch(mine, [_message(row) for row in rows])
+        return MessageBatch(batch_id, [_message(row) for row in rows])
 
-    async def waiting(self, names: Sequence[str]) -> int:
-        """How many messages wait for the agents of these names together."""
+    async def count_waiting(self, names: Sequence[str]) -> int:
+        """Returns how many messages wait for the agents with these names, in total."""
         if not names:
             return 0
-        params = {"workspace": self._workspace, "names": list(names), "most": MOST_WAITING}
-        rows = await self._core.store.fetch(Statement("messages_for", params))
-        n: int = rows[0]["n"]
-        return n
+        params = {"workspace": self._workspace, "names": list(names), "most": MAX_WAITING}
+        rows = await self._core.store.fetch(Statement("messages_waiting_by_name", params))
+        waiting: int = rows[0]["n"]
+        return waiting
 
-    async def _exists(self, agent: UUID) -> None:
+    async def _require_agent(self, agent: UUID) -> None:
+        """Raises `NotFound` if the workspace has no such agent."""
         params = {"workspace": self._workspace, "id": agent}
         if not await self._core.store.fetch(Statement("agent", params)):
             raise NotFound(f"no agent {agent}")
 
-    def _of(self, agent: UUID) -> dict[str, Any]:
+    def _agent_params(self, agent: UUID) -> dict[str, Any]:
+        """Returns the parameters that select the agent's messages."""
         return {"workspace": self._workspace, "agent": agent}
 
 
 def _message(row: Row) -> Message:
-    same = ("id", "kind", "scope_key", "client_message_id", "attempt", "sender", "created_at")
+    unchanged = ("id", "kind", "scope_key", "client_message_id", "attempt", "sender", "created_at")
     return Message(
-        **{name: row[name] for name in same},
+        **{name: row[name] for name in unchanged},
         agent_id=row["agent"],
         task_id=row["task"],
-        body=decode(row["body"]),
+        body=decode_json(row["body"]),
         coalescable=bool(row["coalescable"]),
         taken_at=row["taken_at"],
         batch_id=row["batch_id"],

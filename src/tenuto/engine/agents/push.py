@@ -1,6 +1,6 @@
-"""Dispatch: tasks pushed to agents whose sessions a gateway spawns. Belongs to no tenant.
+"""Push: claims tasks for agents whose sessions a gateway spawns. Works across all workspaces.
 
-Push is the same claim as pull; its tasks are ASSIGNED until the gateway has told the session.
+A push uses the same claim as a pull. Its tasks are ASSIGNED until the gateway reports the session.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,25 +17,25 @@ from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.tasks.claim import ClaimedTask, TaskClaimer
 from tenuto.engine.tasks.maintenance import TaskMaintenance
 from tenuto.engine.tenancy.encryption import TaskSecrets
-from tenuto.engine.tenancy.output_redaction import check_report, redacted
+from tenuto.engine.tenancy.output_redaction import check_report, redact_command
 from tenuto.model.agents.lifecycle import STALE_AFTER_S
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.commands import Command, Failure
 from tenuto.model.tasks.decide import token_hash
-from tenuto.model.tasks.task import GATEWAY, LEASED, Fence, Outcome, Status, Task
+from tenuto.model.tasks.task import GATEWAY_PREFIX, LEASED, Fence, Outcome, Status, Task
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
-UNKNOWN_AFTER = timedelta(minutes=5)
-"""When an ended attempt whose session nobody knows is taken to have none."""
-BATCH = 100
-_BY_SESSION = (Outcome.COMPLETED, Outcome.FAILED, Outcome.PARKED, Outcome.RELEASED)
-"""Ends that a session tells itself."""
+ASSUME_NO_SESSION_AFTER = timedelta(minutes=5)
+"""Time after which an ended attempt without a session key is assumed to have no session."""
+MAX_BATCH = 100
+_REPORTED_OUTCOMES = (Outcome.COMPLETED, Outcome.FAILED, Outcome.PARKED, Outcome.RELEASED)
+"""Outcomes that a session reports itself."""
 
 
 class PushTarget(msgspec.Struct, frozen=True):
-    """An agent that tasks can be pushed to, and how many more it may hold."""
+    """An agent that tasks can be pushed to. `free` is how many more it can run; `None`: any."""
 
     agent: AgentProfile
     free: int | None
@@ -46,7 +46,7 @@ class PushTarget(msgspec.Struct, frozen=True):
 
 
 class SessionToKill(msgspec.Struct, frozen=True):
-    """A session at a gateway that is to be killed; without a key, one that nobody knows."""
+    """A session that a gateway must kill. `session_key` is `None` if it was never reported."""
 
     task: UUID
     attempt: int
@@ -55,22 +55,22 @@ class SessionToKill(msgspec.Struct, frozen=True):
 
     @property
     def gateway(self) -> str:
-        return self.worker.removeprefix(GATEWAY)
+        return self.worker.removeprefix(GATEWAY_PREFIX)
 
 
-def lease_of(agent: AgentProfile) -> int:
-    """Seconds of silence after which a pushed session counts as lost."""
+def lease_seconds(agent: AgentProfile) -> int:
+    """Returns the seconds without a heartbeat after which a pushed session counts as lost."""
     return agent.stale_threshold_s or STALE_AFTER_S
 
 
 class PushSessions:
-    """The dispatch family, for all workspaces."""
+    """Claims tasks for push agents and stores their sessions, in all workspaces."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._sealing = TaskSecrets(core)
-        self._claiming = TaskClaimer(core, self._sealing)
-        self._upkeep = TaskMaintenance(core)
+        self._secrets = TaskSecrets(core)
+        self._claimer = TaskClaimer(core, self._secrets)
+        self._maintenance = TaskMaintenance(core)
         self.gateways = Gateways(core)
 
     @property
@@ -78,55 +78,61 @@ class PushSessions:
         return self._core
 
     async def targets(self, gateways: Iterable[str]) -> list[PushTarget]:
-        """The agents that these gateways spawn sessions for."""
-        wanted = Statement("push_agents", {"names": sorted(gateways)})
-        found = []
-        for row in await self._core.store.fetch(wanted):
-            agent = _agent(row)
-            most = row["max_concurrent"]
-            free = None if most is None else most - row["load"]
+        """Returns the agents of these gateways that may get tasks, and how many more each."""
+        statement = Statement("push_agents", {"names": sorted(gateways)})
+        targets = []
+        for row in await self._core.store.fetch(statement):
+            agent = _profile_of(row)
+            maximum = row["max_concurrent"]
+            free = None if maximum is None else maximum - row["load"]
             if agent is not None and agent.coordinator_enabled:
-                found.append(PushTarget(agent, free))
-        return found
+                targets.append(PushTarget(agent, free))
+        return targets
 
     async def busy_lanes(self, workspaces: Iterable[UUID]) -> set[int]:
-        """The lanes in which something waits; what is known of lanes is brought up to date."""
-        spaces = sorted(set(workspaces))
-        for workspace in spaces:
+        """Returns the lanes with pending tasks; first reloads the cached lanes if they changed."""
+        distinct = sorted(set(workspaces))
+        for workspace in distinct:
             await self._core.lanes.reload_if_changed(workspace)
-        rows = await self._core.store.fetch(Statement("push_lanes", {"workspaces": spaces}))
+        rows = await self._core.store.fetch(Statement("push_lanes", {"workspaces": distinct}))
         return {row["lane"] for row in rows}
 
-    async def lanes_of(self, agent: AgentProfile) -> set[int]:
-        """The open lanes that the agent may take from."""
-        return set((await self._core.lanes.eligible(agent, self._core.now())).lanes)
+    async def open_lanes(self, agent: AgentProfile) -> set[int]:
+        """Returns the ids of the open lanes that the agent can claim from."""
+        return set((await self._core.lanes.open_lanes(agent, self._core.now())).lanes)
 
     async def claim(self, agent: AgentProfile, n: int, lease_s: int) -> list[ClaimedTask]:
-        """Up to n tasks for the agent, ASSIGNED while its gateway is asked for their sessions."""
-        worker = f"{GATEWAY}{agent.gateway}"
-        return await self._claiming.claim(agent, worker, n, lease_s, status=Status.ASSIGNED)
+        """Claims up to `n` tasks for the agent and returns them.
 
-    async def descriptions(self, works: Sequence[ClaimedTask]) -> dict[UUID, str | None]:
-        """What works of one workspace are described as."""
-        params = {"workspace": works[0].workspace, "ids": [work.fence.task for work in works]}
-        rows = await self._core.store.fetch(Statement("push_words", params))
+        They are ASSIGNED until the gateway has spawned their sessions.
+        """
+        worker = f"{GATEWAY_PREFIX}{agent.gateway}"
+        return await self._claimer.claim(agent, worker, n, lease_s, status=Status.ASSIGNED)
+
+    async def descriptions(self, tasks: Sequence[ClaimedTask]) -> dict[UUID, str | None]:
+        """Returns the descriptions of claimed tasks of one workspace, by task id."""
+        params = {"workspace": tasks[0].workspace, "ids": [task.fence.task for task in tasks]}
+        rows = await self._core.store.fetch(Statement("push_descriptions", params))
         return {row["id"]: row["description"] for row in rows}
 
     async def record_session(
         self, fence: Fence, session_key: str, lease_s: int, actor: str
     ) -> bool:
-        """Note the session that the gateway spawned; False when the attempt is over already."""
+        """Stores the session that the gateway spawned; false if the attempt has ended already."""
         begin = commands.Begin(fence=fence, session_key=session_key, lease_s=lease_s)
         check_report(begin)
-        begin = redacted(begin, await self._sealing.redactor(fence))
+        begin = redact_command(begin, await self._secrets.redactor(fence))
         try:
             await self._core.apply_command(fence.task, begin, actor=actor)
         except Conflict:
-            return await self._noted(fence, begin.session_key, lease_s)
+            return await self._store_session_key(fence, begin.session_key, lease_s)
         return True
 
-    async def _noted(self, fence: Fence, session_key: str | None, lease_s: int) -> bool:
-        """The session has reported before its gateway did, or is to stop: only its key is new."""
+    async def _store_session_key(self, fence: Fence, session_key: str | None, lease_s: int) -> bool:
+        """Stores only the session key: the session reported first, or must stop.
+
+        Returns false if the attempt has ended.
+        """
         params = {
             "id": fence.task,
             "attempt": fence.attempt,
@@ -135,82 +141,94 @@ class PushSessions:
             "lease_s": lease_s,
             "now": self._core.now(),
         }
-        return bool(await self._write(Statement("session_note", params)))
+        return bool(await self._execute(Statement("session_record", params)))
 
-    async def reported(self, fence: Fence) -> bool:
-        """Whether the session itself has ended the attempt, before its gateway told of it."""
+    async def has_reported_end(self, fence: Fence) -> bool:
+        """True if the session ended the attempt itself, before its gateway reported it."""
         rows = await self._core.store.fetch(Statement("push_status", {"id": fence.task}))
         return bool(rows) and (rows[0]["attempt"], rows[0]["last_outcome"]) in [
-            (fence.attempt, outcome) for outcome in _BY_SESSION
+            (fence.attempt, outcome) for outcome in _REPORTED_OUTCOMES
         ]
 
-    async def not_started(self, fence: Fence, failure: Failure, actor: str) -> None:
-        """The gateway spawned nothing. A session that has reported meanwhile goes on."""
+    async def record_not_started(self, fence: Fence, failure: Failure, actor: str) -> None:
+        """Records that the gateway spawned no session. A session that has reported continues."""
         command = commands.NotStarted(fence=fence, failure=failure)
-        command = redacted(command, await self._sealing.redactor(fence))
+        command = redact_command(command, await self._secrets.redactor(fence))
         rows = await self._core.store.fetch(Statement("push_status", {"id": fence.task}))
         if not rows or rows[0]["status"] != Status.ASSIGNED:
             return
         with suppress(Conflict):
             await self._core.apply_command(fence.task, command, actor=actor)
-            self._sealing.forget(fence)
+            self._secrets.evict(fence)
             return
-        # It was asked to stop before it began.
-        gone = SessionToKill(fence.task, fence.attempt, "", None)
-        await self.confirm_killed(gone, {"state": "not_started", "how": failure.message}, actor)
+        # A stop was requested before the session started.
+        session = SessionToKill(fence.task, fence.attempt, "", None)
+        await self.confirm_killed(session, {"state": "not_started", "how": failure.message}, actor)
 
     async def release(self, fence: Fence, actor: str) -> None:
-        """Give a task back unharmed for which nothing was asked of a gateway."""
+        """Releases a task that no gateway was called for; the try is not counted."""
         with suppress(Conflict):
             await self._core.apply_command(fence.task, commands.Release(fence=fence), actor=actor)
 
-    async def stopping(self, gateways: Iterable[str], grace_s: float) -> list[SessionToKill]:
-        """Sessions that somebody asked to stop; those to be paused have had their grace."""
+    async def sessions_to_stop(
+        self, gateways: Iterable[str], grace_s: float
+    ) -> list[SessionToKill]:
+        """Returns sessions to stop: cancelled ones, and paused ones after their grace period."""
         params = {
-            "workers": _workers(gateways),
+            "workers": _gateway_workers(gateways),
             "paused_before": self._core.now() - timedelta(seconds=grace_s),
-            "most": BATCH,
+            "most": MAX_BATCH,
         }
-        return _left(await self._core.store.fetch(Statement("push_stopping", params)))
+        return _sessions_of(
+            await self._core.store.fetch(Statement("push_sessions_stopping", params))
+        )
 
     async def sessions_to_kill(self, gateways: Iterable[str]) -> list[SessionToKill]:
-        """Sessions of ended attempts that gateways may still run."""
+        """Returns sessions of ended attempts that gateways could still run."""
         params = {
-            "workers": _workers(gateways),
-            "before": self._core.now() - UNKNOWN_AFTER,
-            "most": BATCH,
+            "workers": _gateway_workers(gateways),
+            "before": self._core.now() - ASSUME_NO_SESSION_AFTER,
+            "most": MAX_BATCH,
         }
-        return _left(await self._core.store.fetch(Statement("push_left", params)))
+        return _sessions_of(
+            await self._core.store.fetch(Statement("push_sessions_to_kill", params))
+        )
 
     async def confirm_killed(
-        self, gone: SessionToKill, receipt: dict[str, Any], actor: str
+        self, session: SessionToKill, receipt: dict[str, Any], actor: str
     ) -> None:
-        """The session is gone: end what was asked to stop, or confirm what was given up.
+        """Records that a session is gone: ends a stopped attempt, or confirms an expired one's end.
 
-        Guarded by task and attempt: whoever killed the session need not have spawned it.
+        The write checks task and attempt, and no lease token: the process that killed the session
+        need not be the one that spawned it.
         """
 
         def choose(task: Task) -> Command | None:
-            asked = task.cancel_requested_at or task.pause_requested_at
-            if task.attempt != gone.attempt or task.status not in LEASED or asked is None:
+            stop_requested_at = task.cancel_requested_at or task.pause_requested_at
+            if (
+                task.attempt != session.attempt
+                or task.status not in LEASED
+                or stop_requested_at is None
+            ):
                 return None
             return commands.Expire(receipt=receipt)
 
         def script(cascade: Cascade) -> Script[bool]:
-            return bool((yield from cascade.apply_to_each([gone.task], choose)))
+            return bool((yield from cascade.apply_to_each([session.task], choose)))
 
         if not await self._core.run_with_cascade(script, actor):
-            await self._upkeep.confirm_gone([(gone.task, gone.attempt)], receipt, actor)
+            await self._maintenance.confirm_gone([(session.task, session.attempt)], receipt, actor)
 
-    async def _write(self, statement: Statement) -> Rows:
+    async def _execute(self, statement: Statement) -> Rows:
         def script() -> Script[Rows]:
             rows: Rows = yield statement
             return rows
 
-        return await self._core.store.once(script)
+        return await self._core.store.transact_one(script)
 
 
-def _agent(row: Row) -> AgentProfile | None:
+def _profile_of(row: Row) -> AgentProfile | None:
+    """Returns the agent's profile, or `None` if its row is invalid."""
     try:
         profile = msgspec.json.decode(row["profile"], type=AgentProfile)
     except (ValueError, msgspec.MsgspecError):
@@ -218,11 +236,12 @@ def _agent(row: Row) -> AgentProfile | None:
     return msgspec.structs.replace(profile, id=row["id"], version=row["version"], means=None)
 
 
-def _workers(gateways: Iterable[str]) -> list[str]:
-    return sorted(f"{GATEWAY}{name}" for name in gateways)
+def _gateway_workers(gateways: Iterable[str]) -> list[str]:
+    """Returns the worker ids under which the gateways hold leases."""
+    return sorted(f"{GATEWAY_PREFIX}{name}" for name in gateways)
 
 
-def _left(rows: Iterable[Row]) -> list[SessionToKill]:
+def _sessions_of(rows: Iterable[Row]) -> list[SessionToKill]:
     return [
         SessionToKill(row["id"], row["attempt"], row["worker"], row["session_key"]) for row in rows
     ]

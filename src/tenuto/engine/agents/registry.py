@@ -1,4 +1,4 @@
-"""Registry: the agents of a workspace as people and coordinators see them."""
+"""Agent registry: creates, changes, lists and terminates agents; heartbeats, health samples."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -12,23 +12,23 @@ from tenuto.model import bounds
 from tenuto.model.agents import lifecycle
 from tenuto.model.agents.lifecycle import STALE_AFTER_S, AgentTransition
 from tenuto.model.agents.matching import AgentProfile
-from tenuto.model.agents.messages import MOST_WAITING
+from tenuto.model.agents.messages import MAX_WAITING
 from tenuto.model.errors import Conflict, NotFound
 from tenuto.store.protocol import Row, Script, Statement
 
-BATCH = 500
+MAX_BATCH = 500
 SAMPLE_EVERY_S = 10
 """Seconds between two samples of an agent's health."""
 SAMPLES_KEPT = timedelta(hours=1)
-MOST_PRUNED = 20_000
-"""Samples removed at once: more than a thousand agents make between two prunings."""
-TAKEN_KEPT = timedelta(days=7)
-"""How long a taken message is kept; its client id is known for as long."""
+MAX_PRUNED = 20_000
+"""Health samples deleted per run: more than 1,000 agents write between two runs."""
+DEQUEUED_KEPT = timedelta(days=7)
+"""Age at which a dequeued message is deleted. Until then, its client id still deduplicates."""
 MAX_MEASURE = 1e12
 
 
 class AgentView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An agent as people see it."""
+    """An agent as the API and the CLI show it."""
 
     id: UUID
     name: str
@@ -60,7 +60,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class AgentToken(msgspec.Struct, frozen=True, rename="camel"):
-    """A key with which to work as the agent; shown once."""
+    """A token to work as the agent. The text is shown once, when it is created."""
 
     id: UUID
     token: str
@@ -68,7 +68,7 @@ class AgentToken(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class HealthSample(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How an agent said it was."""
+    """One health report of an agent. `at` is set when it is read from the store."""
 
     status: str = "healthy"
     current_task_id: UUID | None = None
@@ -80,7 +80,7 @@ class HealthSample(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class AgentHealth(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Whether an agent lives, and how it says it was, newest first."""
+    """An agent's status and its health samples, newest first. `current` is the newest sample."""
 
     id: UUID
     status: str
@@ -100,107 +100,116 @@ class AgentRegistry:
         self._workspace = workspace
 
     async def page(self, after: str | None, limit: int) -> list[AgentView]:
-        """Agents by name, after one of that name."""
-        bounds.number("limit", limit, 1, bounds.MAX_PAGE + 1)
+        """Returns at most `limit` agents in the order of their names, after the name `after`."""
+        bounds.check_number("limit", limit, 1, bounds.MAX_PAGE + 1)
         if after is not None:
-            bounds.text("cursor", after, bounds.MAX_TITLE)
+            bounds.check_text("cursor", after, bounds.MAX_TITLE)
         params = {"workspace": self._workspace, "after": after, "most": limit}
         rows = await self._core.store.fetch(Statement("agent_page", params))
         return [view_of(row, self._core.now()) for row in rows]
 
     async def show(self, agent: UUID) -> AgentView:
-        """One agent."""
-        return view_of(await self._row(agent), self._core.now())
+        """Returns one agent; raises `NotFound`."""
+        return view_of(await self._require_row(agent), self._core.now())
 
     async def profile(self, agent: UUID) -> AgentProfile:
-        """What matching knows of the agent; `Forbidden` once it was terminated."""
-        row = await self._row(agent)
+        """Returns the agent's profile for matching; `Forbidden` if the agent is terminated."""
+        row = await self._require_row(agent)
         if row["status"] == "TERMINATED":
-            raise lifecycle.refusal("TERMINATED")
+            raise lifecycle.claim_refusal("TERMINATED")
         return profile_of(row)
 
     async def profile_for_claim(self, agent: UUID) -> AgentProfile:
-        """What matching knows of the agent; `Forbidden` when it is to take no more tasks."""
-        row = await self._row(agent)
+        """Returns the agent's profile for a claim; `Forbidden` if it is draining or terminated."""
+        row = await self._require_row(agent)
         if row["status"] in lifecycle.ENDING:
-            raise lifecycle.refusal(row["status"])
+            raise lifecycle.claim_refusal(row["status"])
         return profile_of(row)
 
     async def put(
-        self, wanted: AgentProfile, *, managed: bool, by_id: bool = False
+        self, profile: AgentProfile, *, managed: bool, by_id: bool = False
     ) -> AgentProfile:
-        """Make an agent known by its name, or change it; answers it as it is kept.
+        """Creates an agent, or updates the agent with this name; returns the stored profile.
 
-        What people have said of an agent (`managed`) holds, whatever its worker brings. `by_id`
-        means the agent of that id: `Conflict` when the name is another's.
+        `managed` means that a user sends the profile: a worker cannot override these settings
+        later. With `by_id`, the profile's id must be that of the agent with this name: otherwise
+        raises `Conflict` (`name_taken`).
         """
-        if wanted.workspace != self._workspace:
-            raise NotFound(f"no workspace {wanted.workspace}")
-        asked = lifecycle.checked(wanted if managed else wanted.hosted())
+        if profile.workspace != self._workspace:
+            raise NotFound(f"no workspace {profile.workspace}, or no access to it")
+        requested = lifecycle.validate_profile(profile if managed else profile.with_worker_means())
 
         def script() -> Script[AgentProfile | None]:
-            named = {"workspace": self._workspace, "name": asked.name}
+            by_name = {"workspace": self._workspace, "name": requested.name}
             if managed:
-                yield Statement("lanes_moved", {"workspace": self._workspace})
-            rows = yield Statement("agent_named", named)
-            new, seen = asked, 0
-            if rows and by_id and rows[0]["id"] != asked.id:
-                raise Conflict(f"another agent is called {asked.name!r}", "name_taken")
+                yield Statement("lanes_version_increment", {"workspace": self._workspace})
+            rows = yield Statement("agent_by_name", by_name)
+            new, seen_version = requested, 0
+            if rows and by_id and rows[0]["id"] != requested.id:
+                text = (
+                    f"agent name {requested.name!r} is taken by another agent; choose another name"
+                )
+                raise Conflict(text, "name_taken")
             if rows:
-                new, seen = self._renewed(asked, rows[0], managed=managed), rows[0]["version"]
+                new, seen_version = (
+                    self._merge_profile(requested, rows[0], managed=managed),
+                    rows[0]["version"],
+                )
             now = self._core.now()
             params = {
                 "id": new.id,
-                "profile": bounds.json_text("profile", msgspec.to_builtins(new)),
+                "profile": bounds.to_json_text("profile", msgspec.to_builtins(new)),
                 "max_concurrent": new.max_concurrent,
                 "managed": managed,
             }
-            rows = yield Statement("agent_put", named | params | {"seen": seen, "now": now})
+            rows = yield Statement(
+                "agent_put", by_name | params | {"seen": seen_version, "now": now}
+            )
             if not rows:
                 return None
             if not managed:
-                heard = {"workspace": self._workspace, "names": [asked.name], "now": now}
-                yield Statement("agents_heard", heard | {"stale_s": STALE_AFTER_S})
+                heartbeat = {"workspace": self._workspace, "names": [requested.name], "now": now}
+                yield Statement("agents_alive", heartbeat | {"stale_s": STALE_AFTER_S})
             return msgspec.structs.replace(new, version=rows[0]["version"])
 
-        while (known := await self._core.store.transact(script)) is None:
-            pass  # somebody else made the name known at the same moment: look at what they said
-        return known
+        while (stored := await self._core.store.transact(script)) is None:
+            pass  # another process stored this name in between: read it again and merge
+        return stored
 
-    def _renewed(self, asked: AgentProfile, row: Row, *, managed: bool) -> AgentProfile:
-        """What is to be known of an agent that there is, under the id that it has."""
-        kept, new = _stored(row), asked
+    def _merge_profile(self, requested: AgentProfile, row: Row, *, managed: bool) -> AgentProfile:
+        """Merges a new profile into the stored one, which keeps its id; returns the result."""
+        stored, new = _stored_profile(row), requested
         if managed:
-            new = lifecycle.merge_user_profile(kept, asked, managed=bool(row["managed"]))
+            new = lifecycle.merge_user_profile(stored, requested, managed=bool(row["managed"]))
         elif row["managed"]:
-            new = lifecycle.merge_worker_profile(kept, asked)
+            new = lifecycle.merge_worker_profile(stored, requested)
         return msgspec.structs.replace(new, id=row["id"])
 
-    async def record_heartbeat(self, agent: UUID, said: HealthSample | None = None) -> int:
-        """Note that the agent lives, and how it says it is; how many messages wait for it.
+    async def record_heartbeat(self, agent: UUID, sample: HealthSample | None = None) -> int:
+        """Stores a heartbeat, with a health sample if given; returns how many messages wait.
 
-        A measure that cannot be is left out: nobody loses a lease over it.
+        An impossible measurement is left out, not refused: an agent must not lose a lease over it.
         """
         params = {
             "workspace": self._workspace,
             "id": agent,
             "now": self._core.now(),
             "stale_s": STALE_AFTER_S,
-            "most": MOST_WAITING,
+            "most": MAX_WAITING,
             "every": SAMPLE_EVERY_S,
         }
-        felt = [] if said is None else [_sample(said)]
+        samples = [] if sample is None else [_sample_row(sample)]
 
         def script() -> Script[Sequence[Row]]:
-            rows: Sequence[Row] = yield Statement("agent_seen", params, {"felt": felt})
+            rows: Sequence[Row] = yield Statement("agent_heartbeat", params, {"felt": samples})
             return rows
 
-        rows = await self._core.store.once(script)
+        rows = await self._core.store.transact_one(script)
         return rows[0]["messages"] if rows else 0
 
     async def health(self, agent: UUID, limit: int = 60) -> AgentHealth:
-        """Whether the agent lives, and how it said it was within the last hour."""
-        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
+        """Returns the agent's status and at most `limit` health samples of the last hour."""
+        bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
         view = await self.show(agent)
         params = {"workspace": self._workspace, "id": agent, "most": limit}
         rows = await self._core.store.fetch(Statement("agent_health", params))
@@ -208,7 +217,7 @@ class AgentRegistry:
         return AgentHealth(
             id=view.id,
             status=view.status,
-            healthy=view.status in lifecycle.LIVING,
+            healthy=view.status in lifecycle.ALIVE,
             last_heartbeat=view.last_heartbeat,
             stale_threshold_seconds=view.stale_threshold_seconds,
             running_tasks=view.running_tasks,
@@ -216,141 +225,157 @@ class AgentRegistry:
             history=history,
         )
 
-    async def end(self, agent: UUID, reason: str | None, actor: str | None) -> None:
-        """Let the agent take no more tasks; it is TERMINATED when the last of them has ended."""
-        bounds.text("reason", reason or "", bounds.MAX_ERROR)
+    async def drain(self, agent: UUID, reason: str | None, actor: str | None) -> None:
+        """Drains the agent: it claims no more tasks, and is TERMINATED once its last one ended."""
+        bounds.check_text("reason", reason or "", bounds.MAX_ERROR)
         data = None if reason is None else msgspec.json.encode({"reason": reason}).decode()
 
         def script() -> Script[None]:
-            # The lanes first, as claims lock the workspace before the agent.
-            yield Statement("lanes_moved", {"workspace": self._workspace})
-            rows = yield Statement("agent_held", {"workspace": self._workspace, "id": agent})
+            # Lock order: workspace (for its lanes version), then agent, as in claims.
+            yield Statement("lanes_version_increment", {"workspace": self._workspace})
+            rows = yield Statement("agent_locked", {"workspace": self._workspace, "id": agent})
             if not rows:
                 raise NotFound(f"no agent {agent}")
             if rows[0]["status"] == "TERMINATED":
-                raise Conflict("the agent was terminated", "agent_terminated")
+                text = f"agent {agent} is already terminated; delete it to use its name again"
+                raise Conflict(text, "agent_terminated")
             now = self._core.now()
-            verdict = lifecycle.ended(rows[0]["running"], now)
-            if verdict.status != rows[0]["status"]:
+            transition = lifecycle.drain_or_terminate(rows[0]["running"], now)
+            if transition.status != rows[0]["status"]:
                 params = {"now": now, "actor": actor}
-                yield Statement("agents_moved", params, {"moved": [_move(rows[0], verdict, data)]})
+                yield Statement(
+                    "agents_set_status",
+                    params,
+                    {"moved": [_transition_row(rows[0], transition, data)]},
+                )
 
         await self._core.store.transact(script)
 
-    async def forget(self, agent: UUID) -> None:
-        """Remove an agent that runs nothing."""
-        if not await self._write("agent_drop", agent):
-            await self._row(agent)
-            raise Conflict("the agent still runs tasks; terminate it first")
+    async def delete(self, agent: UUID) -> None:
+        """Deletes an agent; `Conflict` while it still runs tasks."""
+        if not await self._execute("agent_delete", agent):
+            await self._require_row(agent)
+            raise Conflict(f"agent {agent} still runs tasks; terminate it first")
 
-    async def _row(self, agent: UUID) -> Row:
+    async def _require_row(self, agent: UUID) -> Row:
+        """Returns the agent's row; raises `NotFound`."""
         params = {"workspace": self._workspace, "id": agent}
         rows = await self._core.store.fetch(Statement("agent", params))
         if not rows:
             raise NotFound(f"no agent {agent}")
         return rows[0]
 
-    async def _write(self, query: str, agent: UUID, **params: Any) -> Sequence[Row]:
-        wanted = Statement(query, {"workspace": self._workspace, "id": agent, **params})
+    async def _execute(self, query: str, agent: UUID, **params: Any) -> Sequence[Row]:
+        statement = Statement(query, {"workspace": self._workspace, "id": agent, **params})
 
         def script() -> Script[Sequence[Row]]:
-            rows: Sequence[Row] = yield wanted
+            rows: Sequence[Row] = yield statement
             return rows
 
-        return await self._core.store.once(script)
+        return await self._core.store.transact_one(script)
 
 
 class AgentMaintenance:
-    """What a coordinator does for agents, over all workspaces."""
+    """The coordinator's duties for the agents of all workspaces."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    async def stale_once(self, actor: str) -> int:
-        """Note which agents fell silent, and end those that were to end; answers how many moved."""
+    async def mark_stale_once(self, actor: str) -> int:
+        """Marks agents without heartbeats as stale and ends drained agents; returns how many."""
         now = self._core.now()
 
         def script() -> Script[int]:
-            rows = yield Statement("agents_due", {"now": now, "most": BATCH})
-            moves = []
+            rows = yield Statement("agents_due", {"now": now, "most": MAX_BATCH})
+            transitions = []
             for row in rows:
-                verdict = lifecycle.on_due(
-                    row["status"], row["running"], now, lost=bool(row["lost"])
+                transition = lifecycle.transition_when_due(
+                    row["status"], row["running"], now, lost_tasks=bool(row["lost"])
                 )
-                moves.append(_move(row, verdict, _silence(row, now)))
-            if moves:
-                yield Statement("agents_moved", {"now": now, "actor": actor}, {"moved": moves})
-            for workspace in sorted({move[1] for move in moves if move[3] == "TERMINATED"}):
-                yield Statement("lanes_moved", {"workspace": workspace})
-            return len(moves)
+                transitions.append(_transition_row(row, transition, _silence_data(row, now)))
+            if transitions:
+                yield Statement(
+                    "agents_set_status", {"now": now, "actor": actor}, {"moved": transitions}
+                )
+            for workspace in sorted(
+                {changed[1] for changed in transitions if changed[3] == "TERMINATED"}
+            ):
+                yield Statement("lanes_version_increment", {"workspace": workspace})
+            return len(transitions)
 
         return await self._core.store.transact(script)
 
     async def prune_once(self) -> int:
-        """Remove what agents said of themselves, and messages that they took, past their age."""
+        """Deletes old health samples and dequeued messages; returns how many rows."""
         now = self._core.now()
         statements = [
-            Statement("agent_health_prune", {"before": now - SAMPLES_KEPT, "most": MOST_PRUNED}),
-            Statement("messages_prune", {"before": now - TAKEN_KEPT, "most": BATCH}),
+            Statement("agent_health_prune", {"before": now - SAMPLES_KEPT, "most": MAX_PRUNED}),
+            Statement("messages_prune", {"before": now - DEQUEUED_KEPT, "most": MAX_BATCH}),
         ]
 
         def script() -> Script[int]:
-            n = 0
+            deleted = 0
             for statement in statements:
-                n += len((yield statement))
-            return n
+                deleted += len((yield statement))
+            return deleted
 
         return await self._core.store.transact(script)
 
 
-def _silence(row: Row, now: datetime) -> str | None:
-    seen = row["seen_at"]
-    if seen is None:
+def _silence_data(row: Row, now: datetime) -> str | None:
+    """Returns the event data (JSON) on an agent's last heartbeat, or `None` if it sent none."""
+    seen_at = row["seen_at"]
+    if seen_at is None:
         return None
-    said = {"lastHeartbeat": seen, "silentSeconds": int((now - seen).total_seconds())}
-    return msgspec.json.encode(said | {"running": row["running"]}).decode()
+    data = {"lastHeartbeat": seen_at, "silentSeconds": int((now - seen_at).total_seconds())}
+    return msgspec.json.encode(data | {"running": row["running"]}).decode()
 
 
-def _move(row: Row, verdict: AgentTransition, data: str | None) -> tuple[Any, ...]:
-    """A row for `agents_moved`; the version moves with the status, and is its event's number."""
-    version = row["version"] + (1 if verdict.kind is not None else 0)
+def _transition_row(row: Row, transition: AgentTransition, data: str | None) -> tuple[Any, ...]:
+    """Returns a row for the query `agents_set_status`.
+
+    The version grows with each status change, and numbers the event of that change.
+    """
+    version = row["version"] + (1 if transition.kind is not None else 0)
     return (
         row["id"],
         row["workspace"],
         row["name"],
-        verdict.status,
+        transition.status,
         version,
-        verdict.due_at,
-        verdict.kind,
-        verdict.level,
+        transition.due_at,
+        transition.kind,
+        transition.level,
         data,
     )
 
 
-def _sample(said: HealthSample) -> tuple[Any, ...]:
+def _sample_row(sample: HealthSample) -> tuple[Any, ...]:
+    """Returns the sample as a row for `agent_heartbeat`, shortened, without impossible values."""
     return (
-        bounds.clean(said.status, bounds.MAX_NAME),
-        said.current_task_id,
-        _measure(said.progress_percent, 100),
-        bounds.clean(said.current_step or "", bounds.MAX_TITLE) or None,
-        _measure(said.memory_mb, MAX_MEASURE),
-        _measure(said.cpu_percent, MAX_MEASURE),
+        bounds.make_storable(sample.status, bounds.MAX_NAME),
+        sample.current_task_id,
+        _valid_measurement(sample.progress_percent, 100),
+        bounds.make_storable(sample.current_step or "", bounds.MAX_TITLE) or None,
+        _valid_measurement(sample.memory_mb, MAX_MEASURE),
+        _valid_measurement(sample.cpu_percent, MAX_MEASURE),
     )
 
 
-def _measure(value: float | None, most: float) -> float | None:
-    return value if value is not None and 0 <= value <= most else None
+def _valid_measurement(value: float | None, maximum: float) -> float | None:
+    """Returns the value if it is between 0 and the maximum, otherwise `None`."""
+    return value if value is not None and 0 <= value <= maximum else None
 
 
 def claim_blockers(row: Row, now: datetime) -> list[str]:
-    """Why an agent takes nothing now, whatever it could take."""
-    seen = row["seen_at"]
+    """Returns the reasons why an agent can claim no task at all now."""
+    seen_at = row["seen_at"]
     return lifecycle.claim_blockers(
         lifecycle.current_status(row["status"], row["running"], row["due_at"], now),
         row["running"],
         row["max_concurrent"],
         row["kills"],
-        None if seen is None else (now - seen).total_seconds(),
+        None if seen_at is None else (now - seen_at).total_seconds(),
     )
 
 
@@ -366,20 +391,20 @@ def _health_sample(row: Row) -> HealthSample:
     )
 
 
-def _stored(row: Row) -> AgentProfile:
+def _stored_profile(row: Row) -> AgentProfile:
     return msgspec.json.decode(row["profile"], type=AgentProfile)
 
 
 def profile_of(row: Row) -> AgentProfile:
-    """What matching knows of an agent."""
-    kept = _stored(row)
-    means = lifecycle.means_of(kept)
-    return msgspec.structs.replace(kept, id=row["id"], version=row["version"], means=means)
+    """Returns the agent's profile for matching, from its row."""
+    stored = _stored_profile(row)
+    means = lifecycle.claim_means(stored)
+    return msgspec.structs.replace(stored, id=row["id"], version=row["version"], means=means)
 
 
 def view_of(row: Row, now: datetime) -> AgentView:
-    """An agent as people see it."""
-    profile = _stored(row)
+    """Returns the response object for an agent's row."""
+    profile = _stored_profile(row)
     return AgentView(
         id=row["id"],
         name=row["name"],
@@ -389,7 +414,7 @@ def view_of(row: Row, now: datetime) -> AgentView:
         account=profile.account,
         skills=profile.skills,
         tags=profile.tags,
-        task_types=lifecycle.types_of(profile),
+        task_types=lifecycle.claimable_types(profile),
         task_tags=profile.task_tags,
         capabilities=profile.capabilities,
         choose_rules=profile.choose_rules,

@@ -1,4 +1,4 @@
-"""What passes between a task and the tasks that its attempts made: ends upwards, cancels down."""
+"""The tree of subtasks: finished subtasks wake parents, cancelled parents cancel subtasks."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -9,10 +9,10 @@ import msgspec
 
 from tenuto.engine.limits.pending_quota import check_pending
 from tenuto.model.errors import Conflict
-from tenuto.model.flows.progress import CASCADE
+from tenuto.model.flows.progress import MAX_CASCADE_ROWS
 from tenuto.model.limits.budgets import HOLD as BUDGET
-from tenuto.model.limits.quota import Quota, effective, quota_of
-from tenuto.model.tasks.changes import PARKED_FOR
+from tenuto.model.limits.quota import Quota, effective_quota, parse_quota
+from tenuto.model.tasks.changes import HANDLER_HOLDS
 from tenuto.model.tasks.commands import Cancel, Command, Unpark
 from tenuto.model.tasks.task import TERMINAL, Status, Task, TaskChange
 from tenuto.store.protocol import Row, Rows, Script, Statement
@@ -20,68 +20,82 @@ from tenuto.store.protocol import Row, Rows, Script, Statement
 if TYPE_CHECKING:
     from tenuto.engine.flows.advance import Cascade
 
-BELOW = "below"
-"""The kind of work that is left of a cancel: the children of one task."""
-_ASKED = PARKED_FOR - {"children"} | {BUDGET}
-_WITH_IT = Cancel(reason="the task that it is part of was cancelled")
+CANCEL_BELOW = "below"
+"""Kind of deferred work: cancels the remaining children of one task."""
+_PERSON_HOLDS = HANDLER_HOLDS - {"children"} | {BUDGET}
+_CANCEL_WITH_PARENT = Cancel(reason="the parent task was cancelled")
 
 
 class SpawnLimits(msgspec.Struct, frozen=True):
-    """How far tasks may make tasks."""
+    """Limits of spawned subtasks."""
 
     deepest: int = 16
+    """Levels of subtasks below a task."""
     widest: int = 1000
+    """Children of one task."""
 
-    def check_limits_and_place(self, parent: Task, child: UUID, ceiling: Quota) -> Script[None]:
-        """Place a new child, or refuse it. The caller holds the parent, and has made the child.
+    def check_and_store_depth(self, parent: Task, child: UUID, ceiling: Quota) -> Script[None]:
+        """Checks the limits and stores the new child's depth; raises `Conflict` above a limit.
 
-        `ceiling` is what the operator allows any workspace.
+        The caller has locked the parent and has inserted the child. `ceiling` is the operator's
+        quota for every workspace.
         """
-        where = {"id": parent.id, "workspace": parent.workspace}
-        [room] = yield Statement("child_room", where)
-        depth = room["depth"] + 1
+        parent_key = {"id": parent.id, "workspace": parent.workspace}
+        [tree] = yield Statement("child_limits", parent_key)
+        depth = tree["depth"] + 1
         if depth > self.deepest:
             raise Conflict(
-                f"the child would stand {depth} levels deep, of {self.deepest} allowed",
+                f"subtask depth {depth} exceeds the limit of {self.deepest} (setting max_depth)",
                 "tree_too_deep",
             )
-        if room["children"] > self.widest:
-            raise Conflict(f"the task has {self.widest:,} children already", "too_many_children")
-        yield Statement("child_place", where | {"id": child, "depth": depth})
-        if effective(quota_of(room["quota"]), ceiling).pending is not None:
+        if tree["children"] > self.widest:
+            text = (
+                f"task {parent.id} has {self.widest:,} subtasks, the limit (setting max_children)"
+            )
+            raise Conflict(text, "too_many_children")
+        yield Statement("child_depth_set", parent_key | {"id": child, "depth": depth})
+        if effective_quota(parse_quota(tree["quota"]), ceiling).pending is not None:
             yield from check_pending(parent.workspace, ceiling)
 
 
-def wake_parents(cascade: "Cascade", ended: list[UUID]) -> Script[None]:
-    """Wake the tasks whose handlers waited for the last of these children.
+def wake_parents(cascade: "Cascade", finished: list[UUID]) -> Script[None]:
+    """Wakes parents that waited for these finished children and wait for no other child.
 
-    Whoever starts to wait holds the children, so each of them is seen by one of the two.
+    A parent that starts to wait locks its children. So every finished child is seen either by the
+    parent or by this function.
     """
-    rows = yield Statement("parents_waiting", {"ids": ended})
-    yield Statement("child_settle", {"ids": ended})
+    rows = yield Statement("parents_waiting", {"ids": finished})
+    yield Statement("child_wait_resolve", {"ids": finished})
     waiting = {row["id"] for row in rows}
     if not waiting:
         return
-    still = yield Statement("parents_still", {"ids": sorted(waiting)})
-    over = sorted(waiting - {row["id"] for row in still})
-    if over:
-        yield from cascade.apply_to_each(over, _woken)
+    still_waiting = yield Statement("parents_still_waiting", {"ids": sorted(waiting)})
+    ready = sorted(waiting - {row["id"] for row in still_waiting})
+    if ready:
+        yield from cascade.apply_to_each(ready, _unpark)
 
 
 def cancel_subtasks(cascade: "Cascade", parents: Sequence[tuple[UUID, UUID]]) -> Script[None]:
-    """Cancel the children of cancelled tasks, given by id and workspace; theirs follow."""
-    found: Rows = []
-    if cascade.spent < CASCADE:
-        found = yield Statement("children_live", {"most": CASCADE}, {"parent": sorted(parents)})
-    if cascade.spent >= CASCADE or len(found) == CASCADE:
+    """Cancels the children of cancelled tasks, given as (id, workspace) pairs.
+
+    The children of these children are cancelled in turn.
+    """
+    children: Rows = []
+    if cascade.rows_written < MAX_CASCADE_ROWS:
+        children = yield Statement(
+            "children_live", {"most": MAX_CASCADE_ROWS}, {"parent": sorted(parents)}
+        )
+    if cascade.rows_written >= MAX_CASCADE_ROWS or len(children) == MAX_CASCADE_ROWS:
         for task, workspace in parents:
-            cascade.defer(BELOW, task, workspace)
-    if found:
-        yield from cascade.apply_to_each([row["id"] for row in found], lambda _: _WITH_IT)
+            cascade.defer(CANCEL_BELOW, task, workspace)
+    if children:
+        yield from cascade.apply_to_each(
+            [row["id"] for row in children], lambda _: _CANCEL_WITH_PARENT
+        )
 
 
-def go_on(cascade: "Cascade", work: Row) -> Script[None]:
-    """Cancel more children of a task, unless somebody tries the task again meanwhile."""
+def continue_cancel(cascade: "Cascade", work: Row) -> Script[None]:
+    """Runs deferred work: cancels more children, unless the task was retried in the meantime."""
     rows = yield Statement("tasks_locked", {"ids": [work["subject"]]})
     for row in rows:
         if row["status"] == Status.CANCELLED or row["cancel_requested_at"] is not None:
@@ -89,34 +103,39 @@ def go_on(cascade: "Cascade", work: Row) -> Script[None]:
 
 
 def is_cancel(change: TaskChange) -> bool:
-    """Whether the change cancelled a task, or asked its owner to end it."""
+    """True if the change cancelled a task, or requested its running attempt to stop."""
     return change.event.kind in ("cancel_requested", "cancelled")
 
 
 def tasks_with_open_questions(changes: Sequence[TaskChange]) -> list[UUID]:
-    """The tasks that ended though they waited for people's answers."""
+    """Returns the ids of tasks that finished while they waited for an answer of a person."""
     return [
         change.task.id
         for change in changes
-        if change.task.status in TERMINAL and (change.task.hold or "").partition(":")[0] in _ASKED
+        if change.task.status in TERMINAL
+        and (change.task.hold or "").partition(":")[0] in _PERSON_HOLDS
     ]
 
 
-def close_forsaken(changes: Sequence[TaskChange], now: datetime, actor: str | None) -> Script[None]:
-    """Close what was put to people for tasks that ended though they waited for the answers."""
-    for asker in tasks_with_open_questions(changes):
-        yield closed(asker, now, actor)
+def close_open_questions(
+    changes: Sequence[TaskChange], now: datetime, actor: str | None
+) -> Script[None]:
+    """Closes the inbox items of tasks that finished while they waited for an answer."""
+    for task in tasks_with_open_questions(changes):
+        yield close_inbox_statement(task, now, actor)
 
 
-def closed(task: UUID, now: datetime, actor: str | None, kept: str | None = None) -> Statement:
-    """The statement that closes what was put to people for a task, but for one kind of question.
+def close_inbox_statement(
+    task: UUID, now: datetime, actor: str | None, kept: str | None = None
+) -> Statement:
+    """Returns the statement that closes a task's inbox items, except items of the kind `kept`.
 
-    Others below a task may wait for an answer about its budget, whatever becomes of itself.
+    A budget item is kept: subtasks can wait for its answer even after the task has finished.
     """
     params = {"task": task, "kept": kept, "now": now, "actor": actor}
     return Statement("inbox_close", params)
 
 
-def _woken(task: Task) -> Command:
+def _unpark(task: Task) -> Command:
     del task
     return Unpark()

@@ -1,7 +1,8 @@
-"""Waiting without a slot: for children, and for people. Each wait is one fenced transaction.
+"""Parks tasks until subtasks finish or people answer. Each wait is one fenced transaction.
 
-A handler that has to wait gives its attempt up. The task is woken by what it waits for, runs again
-from its start, and is then answered at once: children and answers are known by their keys.
+A handler that has to wait ends its attempt, which frees its slot. When the wait is over, the task
+runs again from its start. The same call then returns at once: results of subtasks and answers are
+stored under their keys.
 """
 
 import hashlib
@@ -12,14 +13,14 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.agents.escalation import escalate, lost
-from tenuto.engine.agents.subtask_tree import closed
+from tenuto.engine.agents.escalation import escalate, failed_for_good
+from tenuto.engine.agents.subtask_tree import close_inbox_statement
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.rows import decode
+from tenuto.engine.rows import decode_json
 from tenuto.engine.tasks.report import AttemptReporter
 from tenuto.engine.tenancy.encryption import TaskSecrets
-from tenuto.engine.tenancy.output_redaction import OWN, check_key
+from tenuto.engine.tenancy.output_redaction import ENGINE_PREFIX, check_key
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.limits.budgets import HOLD as BUDGET
@@ -28,12 +29,12 @@ from tenuto.model.tasks.decide import token_hash
 from tenuto.model.tasks.task import LEASED, TERMINAL, Fence, Outcome, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
-_PATH = 10_000
+_MAX_PATH = 10_000
 MAX_WAIT_S = 366 * 24 * 3600
 
 
 class Child(msgspec.Struct, frozen=True):
-    """How a child ended, or, when the wait was too long, how it is."""
+    """A finished subtask. If the wait timed out: an unfinished one, with its status then."""
 
     id: UUID
     key: str | None
@@ -43,14 +44,14 @@ class Child(msgspec.Struct, frozen=True):
 
 
 class WaitResult(msgspec.Struct, frozen=True):
-    """Whether the attempt is over because the task waits; if not, what it wanted to know."""
+    """`parked`: the attempt has ended, because the task waits. If false, `children` are given."""
 
     parked: bool
     children: list[Child] = []
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What a handler asks people; `default` is the answer when none comes in time."""
+    """A handler's question to people. `default` is the answer if none comes within `timeout_s`."""
 
     kind: Literal["approval", "question"]
     title: str
@@ -60,32 +61,32 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hold(self) -> str:
-        """What the task waits for meanwhile."""
+        """Returns the task's hold while it waits for the answer."""
         return "approval" if self.kind == "approval" else "input"
 
     def fallback(self) -> dict[str, Any]:
-        """What is recorded when nobody answers."""
+        """Returns the answer if none comes in time: the default; without one, a rejection."""
         if self.kind == "approval":
             return {"decision": "approved" if self.default else "rejected", "by": "timeout"}
         return {"answer": self.default, "by": "timeout"}
 
 
 class AskResult(msgspec.Struct, frozen=True):
-    """Whether the attempt is over because the task waits; if not, what was answered."""
+    """`parked`: the attempt has ended, because the task waits. If false, `answer` is given."""
 
     parked: bool
     answer: Any = None
 
 
 class AttemptWaits:
-    """What attempts of one workspace wait for."""
+    """Waits of attempts of one workspace, for subtasks and for answers of people."""
 
     def __init__(
-        self, core: Core, reporting: AttemptReporter, sealing: TaskSecrets, workspace: UUID
+        self, core: Core, reporter: AttemptReporter, secrets: TaskSecrets, workspace: UUID
     ) -> None:
         self._core = core
-        self._reporting = reporting
-        self._sealing = sealing
+        self._reporter = reporter
+        self._secrets = secrets
         self._workspace = workspace
 
     async def wait_for_children(
@@ -96,39 +97,44 @@ class AttemptWaits:
         key: str | None,
         actor: str | None,
     ) -> WaitResult:
-        """How these children ended, by id or key, or all that were made; else the task waits.
+        """Returns the results of these children (ids or keys; `None`: all), or parks the task.
 
-        `key` names the wait: repeated under it, the wait ends when the first one's time is over.
+        `key` names the wait. A repeated wait with the same key keeps the deadline of the first one.
         """
         _check_seconds(timeout_s)
         if names is not None:
-            bounds.number("the number of children", len(names), 0, self._core.tree.widest)
-        name = _wait_name(names, key)
+            bounds.check_number(
+                "the number of children", len(names), 0, self._core.spawn_limits.widest
+            )
+        step_name = _wait_step_name(names, key)
 
         def script(cascade: Cascade) -> Script[WaitResult]:
-            wanted = yield from self._named(fence.task, names)
-            where = {"parent": fence.task, "workspace": self._workspace}
-            rows = yield Statement("children_locked", where | {"ids": sorted(wanted)})
-            if missing := wanted.keys() - {row["id"] for row in rows}:
-                raise NotFound(f"the task has no child {min(map(str, missing))}")
+            requested = yield from self._find_children(fence.task, names)
+            parent_key = {"parent": fence.task, "workspace": self._workspace}
+            rows = yield Statement("children_locked", parent_key | {"ids": sorted(requested)})
+            if missing := requested.keys() - {row["id"] for row in rows}:
+                raise NotFound(f"task {fence.task} has no subtask {min(map(str, missing))}")
             open_ = [row["id"] for row in rows if Status(row["status"]) not in TERMINAL]
-            task = yield from self._owned(fence)
+            task = yield from self._lock_owned_task(fence)
             if task is None:
                 return WaitResult(parked=True)
-            until = yield from self._until(task, name, timeout_s)
-            late = yield from self._unfinished_children(task, name, until, rows)
+            until = yield from self._wait_deadline(task, step_name, timeout_s)
+            late = yield from self._unfinished_children(task, step_name, until, rows)
             if not open_ or late:
-                return WaitResult(parked=False, children=(yield from _results(wanted, late)))
-            path = {"from_ids": open_, "to_ids": [task.id], "most": _PATH}
+                return WaitResult(
+                    parked=False, children=(yield from _load_results(requested, late))
+                )
+            path = {"from_ids": open_, "to_ids": [task.id], "most": _MAX_PATH}
             if (yield Statement("dependency_path", path)):
-                raise Invalid("a child waits for the task that waits for it", "dependency_cycle")
+                text = f"a subtask depends on task {task.id}, which waits for that subtask"
+                raise Invalid(text, "dependency_cycle")
             if until is not None:
                 text = msgspec.json.encode({"until": until}).decode()
-                yield self._reporting.step(task, name, text, None)
+                yield self._reporter.step_statement(task, step_name, text, None)
             park = commands.Park(fence=fence, hold="children", wait_until=until)
             yield from self._park(cascade, task, park)
             ids = {"task": task.id, "workspace": self._workspace, "ids": open_}
-            yield Statement("child_await", ids)
+            yield Statement("child_wait_set", ids)
             return WaitResult(parked=True)
 
         return await self._core.run_with_cascade(script, actor)
@@ -136,24 +142,26 @@ class AttemptWaits:
     async def wait_for_people(
         self, fence: Fence, key: str, question: Question, actor: str | None
     ) -> AskResult:
-        """What people answered under the key; until they have, the task waits."""
+        """Returns the answer stored under the key; parks the task if there is none yet."""
         _check_seconds(question.timeout_s)
-        redactor = await self._sealing.redactor(fence)
+        redactor = await self._secrets.redactor(fence)
         check_key(key, redactor)
-        title = redactor.text(bounds.text("title", question.title, bounds.MAX_TITLE, empty=False))
-        body = redactor.json(bounds.json_text("body", question.body))
-        fallback = redactor.json(bounds.json_text("default", question.fallback()))
+        title = redactor.redact_text(
+            bounds.check_text("title", question.title, bounds.MAX_TITLE, empty=False)
+        )
+        body = redactor.redact_json(bounds.to_json_text("body", question.body))
+        fallback = redactor.redact_json(bounds.to_json_text("default", question.fallback()))
 
         def script(cascade: Cascade) -> Script[AskResult]:
-            task = yield from self._owned(fence)
+            task = yield from self._lock_owned_task(fence)
             if task is None:
                 return AskResult(parked=True)
-            known = yield Statement("step", {"id": task.id, "key": key})
-            if known:
-                return AskResult(parked=False, answer=_answer_of(known[0], key, question))
-            asked = yield Statement("inbox_asked", {"task": task.id, "key": key})
-            until = asked[0]["expires_at"] if asked else self._after(question.timeout_s)
-            if not asked:
+            steps = yield Statement("step", {"id": task.id, "key": key})
+            if steps:
+                return AskResult(parked=False, answer=_answer_of(steps[0], key, question))
+            existing = yield Statement("inbox_open_question", {"task": task.id, "key": key})
+            until = existing[0]["expires_at"] if existing else self._time_after(question.timeout_s)
+            if not existing:
                 item = {"key": key, "kind": question.kind, "title": title, "body": body}
                 yield self._store_question(task, item | {"fallback": fallback, "expires_at": until})
             park = commands.Park(fence=fence, hold=question.hold, wait_until=until)
@@ -163,99 +171,110 @@ class AttemptWaits:
         return await self._core.run_with_cascade(script, actor)
 
     def _store_question(self, task: Task, item: dict[str, Any]) -> Statement:
-        own = {"id": self._core.clock.new_id(), "task": task.id, "workspace": task.workspace}
-        return Statement("inbox_ask", item | own | {"now": self._core.now()})
+        """Returns the statement that adds the question to the inbox."""
+        own_fields = {"id": self._core.clock.new_id(), "task": task.id, "workspace": task.workspace}
+        return Statement("inbox_ask", item | own_fields | {"now": self._core.now()})
 
-    def _named(
+    def _find_children(
         self, task: UUID, names: Sequence[UUID | str] | None
     ) -> Script[dict[UUID, str | None]]:
-        """The children that are meant, in order, with their keys."""
+        """Returns the children with these ids or keys, in this order, each with its key."""
         rows = yield Statement("child_keys", {"id": task, "workspace": self._workspace})
         by_key: dict[str, UUID] = {row["key"]: row["child"] for row in rows}
         keys = {child: key for key, child in by_key.items()}
         if names is None:
             return dict(keys)
-        found: dict[UUID, str | None] = {}
+        children: dict[UUID, str | None] = {}
         for name in names:
-            child = name if isinstance(name, UUID) else by_key.get(name) or _id(name)
-            found[child] = keys.get(child)
-        return found
+            child = name if isinstance(name, UUID) else by_key.get(name) or _parse_child_id(name)
+            children[child] = keys.get(child)
+        return children
 
-    def _owned(self, fence: Fence) -> Script[Task | None]:
-        """The task, locked; nothing when this very attempt has given it up to wait already."""
+    def _lock_owned_task(self, fence: Fence) -> Script[Task | None]:
+        """Locks and returns the task; returns `None` if this attempt has parked it already."""
         try:
-            return (yield from self._reporting.lock_owned_task(fence))
+            return (yield from self._reporter.lock_owned_task(fence))
         except Conflict as error:
             if error.code != "lease_lost":
                 raise
             rows = yield Statement("tasks_locked", {"ids": [fence.task]})
             if rows and rows[0]["workspace"] == self._workspace and _already_parked(rows[0], fence):
-                return None  # the answer to the first message was lost
+                return None  # the response to the first call was lost
             raise
 
-    def _until(self, task: Task, name: str, timeout_s: float | None) -> Script[datetime | None]:
-        """When the wait is over: as it was said first."""
+    def _wait_deadline(
+        self, task: Task, step_name: str, timeout_s: float | None
+    ) -> Script[datetime | None]:
+        """Returns the deadline of the wait: the one stored by its first call, if there is one."""
         if timeout_s is None:
             return None
-        rows = yield Statement("step", {"id": task.id, "key": name})
+        rows = yield Statement("step", {"id": task.id, "key": step_name})
         if rows:
-            return msgspec.convert(decode(rows[0]["value"])["until"], datetime)
-        return self._after(timeout_s)
+            return msgspec.convert(decode_json(rows[0]["value"])["until"], datetime)
+        return self._time_after(timeout_s)
 
     def _unfinished_children(
-        self, task: Task, name: str, until: datetime | None, rows: Sequence[Row]
+        self, task: Task, step_name: str, until: datetime | None, rows: Sequence[Row]
     ) -> Script[dict[str, str]]:
-        """The children that had not ended when the wait was over, with the status they had.
+        """Returns the children that were unfinished at the deadline, with their status then.
 
-        Recorded: a handler that goes on without them takes the same way in every attempt.
+        The result is stored, so that a handler sees the same result in every attempt.
         """
         if until is None or until > self._core.now():
             return {}
-        over = f"{name} over"
-        known = yield Statement("step", {"id": task.id, "key": over})
-        if known:
-            return msgspec.convert(decode(known[0]["value"]), dict[str, str])
+        over_name = f"{step_name} over"
+        steps = yield Statement("step", {"id": task.id, "key": over_name})
+        if steps:
+            return msgspec.convert(decode_json(steps[0]["value"]), dict[str, str])
         statuses = {str(row["id"]): row["status"] for row in rows}
-        late = {child: now for child, now in statuses.items() if Status(now) not in TERMINAL}
+        late = {
+            child: status for child, status in statuses.items() if Status(status) not in TERMINAL
+        }
         if late:
-            yield self._reporting.step(task, over, msgspec.json.encode(late).decode(), None)
+            yield self._reporter.step_statement(
+                task, over_name, msgspec.json.encode(late).decode(), None
+            )
         return late
 
-    def _after(self, seconds: float | None) -> datetime | None:
+    def _time_after(self, seconds: float | None) -> datetime | None:
+        """Returns the time in that many seconds; `None` for no limit."""
         return None if seconds is None else self._core.now() + timedelta(seconds=seconds)
 
     def _park(self, cascade: Cascade, task: Task, park: commands.Park) -> Script[None]:
-        if task.status is Status.ASSIGNED:  # a session that speaks has begun
+        """Ends the attempt and parks its locked task; escalates if that makes the task fail."""
+        if task.status is Status.ASSIGNED:  # a session that reports has started
             begin = commands.Begin(fence=park.fence)
             yield from cascade.apply_to_each([task.id], lambda _: begin)
-        made = yield from cascade.apply_to_each([task.id], lambda _: park)
-        assert made, "the task is owned, and its row held"
-        if bad := lost([(made[-1], park)]):
-            # Nobody is there to hear an answer.
-            yield closed(task.id, self._core.now(), made[-1].event.actor, kept=BUDGET)
-            yield from escalate(self._core.clock, bad)
-        self._sealing.forget(park.fence)
+        changes = yield from cascade.apply_to_each([task.id], lambda _: park)
+        assert changes, "the attempt owns the task, and its row is locked"
+        if failed := failed_for_good([(changes[-1], park)]):
+            # The task has failed, so no attempt will read an answer.
+            yield close_inbox_statement(
+                task.id, self._core.now(), changes[-1].event.actor, kept=BUDGET
+            )
+            yield from escalate(self._core.clock, failed)
+        self._secrets.evict(park.fence)
 
 
 def _already_parked(row: Row, fence: Fence) -> bool:
-    """Whether this attempt was the last one at the task, and gave it up to wait."""
-    mine = row["attempt"] == fence.attempt and row["lease_token"] == token_hash(fence.token)
-    return mine and row["last_outcome"] == Outcome.PARKED and row["status"] not in LEASED
+    """True if this attempt was the last one of the task, and parked it."""
+    is_own = row["attempt"] == fence.attempt and row["lease_token"] == token_hash(fence.token)
+    return is_own and row["last_outcome"] == Outcome.PARKED and row["status"] not in LEASED
 
 
-def lapsed(core: Core, woken: Sequence[Task]) -> Script[None]:
-    """Answer for people who did not answer these tasks in time, as their handlers said."""
+def store_default_answers(core: Core, woken: Sequence[Task]) -> Script[None]:
+    """Stores the default answers of questions that no person answered in time."""
     now = core.now()
-    rows = yield Statement("inbox_lapsed", {"ids": sorted(task.id for task in woken), "now": now})
+    rows = yield Statement("inbox_expired", {"ids": sorted(task.id for task in woken), "now": now})
     attempts = {task.id: task.attempt for task in woken}
     for row in rows:
         yield answer_step(row, attempts[row["task"]], row["fallback"], now)
         decided = {"id": row["id"], "status": "EXPIRED", "decision": row["fallback"]}
-        yield Statement("inbox_decide", decided | {"actor": "timeout", "now": now})
+        yield Statement("inbox_answer", decided | {"actor": "timeout", "now": now})
 
 
 def answer_step(item: Row, attempt: int, text: str | None, now: datetime) -> Statement:
-    """The statement that records an answer for the handler that asked."""
+    """Returns the statement that stores an answer as a step of the handler that asked."""
     return Statement(
         "step_record",
         {
@@ -271,45 +290,50 @@ def answer_step(item: Row, attempt: int, text: str | None, now: datetime) -> Sta
 
 
 def _answer_of(step: Row, key: str, question: Question) -> Any:
-    value = decode(step["value"])
+    """Returns the answer in a step; `Conflict` (`step_conflict`) if it is another kind of step."""
+    value = decode_json(step["value"])
     field = "decision" if question.kind == "approval" else "answer"
     if not isinstance(value, dict) or field not in value:
-        raise Conflict(f"step {key!r} is no answer of people", "step_conflict")
+        text = f"key {key!r} is used by a step that is not an answer; choose another key"
+        raise Conflict(text, "step_conflict")
     return value
 
 
-def _results(wanted: dict[UUID, str | None], late: dict[str, str]) -> Script[list[Child]]:
-    rows = yield Statement("child_results", {"ids": sorted(wanted)})
-    known = {row["id"]: row for row in rows}
+def _load_results(requested: dict[UUID, str | None], late: dict[str, str]) -> Script[list[Child]]:
+    """Returns the results of these children; `late` ones only with their status at the deadline."""
+    rows = yield Statement("child_results", {"ids": sorted(requested)})
+    by_id = {row["id"]: row for row in rows}
     return [
         Child(child, key, late[str(child)])
         if str(child) in late
         else Child(
             id=child,
             key=key,
-            status=known[child]["status"],
-            output=decode(known[child]["output"]),
-            error=known[child]["last_error"],
+            status=by_id[child]["status"],
+            output=decode_json(by_id[child]["output"]),
+            error=by_id[child]["last_error"],
         )
-        for child, key in wanted.items()
+        for child, key in requested.items()
     ]
 
 
-def _wait_name(names: Sequence[UUID | str] | None, key: str | None) -> str:
-    """The key of the step that keeps when a wait is over; nothing can be read from it."""
-    bounds.text("key", key or "", bounds.MAX_TITLE)
-    said = key or "\n".join(map(str, names or ()))
-    digest = hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
-    return f"{OWN}wait {digest[:32]}"
+def _wait_step_name(names: Sequence[UUID | str] | None, key: str | None) -> str:
+    """Returns the key of the step that stores a wait's deadline; a hash hides the names."""
+    bounds.check_text("key", key or "", bounds.MAX_TITLE)
+    text = key or "\n".join(map(str, names or ()))
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{ENGINE_PREFIX}wait {digest[:32]}"
 
 
 def _check_seconds(seconds: float | None) -> None:
+    """Raises `Invalid` if a timeout is negative or longer than `MAX_WAIT_S`."""
     if seconds is not None:
-        bounds.number("timeout", seconds, 0, MAX_WAIT_S)
+        bounds.check_number("timeout", seconds, 0, MAX_WAIT_S)
 
 
-def _id(name: str) -> UUID:
+def _parse_child_id(name: str) -> UUID:
+    """Returns the id; raises `NotFound` if the name is neither a child's key nor an id."""
     try:
         return UUID(name)
     except ValueError:
-        raise NotFound(f"the task has no child {name[:60]!r}") from None
+        raise NotFound(f"the task has no subtask {name[:60]!r}") from None

@@ -1,4 +1,4 @@
-"""Workers as the registry knows them: that they live, that they go, that they are to end."""
+"""The registry of worker processes: heartbeats, shutdown reports and drain requests."""
 
 from collections.abc import Sequence
 from uuid import UUID
@@ -13,47 +13,50 @@ from tenuto.model.errors import NotFound
 from tenuto.store.protocol import Row, Script, Statement
 
 
-async def beat(core: Core, workspace: UUID, who: WorkerInfo, registered_by: UUID | None) -> bool:
-    """Note that a worker lives, or that it is going; answers whether it is asked to end.
+async def record_heartbeat(
+    core: Core, workspace: UUID, worker: WorkerInfo, registered_by: UUID | None
+) -> bool:
+    """Stores a worker's heartbeat or shutdown; returns true if it was asked to drain.
 
-    `registered_by` is the agent whose own token says so: `NotFound` for a worker of others.
+    `registered_by` is the agent whose token is used; `None` for other tokens. Raises `NotFound`
+    if that agent did not register the worker.
     """
-    for text in (who.worker, who.host, who.status, *who.agents):
-        bounds.text("worker", text, bounds.MAX_TITLE)
-    for field, number in (("pid", who.pid), ("slots", who.slots)):
-        bounds.number(field, number, 0, bounds.MAX_COUNT)
+    for text in (worker.worker, worker.host, worker.status, *worker.agents):
+        bounds.check_text("worker", text, bounds.MAX_TITLE)
+    for field, number in (("pid", worker.pid), ("slots", worker.slots)):
+        bounds.check_number(field, number, 0, bounds.MAX_COUNT)
     params = {
-        "id": who.worker,
+        "id": worker.worker,
         "workspace": workspace,
-        "host": who.host,
-        "pid": who.pid,
-        "agents": msgspec.json.encode(who.agents).decode(),
-        "slots": who.slots,
-        "status": who.status,
+        "host": worker.host,
+        "pid": worker.pid,
+        "agents": msgspec.json.encode(worker.agents).decode(),
+        "slots": worker.slots,
+        "status": worker.status,
         "now": core.now(),
-        "names": who.agents,
+        "names": worker.agents,
         "stale_s": STALE_AFTER_S,
         "registered_by": registered_by,
     }
 
     def script() -> Script[bool]:
-        rows = yield Statement("worker_beat", params)
+        rows = yield Statement("worker_heartbeat", params)
         if not rows:
-            raise NotFound(f"no worker {who.worker!r}")
+            raise NotFound(f"no worker {worker.worker!r}")
         return rows[0]["drain_requested_at"] is not None
 
-    return await core.store.once(script)
+    return await core.store.transact_one(script)
 
 
 async def drain(core: Core, workspace: UUID, worker: str) -> None:
-    """Ask a worker to take no more tasks, finish or give back what it runs, and end."""
-    bounds.text("worker", worker, bounds.MAX_TITLE, empty=False)
+    """Requests that a worker claims no more tasks, finishes or releases its tasks, and exits."""
+    bounds.check_text("worker", worker, bounds.MAX_TITLE, empty=False)
     params = {"workspace": workspace, "id": worker, "now": core.now()}
 
     def script() -> Script[Sequence[Row]]:
         rows: Sequence[Row] = yield Statement("worker_drain", params)
         return rows
 
-    if not await core.store.once(script):
-        raise NotFound(f"no worker {worker!r} is at work")
-    core.wakeups.announce({f"worker:{worker}"})
+    if not await core.store.transact_one(script):
+        raise NotFound(f"no live worker {worker!r}")
+    core.wakeups.notify({f"worker:{worker}"})

@@ -11,34 +11,34 @@ import msgspec
 from tenuto.clock import Clock
 from tenuto.engine.flows.activation_rows import (
     ActivationRequest,
-    context_text,
-    for_item,
-    hold_of,
-    named,
+    encode_context,
+    initial_hold,
     new_group,
+    task_for_item,
+    with_flow_settings,
 )
 from tenuto.engine.flows.outcomes import hold_if_paused
 from tenuto.engine.flows.plans import PlanCache
-from tenuto.engine.flows.rows import awaiting, context_of, flow_of, group_of, is_paused
+from tenuto.engine.flows.rows import context_of, flow_of, group_of, is_paused, waiters_statement
 from tenuto.engine.rows import (
-    STATUS,
+    STATUS_COLUMN,
     FlowPosition,
     Rows,
     add_labels,
     body_row,
-    decode,
+    decode_json,
+    empty_rows,
     hot_row,
-    insert,
-    no_rows,
+    insert_statement,
 )
 from tenuto.model.agents.matching import Requirements, lane_id
 from tenuto.model.bounds import MAX_LANES
 from tenuto.model.flows.definition import Foreach
 from tenuto.model.flows.plan import Plan
 from tenuto.model.flows.progress import (
-    CASCADE,
     FLOW_OPEN,
     GROUP_OPEN,
+    MAX_CASCADE_ROWS,
     ActivationContext,
     Flow,
     FlowStatus,
@@ -53,48 +53,51 @@ from tenuto.store.protocol import Row, Script, Statement
 if TYPE_CHECKING:
     from tenuto.engine.flows.advance import Cascade
 
-Fresh = Callable[[Requirements, datetime], bool]
-"""Whether a lane was seen to exist so lately that it still does."""
-LATECOMERS = 1_000_000
-"""Slots from here on are of children that joined a run."""
+IsFreshLane = Callable[[Requirements, datetime], bool]
+"""True if the lane was confirmed recently enough that it cannot have been pruned since."""
+ADDED_SLOT_BASE = 1_000_000
+"""Children that were added to a group have slots above this number."""
 
 
 class ActivationResult(msgspec.Struct):
-    """What came of births."""
+    """The outcome of an activation batch."""
 
     lanes: set[int]
+    """Ids of lanes in which a task became claimable."""
     acts: list[tuple[UUID, UUID]]
-    """Control tasks that nobody but the engine does, and their workspaces."""
+    """Control tasks that the engine itself runs, with their workspaces."""
     refused: list[ActivationRequest]
+    """Jumps beyond the flow's step budget."""
     empty: list[Group]
+    """Groups without children of their own."""
 
 
 class AddedChild(msgspec.Struct, frozen=True):
-    """A child that was added to a group under way."""
+    """A task that was added to an open group."""
 
     id: UUID
     slot: int
     mine: bool
-    """Whether it runs at once, as nobody else is in its way."""
+    """True if it has its turn: no other child has to run before it."""
     lanes: set[int]
     acts: list[tuple[UUID, UUID]]
 
 
 class _NewChild(msgspec.Struct, frozen=True, kw_only=True):
-    """A task to be made."""
+    """A task to insert."""
 
     new: NewTask
     id: UUID
-    place: FlowPosition
+    position: FlowPosition
     hold: str | None
-    needs: tuple[tuple[UUID, bool], ...] = ()
-    """What it waits for, and whether that has ended well already."""
-    print: str | None = None
-    """By what a repeated submit of it is known."""
+    dependencies: tuple[tuple[UUID, bool], ...] = ()
+    """The tasks it depends on, each with True if it is COMPLETED already."""
+    fingerprint: str | None = None
+    """Identifies a repeated submit of the same task."""
 
 
 class ActivationBatch:
-    """What is to begin. `run` is a script."""
+    """Activation requests of one transaction. `run` is a script."""
 
     def __init__(
         self,
@@ -102,296 +105,315 @@ class ActivationBatch:
         plans: PlanCache,
         actor: str | None,
         now: datetime,
-        is_fresh: Fresh,
+        is_fresh: IsFreshLane,
     ) -> None:
         self._is_fresh = is_fresh
-        self.touched: list[Requirements] = []
-        """The lanes that were marked as used."""
+        self.touched_lanes: list[Requirements] = []
+        """The lanes whose last use was recorded."""
         self._clock = clock
         self._plans = plans
         self._actor = actor
         self._now = now
-        self._births: list[ActivationRequest] = []
-        self._growing: list[Group] = []
-        self._paused: set[UUID | None] = set()
-        """Groups concerned that are paused, or around which one is."""
+        self._requests: list[ActivationRequest] = []
+        self._expanding: list[Group] = []
+        self._paused_groups: set[UUID | None] = set()
+        """Ids of groups that are paused or inside a paused group."""
 
     @property
-    def waiting(self) -> bool:
-        return bool(self._births or self._growing)
+    def has_work(self) -> bool:
+        return bool(self._requests or self._expanding)
 
-    def add(self, birth: ActivationRequest) -> None:
-        self._births.append(birth)
+    def add(self, request: ActivationRequest) -> None:
+        self._requests.append(request)
 
     def continue_group(self, group: Group) -> None:
-        """Make the children of a group that are still to be made."""
-        self._growing.append(group)
+        """Queues the creation of a group's remaining children."""
+        self._expanding.append(group)
 
     def run(self, cascade: "Cascade") -> Script[ActivationResult]:
-        """Make what is waiting to begin."""
-        grown = ActivationResult(set(), [], [], [])
-        births, self._births = self._births, []
-        growing, self._growing = self._growing, []
-        groups = yield from self._groups(births, growing)
+        """Creates the requested tasks and groups, up to `MAX_CASCADE_ROWS`."""
+        result = ActivationResult(set(), [], [], [])
+        requests, self._requests = self._requests, []
+        expanding, self._expanding = self._expanding, []
+        groups = yield from self._lock_groups(requests, expanding)
         by_flow: defaultdict[UUID, list[ActivationRequest]] = defaultdict(list)
-        for birth in births:
-            if birth.group is None or groups[birth.group].status in GROUP_OPEN:
-                by_flow[birth.flow].append(birth)
-        flows = yield from self._flows({*by_flow, *(group.flow for group in growing)})
-        for flow, wanted in by_flow.items():
-            yield from self._activate(flows[flow], wanted, cascade, grown)
-        for group in growing:
-            yield from self._expand_group(flows[group.flow], groups[group.id], cascade, grown)
-        return grown
+        for request in requests:
+            if request.group is None or groups[request.group].status in GROUP_OPEN:
+                by_flow[request.flow].append(request)
+        flows = yield from self._lock_flows({*by_flow, *(group.flow for group in expanding)})
+        for flow, flow_requests in by_flow.items():
+            yield from self._activate(flows[flow], flow_requests, cascade, result)
+        for group in expanding:
+            yield from self._expand_group(flows[group.flow], groups[group.id], cascade, result)
+        return result
 
-    def _groups(
-        self, births: list[ActivationRequest], growing: list[Group]
+    def _lock_groups(
+        self, requests: list[ActivationRequest], expanding: list[Group]
     ) -> Script[dict[UUID, Group]]:
-        """The groups concerned as they are now: in one that has ended, nothing begins."""
-        ids = {each.group for each in births if each.group is not None}
-        ids |= {group.id for group in growing}
+        """Locks and returns the groups by id; nothing is activated in a finished group."""
+        ids = {request.group for request in requests if request.group is not None}
+        ids |= {group.id for group in expanding}
         if not ids:
             return {}
         rows = yield Statement("groups_locked", {"ids": sorted(ids)})
         groups = {row["id"]: group_of(row) for row in rows}
-        yield from self._note_paused(groups)
+        yield from self._find_paused_groups(groups)
         return groups
 
-    def _note_paused(self, groups: dict[UUID, Group]) -> Script[None]:
-        """Note which of the groups are paused, or inside of one that is."""
-        known = dict(groups)
+    def _find_paused_groups(self, groups: dict[UUID, Group]) -> Script[None]:
+        """Remembers which of the groups are paused or inside a paused group."""
+        by_id = dict(groups)
         for group in groups.values():
-            around = group
-            while around.status is not GroupStatus.PAUSED and around.parent is not None:
-                if around.parent not in known:
-                    rows = yield Statement("groups_locked", {"ids": [around.parent]})
-                    known[around.parent] = group_of(rows[0])
-                around = known[around.parent]
-            if around.status is GroupStatus.PAUSED:
-                self._paused.add(group.id)
+            ancestor = group
+            while ancestor.status is not GroupStatus.PAUSED and ancestor.parent is not None:
+                if ancestor.parent not in by_id:
+                    rows = yield Statement("groups_locked", {"ids": [ancestor.parent]})
+                    by_id[ancestor.parent] = group_of(rows[0])
+                ancestor = by_id[ancestor.parent]
+            if ancestor.status is GroupStatus.PAUSED:
+                self._paused_groups.add(group.id)
 
-    def _flows(self, ids: set[UUID]) -> Script[dict[UUID, Flow]]:
+    def _lock_flows(self, ids: set[UUID]) -> Script[dict[UUID, Flow]]:
         rows = yield Statement("flows_locked", {"ids": sorted(ids)})
         return {row["id"]: flow_of(row) for row in rows}
 
     def _activate(
         self,
         flow: Flow,
-        births: list[ActivationRequest],
+        requests: list[ActivationRequest],
         cascade: "Cascade",
-        grown: ActivationResult,
+        result: ActivationResult,
     ) -> Script[None]:
         if flow.status not in FLOW_OPEN:
             return
-        plan = yield from self._plans.plan(flow.id)
-        jumps = sum(birth.jump for birth in births)
+        plan = yield from self._plans.load_plan(flow.id)
+        jumps = sum(request.jump for request in requests)
         if jumps:
-            flow = yield from self._charge_step_budget(flow, births, cascade, grown)
-        keys = [birth.of or birth.key if birth.foreach else birth.key for birth in births]
-        counts = yield from self._activations(flow.id, keys)
+            flow = yield from self._charge_step_budget(flow, requests, cascade, result)
+        keys = [
+            request.of or request.key if request.foreach else request.key for request in requests
+        ]
+        counts = yield from self._load_activation_counts(flow.id, keys)
         children = []
-        for birth in births:
-            if birth in grown.refused:
+        for request in requests:
+            if request in result.refused:
                 continue
-            if birth.foreach is not None or birth.key in plan.groups:
-                yield from self._group(flow, plan, birth, counts)
+            if request.foreach is not None or request.key in plan.groups:
+                yield from self._insert_group(flow, plan, request, counts)
             else:
-                children.append(self._task(flow, plan, birth, counts))
-        yield from self._insert(flow, children, cascade, grown)
+                children.append(self._child_for_request(flow, plan, request, counts))
+        yield from self._insert_children(flow, children, cascade, result)
 
     def _charge_step_budget(
         self,
         flow: Flow,
-        births: list[ActivationRequest],
+        requests: list[ActivationRequest],
         cascade: "Cascade",
-        grown: ActivationResult,
+        result: ActivationResult,
     ) -> Script[Flow]:
-        """Count the jumps against the flow's budget; those beyond it are refused."""
-        jumps = [birth for birth in births if birth.jump]
+        """Counts jumps against the flow's step budget; adds those beyond it to `refused`."""
+        jumps = [request for request in requests if request.jump]
         refused = jumps[flow.steps_left :]
-        grown.refused += refused
-        after = msgspec.structs.replace(flow, steps_left=max(flow.steps_left - len(jumps), 0))
+        result.refused += refused
+        charged = msgspec.structs.replace(flow, steps_left=max(flow.steps_left - len(jumps), 0))
         if refused:
-            why = f"{refused[0].of!r} would jump once more, and the flow has no jump left"
-            yield cascade.flow_change(after, "step_budget", "ERROR", why)
-            return msgspec.structs.replace(after, version=after.version + 1)
-        yield cascade.flow_change(after)
-        return after
+            message = f"{refused[0].of!r} cannot jump: the step budget of the flow is used up"
+            yield cascade.flow_change(charged, "step_budget", "ERROR", message)
+            return msgspec.structs.replace(charged, version=charged.version + 1)
+        yield cascade.flow_change(charged)
+        return charged
 
-    def _activations(self, flow: UUID, keys: Sequence[str]) -> Script[dict[str, int]]:
+    def _load_activation_counts(self, flow: UUID, keys: Sequence[str]) -> Script[dict[str, int]]:
         counts: defaultdict[str, int] = defaultdict(int)
         rows = yield Statement("activations", {"flow": flow, "keys": sorted(set(keys))})
         counts |= {row["key"]: row["activation"] for row in rows}
         return counts
 
-    def _task(
-        self, flow: Flow, plan: Plan, birth: ActivationRequest, counts: dict[str, int]
+    def _child_for_request(
+        self, flow: Flow, plan: Plan, request: ActivationRequest, counts: dict[str, int]
     ) -> _NewChild:
-        counts[birth.key] += 1
-        prompts = () if birth.prompt is None else (birth.prompt,)
-        context = ActivationContext(groups=birth.groups, prompts=prompts)
-        new = msgspec.structs.replace(plan.tasks[birth.key], depends_on=[])
-        new = named(new, birth.key, flow)
+        """Returns the task of a request; counts its activation in `counts`."""
+        counts[request.key] += 1
+        prompts = () if request.prompt is None else (request.prompt,)
+        context = ActivationContext(groups=request.groups, prompts=prompts)
+        new = msgspec.structs.replace(plan.tasks[request.key], depends_on=[])
+        new = with_flow_settings(new, request.key, flow)
         return _NewChild(
             new=new,
-            id=birth.id or self._clock.new_id(),
-            place=FlowPosition(
+            id=request.id or self._clock.new_id(),
+            position=FlowPosition(
                 flow=flow.id,
-                group=birth.group,
-                slot=birth.slot,
-                activation=counts[birth.key],
-                follows=birth.follows,
-                context=context_text(context),
+                group=request.group,
+                slot=request.slot,
+                activation=counts[request.key],
+                follows=request.follows,
+                context=encode_context(context),
             ),
-            hold=hold_of(new, "paused" if self._is_paused(flow, birth.group) else None),
+            hold=initial_hold(new, "paused" if self._is_paused(flow, request.group) else None),
         )
 
     def _is_paused(self, flow: Flow, group: UUID | None) -> bool:
-        """Whether what begins there waits for the end of a pause."""
-        return flow.status is FlowStatus.PAUSED or group in self._paused
+        """True if tasks activated in the flow or group now must wait until it is resumed."""
+        return flow.status is FlowStatus.PAUSED or group in self._paused_groups
 
-    def first(self, plan: Plan, birth: ActivationRequest) -> Rows | None:
-        """The rows of a key's first task in a flow that runs; `None` where more has to be done."""
-        known = self._plans.running(birth.flow)
-        if known is None or birth.key not in plan.tasks:
+    def first_task_rows(self, plan: Plan, request: ActivationRequest) -> Rows | None:
+        """Returns the rows of a key's first task in a running flow, from caches alone.
+
+        `None` if the activation needs more than these rows.
+        """
+        cached = self._plans.cached_flow(request.flow)
+        if cached is None or request.key not in plan.tasks:
             return None
-        flow, given = known
-        child = self._task(flow, plan, birth, defaultdict(int))
+        flow, flow_input = cached
+        child = self._child_for_request(flow, plan, request, defaultdict(int))
         if child.hold is not None:
             return None
-        rows, lanes = no_rows(), dict[Requirements, int]()
-        self._build_rows(flow, child, rows, lanes, given)
-        return rows if all(self._is_fresh(needs, self._now) for needs in lanes) else None
+        rows, lanes = empty_rows(), dict[Requirements, int]()
+        self._build_rows(flow, child, rows, lanes, flow_input)
+        return rows if all(self._is_fresh(reqs, self._now) for reqs in lanes) else None
 
-    def _group(
-        self, flow: Flow, plan: Plan, birth: ActivationRequest, counts: dict[str, int]
+    def _insert_group(
+        self, flow: Flow, plan: Plan, request: ActivationRequest, counts: dict[str, int]
     ) -> Script[None]:
-        key = (birth.of or birth.key) if birth.foreach is not None else birth.key
+        key = (request.of or request.key) if request.foreach is not None else request.key
         counts[key] += 1
-        group, row = new_group(self._clock.new_id(), flow, plan, birth, key, counts[key], self._now)
+        group, row = new_group(
+            self._clock.new_id(), flow, plan, request, key, counts[key], self._now
+        )
         params = {"now": self._now, "actor": self._actor}
         yield Statement("group_insert", params, {"born": [row]})
-        self._growing.append(group)
-
-    # The children of groups.
+        self._expanding.append(group)
 
     def _expand_group(
-        self, flow: Flow, group: Group, cascade: "Cascade", grown: ActivationResult
+        self, flow: Flow, group: Group, cascade: "Cascade", result: ActivationResult
     ) -> Script[None]:
         if flow.status not in FLOW_OPEN or group.status not in GROUP_OPEN:
             return
         if group.total == 0:
-            grown.empty.append(group)
+            result.empty.append(group)
             return
-        room = CASCADE - cascade.spent
-        if room <= 0:
+        rows_left = MAX_CASCADE_ROWS - cascade.rows_written
+        if rows_left <= 0:
             cascade.defer("expand", group.id, group.workspace)
             return
-        end = min(group.total, group.made + room)
+        end = min(group.total, group.made + rows_left)
         turn = group.turn
         if group.kind == "sequential" and turn is None:
             turn = group.made
-        yield from self._make(flow, group, range(group.made, end), turn, cascade, grown)
+        yield from self._create_children(flow, group, range(group.made, end), turn, cascade, result)
         yield cascade.group_change(msgspec.structs.replace(group, made=end, turn=turn))
         if end < group.total:
             cascade.defer("expand", group.id, group.workspace)
 
-    def _make(
+    def _create_children(
         self,
         flow: Flow,
         group: Group,
         slots: range,
         turn: int | None,
         cascade: "Cascade",
-        grown: ActivationResult,
+        result: ActivationResult,
     ) -> Script[None]:
-        """Make the children of these slots; in a sequence only the one whose turn it is can run."""
-        plan = yield from self._plans.plan(flow.id)
-        specs = yield from self._specs(plan, group, slots)
-        counts = yield from self._activations(flow.id, [key for key, _, _ in specs])
-        deps = yield from self._needs(plan, group, slots)
+        """Creates the children in these slots; in a sequence only the child at `turn` can run."""
+        plan = yield from self._plans.load_plan(flow.id)
+        specs = yield from self._load_child_specs(plan, group, slots)
+        counts = yield from self._load_activation_counts(flow.id, [key for key, _, _ in specs])
+        deps = yield from self._load_sibling_links(plan, group, slots)
         children: list[_NewChild] = []
         nested: list[tuple[Any, ...]] = []
         groups = (*context_of(group.context).groups, group.key)
         for slot, (key, new, item) in zip(slots, specs, strict=True):
             counts[key] += 1
-            mine = group.kind == "parallel" or slot == turn
+            has_turn = group.kind == "parallel" or slot == turn
             if new is None:
-                birth = ActivationRequest(
+                request = ActivationRequest(
                     flow=flow.id, group=group.id, slot=slot, key=key, groups=groups
                 )
-                nested.append(self._nested(flow, plan, birth, counts[key], mine=mine))
+                nested.append(
+                    self._nested_group_row(flow, plan, request, counts[key], has_turn=has_turn)
+                )
             else:
-                child = self._child(
-                    flow, group, slot, key, new, item, counts[key], deps, groups, mine=mine
+                child = self._group_child(
+                    flow, group, slot, key, new, item, counts[key], deps, groups, has_turn=has_turn
                 )
                 children.append(child)
         if nested:
             params = {"now": self._now, "actor": self._actor}
             yield Statement("group_insert", params, {"born": nested})
-            cascade.spent += len(nested)
-        yield from self._insert(flow, children, cascade, grown)
+            cascade.rows_written += len(nested)
+        yield from self._insert_children(flow, children, cascade, result)
         yield from self._add_dependencies(flow, children, deps["found"], cascade)
         if self._is_paused(flow, group.id):
             yield from cascade.apply_to_each([child.id for child in children], hold_if_paused)
 
     def _add_dependencies(
-        self, flow: Flow, children: list[_NewChild], found: dict[UUID, Row], cascade: "Cascade"
+        self, flow: Flow, children: list[_NewChild], existing: dict[UUID, Row], cascade: "Cascade"
     ) -> Script[None]:
-        """Count the children with those that they wait for and that were there before."""
-        counts = Counter(need for child in children for need, _ in child.needs if need in found)
+        """Counts the children as dependents of tasks that existed before them."""
+        counts = Counter(
+            dep for child in children for dep, _ in child.dependencies if dep in existing
+        )
         if not counts:
             return
-        yield awaiting(counts, found)
-        missed = {need for child in children for need, met in child.needs if not met}
-        for need in sorted(missed & counts.keys()):
-            if Status(found[need]["status"]) in TERMINAL:
-                cascade.defer("dependents", need, flow.workspace)  # it ended badly before they came
+        yield waiters_statement(counts, existing)
+        unmet = {dep for child in children for dep, met in child.dependencies if not met}
+        for dep in sorted(unmet & counts.keys()):
+            if Status(existing[dep]["status"]) in TERMINAL:
+                cascade.defer("dependents", dep, flow.workspace)  # it ended badly before they came
 
-    def _nested(
-        self, flow: Flow, plan: Plan, birth: ActivationRequest, activation: int, *, mine: bool
+    def _nested_group_row(
+        self, flow: Flow, plan: Plan, request: ActivationRequest, activation: int, *, has_turn: bool
     ) -> tuple[Any, ...]:
-        """The row of a group in a group; it runs at once when that is its turn."""
-        status = GroupStatus.RUNNING if mine else GroupStatus.WAITING
-        born, row = new_group(
-            self._clock.new_id(), flow, plan, birth, birth.key, activation, self._now, status
+        """Returns the row of a nested group; with its turn, also queues its children."""
+        status = GroupStatus.RUNNING if has_turn else GroupStatus.WAITING
+        group, row = new_group(
+            self._clock.new_id(), flow, plan, request, request.key, activation, self._now, status
         )
-        if mine:
-            self._growing.append(born)
+        if has_turn:
+            self._expanding.append(group)
         return row
 
-    def joined(self, group: Group, new: NewTask, cascade: "Cascade") -> Script["AddedChild"]:
-        """A child that the plan does not know of; its slot is after those of the plan."""
+    def add_child(self, group: Group, new: NewTask, cascade: "Cascade") -> Script["AddedChild"]:
+        """Inserts a task that is not in the plan, in a slot after those of the plan."""
         paused = yield from is_paused(group)
         if paused:
-            self._paused.add(group.id)
+            self._paused_groups.add(group.id)
         flows = yield Statement("flows_locked", {"ids": [group.flow]})
         flow = flow_of(flows[0])
         rows = yield Statement("last_slot", {"parent": group.id, "workspace": group.workspace})
-        slot = max(rows[0]["slot"] or 0, LATECOMERS) + 1
-        key = new.key or f"joined-{slot - LATECOMERS}"
-        counts = yield from self._activations(flow.id, [key])
+        slot = max(rows[0]["slot"] or 0, ADDED_SLOT_BASE) + 1
+        key = new.key or f"joined-{slot - ADDED_SLOT_BASE}"
+        counts = yield from self._load_activation_counts(flow.id, [key])
         groups = (*context_of(group.context).groups, group.key)
-        mine = group.status is not GroupStatus.WAITING and (
+        has_turn = group.status is not GroupStatus.WAITING and (
             group.kind == "parallel" or (group.turn is None and group.made == group.total)
         )
-        own = new.id or self._clock.new_id()
-        nobody: dict[str, Any] = {"ids": {slot: own}, "needs": {}, "found": {}}
-        plain = msgspec.structs.replace(new, depends_on=[])
-        child = self._child(
-            flow, group, slot, key, plain, None, counts[key] + 1, nobody, groups, mine=mine
+        task_id = new.id or self._clock.new_id()
+        no_dependencies: dict[str, Any] = {"ids": {slot: task_id}, "needs": {}, "found": {}}
+        independent = msgspec.structs.replace(new, depends_on=[])
+        child = self._group_child(
+            flow,
+            group,
+            slot,
+            key,
+            independent,
+            None,
+            counts[key] + 1,
+            no_dependencies,
+            groups,
+            has_turn=has_turn,
         )
-        child = msgspec.structs.replace(child, print=fingerprint(new))
-        grown = ActivationResult(set(), [], [], [])
-        yield from self._insert(flow, [child], cascade, grown)
+        child = msgspec.structs.replace(child, fingerprint=fingerprint(new))
+        result = ActivationResult(set(), [], [], [])
+        yield from self._insert_children(flow, [child], cascade, result)
         if paused:
             yield from cascade.apply_to_each([child.id], hold_if_paused)
-        return AddedChild(child.id, slot, mine, grown.lanes, grown.acts)
+        return AddedChild(child.id, slot, has_turn, result.lanes, result.acts)
 
-    def _specs(
+    def _load_child_specs(
         self, plan: Plan, group: Group, slots: range
     ) -> Script[list[tuple[str, NewTask | None, tuple[Any, int] | None]]]:
-        """The children's keys, definitions where they are tasks, and items where they have any."""
+        """Returns (key, definition of a task or `None`, (item, index) or `None`) per slot."""
         spec = plan.groups.get(group.key)
         if spec is not None:
             keys = spec.children[slots.start : slots.stop]
@@ -400,10 +422,10 @@ class ActivationBatch:
         assert isinstance(control, Foreach)
         rows = yield Statement("group_items", {"id": group.id})
         template = plan.tasks[control.template]
-        items: list[Any] = decode(rows[0]["items"])
+        items: list[Any] = decode_json(rows[0]["items"])
         return [(control.template, template, (items[index], index)) for index in slots]
 
-    def _child(
+    def _group_child(
         self,
         flow: Flow,
         group: Group,
@@ -415,75 +437,78 @@ class ActivationBatch:
         deps: dict[str, Any],
         groups: tuple[str, ...],
         *,
-        mine: bool,
+        has_turn: bool,
     ) -> _NewChild:
         context = ActivationContext(groups=groups)
         if item is not None:
             context = ActivationContext(groups=groups, item=item[0], index=item[1])
-            new = for_item(new, *item)
+            new = task_for_item(new, *item)
         paused = self._is_paused(flow, group.id)
-        first = "turn" if not mine else ("paused" if paused else None)
-        new = named(new, key, flow)
-        needs = tuple(deps["needs"][name] for name in new.depends_on)
+        base_hold = "turn" if not has_turn else ("paused" if paused else None)
+        new = with_flow_settings(new, key, flow)
+        dependencies = tuple(deps["needs"][name] for name in new.depends_on)
         return _NewChild(
             new=new,
             id=deps["ids"][slot],
-            place=FlowPosition(
+            position=FlowPosition(
                 flow=flow.id,
                 group=group.id,
                 slot=slot,
                 activation=activation,
                 follows=group.follows,
-                context=context_text(context),
+                context=encode_context(context),
             ),
-            hold=hold_of(new, first),
-            needs=needs,
+            hold=initial_hold(new, base_hold),
+            dependencies=dependencies,
         )
 
-    def _needs(self, plan: Plan, group: Group, slots: range) -> Script[dict[str, Any]]:
-        """The children's ids, and where they wait for each other how those needed stand."""
+    def _load_sibling_links(self, plan: Plan, group: Group, slots: range) -> Script[dict[str, Any]]:
+        """Returns the children's ids, their dependencies by key, and existing siblings' rows."""
         spec = plan.groups.get(group.key)
-        if spec is None or group.key not in (yield from self._plans.tied(group.flow)):
-            fresh = zip(slots, self._clock.new_ids(len(slots)), strict=True)
-            return {"ids": dict(fresh), "needs": {}, "found": {}}
+        if spec is None or group.key not in (
+            yield from self._plans.load_dependent_groups(group.flow)
+        ):
+            new_ids = zip(slots, self._clock.new_ids(len(slots)), strict=True)
+            return {"ids": dict(new_ids), "needs": {}, "found": {}}
         ids = {slot: uuid5(group.id, str(slot)) for slot in range(group.total)}
         by_key = {key: ids[slot] for slot, key in enumerate(spec.children)}
-        earlier = sorted(ids[slot] for slot in range(slots.start))
-        found: dict[UUID, Row] = {}
-        if earlier:
-            params = {"workspace": group.workspace, "ids": earlier}
-            rows = yield Statement("needed", params)
-            found = {row["id"]: row for row in rows}
-        needs = {
-            key: (task, task in found and found[task]["status"] == Status.COMPLETED)
+        earlier_ids = sorted(ids[slot] for slot in range(slots.start))
+        existing: dict[UUID, Row] = {}
+        if earlier_ids:
+            params = {"workspace": group.workspace, "ids": earlier_ids}
+            rows = yield Statement("dependency_targets_locked", params)
+            existing = {row["id"]: row for row in rows}
+        dependencies = {
+            key: (task, task in existing and existing[task]["status"] == Status.COMPLETED)
             for key, task in by_key.items()
         }
-        return {"ids": ids, "needs": needs, "found": found}
+        return {"ids": ids, "needs": dependencies, "found": existing}
 
-    def _insert(
-        self, flow: Flow, children: list[_NewChild], cascade: "Cascade", grown: ActivationResult
+    def _insert_children(
+        self, flow: Flow, children: list[_NewChild], cascade: "Cascade", result: ActivationResult
     ) -> Script[None]:
+        """Inserts the tasks and records the use of their lanes; extends `result`."""
         if not children:
             return
-        rows = no_rows()
+        rows = empty_rows()
         lanes: dict[Requirements, int] = {}
-        given = yield from self._plans.input(flow.id)
-        counts = Counter(need for child in children for need, _ in child.needs)
+        flow_input = yield from self._plans.load_input(flow.id)
+        counts = Counter(dep for child in children for dep, _ in child.dependencies)
         for child in children:
-            self._build_rows(flow, child, rows, lanes, given, counts[child.id] or None)
-            hot = rows["hot"][-1]
-            if hot[STATUS] is Status.PENDING:
-                grown.lanes.add(hot[2])
-            elif child.hold == "act" and all(met for _, met in child.needs):
-                grown.acts.append((child.id, flow.workspace))
-        stale = {n: lane for n, lane in lanes.items() if not self._is_fresh(n, self._now)}
+            self._build_rows(flow, child, rows, lanes, flow_input, counts[child.id] or None)
+            row = rows["hot"][-1]
+            if row[STATUS_COLUMN] is Status.PENDING:
+                result.lanes.add(row[2])
+            elif child.hold == "act" and all(met for _, met in child.dependencies):
+                result.acts.append((child.id, flow.workspace))
+        stale = {reqs: lane for reqs, lane in lanes.items() if not self._is_fresh(reqs, self._now)}
         if stale:
             params = {"now": self._now, "most": MAX_LANES}
-            wanted = sorted((lane, flow.workspace, needs.key()) for needs, lane in stale.items())
-            yield Statement("lane_touch", params, {"wanted": wanted})
-            self.touched += stale
-        yield insert("submit_new", rows, self._now)
-        cascade.spent += len(children)
+            lane_rows = sorted((lane, flow.workspace, reqs.key()) for reqs, lane in stale.items())
+            yield Statement("lane_touch", params, {"wanted": lane_rows})
+            self.touched_lanes += stale
+        yield insert_statement("submit_new", rows, self._now)
+        cascade.rows_written += len(children)
 
     def _build_rows(
         self,
@@ -491,27 +516,28 @@ class ActivationBatch:
         child: _NewChild,
         rows: Rows,
         lanes: dict[Requirements, int],
-        given: Any,
+        flow_input: Any,
         awaited: int | None = None,
     ) -> None:
+        """Adds a new task's rows to `rows`, its lane to `lanes`; `awaited` siblings wait for it."""
         new = child.new
         if new.input is None:
-            new = msgspec.structs.replace(new, input=given)
-        needs = requirements(new, flow.workspace)
-        lane = lanes.get(needs)
+            new = msgspec.structs.replace(new, input=flow_input)
+        reqs = requirements(new, flow.workspace)
+        lane = lanes.get(reqs)
         if lane is None:
-            lane = lanes[needs] = lane_id(needs.key())
-        unmet = sum(not met for _, met in child.needs)
+            lane = lanes[reqs] = lane_id(reqs.key())
+        unmet = sum(not met for _, met in child.dependencies)
         rows["body"].append(
             body_row(
                 new,
                 child.id,
                 flow.workspace,
-                child.print,
+                child.fingerprint,
                 self._actor,
                 None,
                 flow.trace_id,
-                child.place,
+                child.position,
             )
         )
         rows["hot"].append(
@@ -525,10 +551,10 @@ class ActivationBatch:
                 hold=child.hold,
                 unmet=unmet or None,
                 watched=True,
-                awaited=awaited,
+                waiter_count=awaited,
             )
         )
         add_labels(rows, new, child.id, flow.workspace)
         rows["dependency"] += [
-            (child.id, need, flow.workspace, met, False) for need, met in child.needs
+            (child.id, dep, flow.workspace, met, False) for dep, met in child.dependencies
         ]

@@ -1,4 +1,4 @@
-"""What begins in a flow, and how it is spelled out: the pure part of births."""
+"""Builds the tasks and group rows of activations. Pure: reads and writes nothing."""
 
 from datetime import datetime
 from typing import Any
@@ -9,49 +9,50 @@ import msgspec
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import Foreach, Order
 from tenuto.model.flows.plan import Plan
-from tenuto.model.flows.progress import ActivationContext, Flow, Group, GroupStatus, with_item
+from tenuto.model.flows.progress import ActivationContext, Flow, Group, GroupStatus, fill_template
 from tenuto.model.tasks.submission import NewTask
 
 
 class ActivationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is to begin in a slot: a key's task or group, or the run of a foreach."""
+    """A request to start the task or group with a key, or a foreach run, in a slot."""
 
     flow: UUID
     group: UUID | None
     slot: int
     key: str
     of: str | None = None
-    """The key of what it follows; the run of a foreach goes by it."""
+    """The key of the predecessor; the run of a foreach has this key."""
     follows: UUID | None = None
+    """The task whose result is the `previous` input of the new task."""
     groups: tuple[str, ...] = ()
     prompt: str | None = None
     jump: bool = False
     foreach: Foreach | None = None
     items: list[Any] | None = None
     id: UUID | None = None
-    """The task's id where somebody has been told of it already."""
+    """The id of the new task, if it was returned to a caller already; `None` creates one."""
 
 
 def new_group(
     id_: UUID,
     flow: Flow,
     plan: Plan,
-    birth: ActivationRequest,
+    request: ActivationRequest,
     key: str,
     activation: int,
     now: datetime,
     status: GroupStatus = GroupStatus.RUNNING,
 ) -> tuple[Group, tuple[Any, ...]]:
-    """A run of a group, or of a foreach's items, and its row."""
-    if birth.foreach is not None:
-        order: Order = birth.foreach.order
-        join, title = birth.foreach.join, f"{plan.tasks[key].title} (items)"
-        total, items = len(birth.items or []), msgspec.json.encode(birth.items).decode()
+    """Returns a new run of a group or of a foreach's items, and its row to insert."""
+    if request.foreach is not None:
+        order: Order = request.foreach.order
+        join, title = request.foreach.join, f"{plan.tasks[key].title} (items)"
+        total, items = len(request.items or []), msgspec.json.encode(request.items).decode()
     else:
         spec = plan.groups[key]
         order, join, title = spec.order, spec.join, spec.title
         total, items = len(spec.children), None
-    context = ActivationContext(groups=birth.groups)
+    context = ActivationContext(groups=request.groups)
     group = Group(
         id=id_,
         workspace=flow.workspace,
@@ -59,29 +60,30 @@ def new_group(
         key=key,
         title=title,
         activation=activation,
-        parent=birth.group,
-        slot=birth.slot,
+        parent=request.group,
+        slot=request.slot,
         kind=order,
         status=status,
         join_policy=join,
-        depth=len(birth.groups) + 1,
+        depth=len(request.groups) + 1,
         total=total,
         made=0,
         open=total,
         succeeded=0,
         failed=0,
         turn=None,
-        follows=birth.follows,
-        context=context_text(context),
+        follows=request.follows,
+        context=encode_context(context),
         version=1,
         created_at=now,
         updated_at=now,
         finished_at=None,
     )
-    return group, _row(group, items)
+    return group, _group_row(group, items)
 
 
-def _row(group: Group, items: str | None) -> tuple[Any, ...]:
+def _group_row(group: Group, items: str | None) -> tuple[Any, ...]:
+    """Returns the columns of `group_insert`, in its order."""
     return (
         group.id,
         group.workspace,
@@ -103,36 +105,38 @@ def _row(group: Group, items: str | None) -> tuple[Any, ...]:
     )
 
 
-def for_item(template: NewTask, item: Any, index: int) -> NewTask:
+def task_for_item(template: NewTask, item: Any, index: int) -> NewTask:
+    """Returns the template's task for one item of a foreach, with placeholders replaced."""
     value = {"item": item, "index": index} if template.input is None else template.input
     try:
         return msgspec.structs.replace(
             template,
-            title=with_item(template.title, item, index)[:255],
-            prompt=with_item(template.prompt, item, index),
-            description=with_item(template.description, item, index),
-            input=value if template.input is None else with_item(value, item, index),
+            title=fill_template(template.title, item, index)[:255],
+            prompt=fill_template(template.prompt, item, index),
+            description=fill_template(template.description, item, index),
+            input=value if template.input is None else fill_template(value, item, index),
         )
     except Invalid as error:
-        # Seen by whoever runs the item: the others are not to suffer for one.
+        # The error goes to the handler of this item; the other items run as usual.
         return msgspec.structs.replace(template, input={"item": item, "error": error.message})
 
 
-def named(new: NewTask, key: str, flow: Flow) -> NewTask:
-    """A definition as the flow runs it: under its key, with the flow's priority if it has one."""
+def with_flow_settings(new: NewTask, key: str, flow: Flow) -> NewTask:
+    """Returns a task definition with its key and, if the flow has one, the flow's priority."""
     changes: dict[str, Any] = {"key": key, "blocks": []}
     if flow.priority is not None:
         changes["priority"] = flow.priority
     return msgspec.structs.replace(new, **changes)
 
 
-def hold_of(new: NewTask, first: str | None) -> str | None:
-    """What a new task waits for before anything of its own; the engine acts where no agent does."""
-    acts = new.kind == "approval" or (new.control is not None and new.prompt is None)
-    if not acts:
-        return first
-    return "act" if first is None else f"{first}:act"
+def initial_hold(new: NewTask, base_hold: str | None) -> str | None:
+    """Returns the hold of a new task; adds `act` if the engine runs it instead of an agent."""
+    by_engine = new.kind == "approval" or (new.control is not None and new.prompt is None)
+    if not by_engine:
+        return base_hold
+    return "act" if base_hold is None else f"{base_hold}:act"
 
 
-def context_text(context: ActivationContext) -> str | None:
+def encode_context(context: ActivationContext) -> str | None:
+    """Returns the context as JSON; `None` if it is empty."""
     return None if context == ActivationContext() else msgspec.json.encode(context).decode()

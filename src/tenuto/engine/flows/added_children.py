@@ -1,44 +1,49 @@
-"""Those that joined a parallel group before its turn, and have theirs with it."""
+"""Starts children that were added to a parallel group before the group started."""
 
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from tenuto.engine.flows.outcomes import start_on_turn
 from tenuto.engine.flows.rows import group_of
-from tenuto.engine.rows import decode
-from tenuto.model.flows.progress import CASCADE, GROUP_OPEN, Group, GroupStatus
+from tenuto.engine.rows import decode_json
+from tenuto.model.flows.progress import GROUP_OPEN, MAX_CASCADE_ROWS, Group, GroupStatus
 from tenuto.store.protocol import Row, Script, Statement
 
 if TYPE_CHECKING:
     from tenuto.engine.flows.advance import Cascade
 
-ADMIT = "admit"
-"""The kind of work that is left where too many have joined."""
+START_ADDED = "admit"
+"""The kind of deferred work that starts the rest of more than `MAX_CASCADE_ROWS` children."""
 
 
 def start_added_children(
     cascade: "Cascade", group: Group, after: UUID | None = None
 ) -> Script[None]:
-    """Let the group's tasks run that wait for their turn, beyond a bound later, by id `after` one.
+    """Starts the group's tasks that wait for their turn, in order of their ids, after `after`.
 
-    The caller holds the group.
+    Defers those beyond `MAX_CASCADE_ROWS`. The caller has locked the group.
     """
-    if cascade.spent >= CASCADE:
-        cascade.defer(ADMIT, group.id, group.workspace, {"after": after})
+    if cascade.rows_written >= MAX_CASCADE_ROWS:
+        cascade.defer(START_ADDED, group.id, group.workspace, {"after": after})
         return
-    params = {"group_id": group.id, "workspace": group.workspace, "after": after, "most": CASCADE}
-    rows = yield Statement("waiting_in_turn", params)
+    params = {
+        "group_id": group.id,
+        "workspace": group.workspace,
+        "after": after,
+        "most": MAX_CASCADE_ROWS,
+    }
+    rows = yield Statement("children_waiting_for_turn", params)
     ids = [row["id"] for row in rows]
-    if len(ids) == CASCADE:
-        cascade.defer(ADMIT, group.id, group.workspace, {"after": ids[-1]})
+    if len(ids) == MAX_CASCADE_ROWS:
+        cascade.defer(START_ADDED, group.id, group.workspace, {"after": ids[-1]})
     if ids:
         yield from cascade.apply_to_each(ids, start_on_turn)
 
 
-def go_on(cascade: "Cascade", work: Row) -> Script[None]:
-    """A piece of work: let more of a group's tasks run, unless it has ended or waits itself."""
+def run_deferred(cascade: "Cascade", work: Row) -> Script[None]:
+    """Deferred work: starts more of a group's added tasks, if the group runs or is paused."""
     rows = yield Statement("groups_locked", {"ids": [work["subject"]]})
     group = group_of(rows[0])
-    after = decode(work["data"])["after"]
+    after = decode_json(work["data"])["after"]
     if group.status in GROUP_OPEN - {GroupStatus.WAITING}:
         yield from start_added_children(cascade, group, None if after is None else UUID(after))

@@ -1,7 +1,7 @@
-"""What follows in the same transaction when tasks end: dependents, joins, successors.
+"""Writes all follow-ups of finished tasks in the same transaction: dependents, joins, successors.
 
-A cascade lives as long as its transaction. Rows are locked in one order: tasks, groups, flows, each
-by id. What goes beyond a bound is kept as `flow_work` and done by whoever comes next.
+A cascade lives as long as its transaction. It locks rows in one order: tasks, groups, flows, each
+by id. Work beyond `MAX_CASCADE_ROWS` is stored as `flow_work` rows and runs in later transactions.
 """
 
 from collections import Counter, defaultdict
@@ -14,51 +14,43 @@ import msgspec
 
 from tenuto.clock import Clock
 from tenuto.engine.agents.subtask_tree import (
-    BELOW,
+    CANCEL_BELOW,
     cancel_subtasks,
-    close_forsaken,
-    closed,
+    close_inbox_statement,
+    close_open_questions,
     is_cancel,
     wake_parents,
 )
 from tenuto.engine.flows import added_children
-from tenuto.engine.flows.activation import ActivationBatch, ActivationResult, Fresh
+from tenuto.engine.flows.activation import ActivationBatch, ActivationResult, IsFreshLane
 from tenuto.engine.flows.activation_rows import ActivationRequest
 from tenuto.engine.flows.outcomes import (
     FinishedTask,
     SlotOutcome,
-    birth,
-    cancelled,
+    activation_request,
+    cancel_child,
     command_for_dependent,
-    end_of_group,
-    group_birth,
-    group_next,
-    handed_on,
+    group_activation_request,
+    group_outcome,
+    group_successor,
     is_met,
     is_plain_success,
-    place_of_turn,
-    skipped,
+    next_child_params,
+    result_source,
+    skip_child,
     start_on_turn,
 )
 from tenuto.engine.flows.plans import PlanCache
-from tenuto.engine.flows.routing import next_step, question
-from tenuto.engine.flows.rows import (
-    AuditNote,
-    control_of,
-    flow_of,
-    flow_statement,
-    group_of,
-    group_statement,
-)
+from tenuto.engine.flows.routing import ask_for_approval, next_step
+from tenuto.engine.flows.rows import AuditNote, flow_of, flow_statement, group_of, group_statement
 from tenuto.engine.limits.concurrency import PermitChanges
-from tenuto.engine.rows import CorruptRow, task_of, write_changes
+from tenuto.engine.rows import CorruptRow, changes_statement, parse_task
 from tenuto.model.agents.matching import Requirements
 from tenuto.model.errors import TenutoError
-from tenuto.model.flows.definition import Approval
 from tenuto.model.flows.progress import (
-    CASCADE,
     FLOW_OPEN,
     GROUP_OPEN,
+    MAX_CASCADE_ROWS,
     ControlTaskFailed,
     Flow,
     FlowStatus,
@@ -66,9 +58,9 @@ from tenuto.model.flows.progress import (
     GroupStatus,
     NextStep,
     SlotResult,
-    end_of,
-    flow_end,
+    flow_end_status,
     join_status,
+    slot_result,
     with_ended_slots,
 )
 from tenuto.model.tasks import commands
@@ -80,168 +72,183 @@ from tenuto.store.protocol import Row, Script, Statement
 
 
 class Cascade:
-    """One transaction's consequences. Its public methods are scripts."""
+    """Collects and writes the follow-ups of one transaction. Methods that write are scripts."""
 
     def __init__(
         self,
         clock: Clock,
         plans: PlanCache,
         actor: str | None,
-        is_fresh: Fresh,
+        is_fresh: IsFreshLane,
         *,
         strict: bool = False,
     ) -> None:
         self._strict = strict
-        """Whether a control task that turns out unfit may still be failed by the caller."""
+        """True if `ControlTaskFailed` is raised to the caller, who can still fail the task."""
         self._clock = clock
         self._plans = plans
         self._actor = actor
         self._now = clock.now()
-        self._births = ActivationBatch(clock, plans, actor, self._now, is_fresh)
-        self._ended: list[FinishedTask] = []
-        self._steps: dict[UUID, NextStep | None] = {}
-        self._slots: list[SlotOutcome] = []
-        self._acts: list[tuple[UUID, UUID]] = []
-        self._rest: list[tuple[Group, bool]] = []
-        self._below: list[tuple[UUID, UUID]] = []
-        self._work: list[tuple[Any, ...]] = []
-        self.turns = PermitChanges()
-        """Who of those with a concurrency key came and went."""
-        self.spent = 0
+        self._activation = ActivationBatch(clock, plans, actor, self._now, is_fresh)
+        self._finished: list[FinishedTask] = []
+        self._next_steps: dict[UUID, NextStep | None] = {}
+        self._outcomes: list[SlotOutcome] = []
+        self._controls: list[tuple[UUID, UUID]] = []
+        self._closing: list[tuple[Group, bool]] = []
+        self._cancelled: list[tuple[UUID, UUID]] = []
+        self._deferred: list[tuple[Any, ...]] = []
+        self.permits = PermitChanges()
+        """Requests and releases of concurrency permits."""
+        self.rows_written = 0
+        """Rows counted against `MAX_CASCADE_ROWS`."""
         self.changes: list[TaskChange] = []
-        """Changes that workers are to be told of once they are durable."""
+        """Task changes to notify workers of after the commit."""
         self.lanes: set[int] = set()
-        """Lanes in which something became claimable."""
-        self.unfinished = False
-        """Whether something was left for later."""
+        """Ids of lanes in which a task became claimable."""
+        self.has_deferred_work = False
+        """True if work was deferred to a later transaction."""
 
-    def run(self, ended: Iterable[FinishedTask] = ()) -> Script[None]:
-        """Everything that follows from these ends, and from what was begun before."""
-        self._ended += ended
-        yield from self._consequences()
-        if self.turns.waiting:
+    def run(self, finished: Iterable[FinishedTask] = ()) -> Script[None]:
+        """Writes everything that follows from these tasks and from all queued requests."""
+        self._finished += finished
+        yield from self._run_follow_ups()
+        if self.permits.has_work:
             yield from self._update_permits()
-        if self._work:
-            self.unfinished = True
-            work, self._work = self._work, []
-            yield Statement("work_put", rows={"work": work})
+        if self._deferred:
+            self.has_deferred_work = True
+            deferred, self._deferred = self._deferred, []
+            yield Statement("deferred_add", rows={"work": deferred})
 
     def _update_permits(self) -> Script[None]:
-        """Give places under concurrency keys; from then on no other row is waited for."""
-        yield from self.turns.supersede(self)
-        yield from self._consequences()
-        yield from self.turns.grant_free_permits(self)
-        for each in self._ended:
-            self.defer("ended", each.id, each.workspace)
-        for task, workspace in self._below:
-            self.defer(BELOW, task, workspace)
-        self._ended, self._below = [], []
+        """Cancels superseded tasks, grants permits, and defers what follows."""
+        yield from self.permits.cancel_superseded(self)
+        yield from self._run_follow_ups()
+        yield from self.permits.grant_free_permits(self)
+        for finished in self._finished:
+            self.defer("ended", finished.id, finished.workspace)
+        for task, workspace in self._cancelled:
+            self.defer(CANCEL_BELOW, task, workspace)
+        self._finished, self._cancelled = [], []
 
-    def _consequences(self) -> Script[None]:
-        while self._births.waiting or any(
-            (self._ended, self._below, self._slots, self._acts, self._rest)
+    def _run_follow_ups(self) -> Script[None]:
+        """Repeats all steps until none has work left."""
+        while self._activation.has_work or any(
+            (
+                self._finished,
+                self._cancelled,
+                self._outcomes,
+                self._controls,
+                self._closing,
+            )
         ):
-            if self._below:
-                parents, self._below = self._below, []
+            if self._cancelled:
+                parents, self._cancelled = self._cancelled, []
                 yield from cancel_subtasks(self, parents)
-            if self._ended:
+            if self._finished:
                 yield from self._process_finished_tasks()
-            if self._slots:
+            if self._outcomes:
                 yield from self._close_slots()
-            if self._rest:
-                yield from self._end_rest()
-            if self._births.waiting:
-                yield from self._bear()
-            if self._acts:
+            if self._closing:
+                yield from self._finish_children()
+            if self._activation.has_work:
+                yield from self._activate_requested()
+            if self._controls:
                 yield from self._run_control_tasks()
 
-    def request_activation(self, birth: ActivationRequest) -> None:
-        """Have something made."""
-        self._births.add(birth)
+    def request_activation(self, request: ActivationRequest) -> None:
+        """Queues the activation of a task or group."""
+        self._activation.add(request)
 
-    def join(self, group: Group, new: NewTask) -> Script[UUID]:
-        """One more child for a group that has not ended, after all others."""
-        child = yield from self._births.joined(group, new, self)
+    def add_child(self, group: Group, new: NewTask) -> Script[UUID]:
+        """Adds a task after all children of an open group and returns its id."""
+        child = yield from self._activation.add_child(group, new, self)
         turn = child.slot if group.kind == "sequential" and child.mine else group.turn
         yield self.group_change(msgspec.structs.replace(group, open=group.open + 1, turn=turn))
         self.lanes |= child.lanes
-        self._acts += child.acts
+        self._controls += child.acts
         return child.id
 
-    def grow(self, group: Group) -> None:
-        """Go on making a group's children."""
-        self._births.continue_group(group)
+    def continue_group(self, group: Group) -> None:
+        """Queues the creation of a group's remaining children."""
+        self._activation.continue_group(group)
 
-    def act(self, tasks: Iterable[tuple[UUID, UUID]]) -> None:
-        """Have control tasks, by id and workspace, do what they are for."""
-        self._acts += tasks
+    def queue_control_tasks(self, tasks: Iterable[tuple[UUID, UUID]]) -> None:
+        """Queues control tasks to run in this cascade, as (id, workspace) pairs."""
+        self._controls += tasks
 
-    def end_rest(self, group: Group, *, cancel: bool) -> None:
-        """End whatever of a group has not ended, by cancelling or by skipping it."""
-        self._rest.append((group, cancel))
+    def finish_children(self, group: Group, *, cancel: bool) -> None:
+        """Queues the open children of a finished group to be cancelled or skipped."""
+        self._closing.append((group, cancel))
 
     def cancel_subtasks(self, parents: Iterable[tuple[UUID, UUID]]) -> None:
-        """Cancel what these tasks, by id and workspace, have made: they are cancelled."""
-        self._below += parents
+        """Queues the subtasks of cancelled tasks to be cancelled; (id, workspace) pairs."""
+        self._cancelled += parents
 
     def defer(
         self, kind: str, subject: UUID, workspace: UUID, data: Any = None, wait_s: float = 0
     ) -> None:
-        """Leave something for a transaction of its own, not before so many seconds have passed."""
+        """Stores a `flow_work` row to run in its own transaction, at the earliest in `wait_s`."""
         text = None if data is None else msgspec.json.encode(data).decode()
         due = self._now + timedelta(seconds=wait_s)
-        self._work.append((self._clock.new_id(), workspace, kind, subject, text, due))
+        self._deferred.append((self._clock.new_id(), workspace, kind, subject, text, due))
 
     @property
-    def touched(self) -> list[Requirements]:
-        """The lanes that were marked as used."""
-        return self._births.touched
+    def touched_lanes(self) -> list[Requirements]:
+        """The lanes whose last use was recorded."""
+        return self._activation.touched_lanes
 
-    def moment(self) -> DecisionContext:
+    def decision_context(self) -> DecisionContext:
+        """Returns the time, a random number and the actor for a decision."""
         return DecisionContext(self._now, self._clock.random(), self._actor)
 
-    # Tasks that ended: whoever waits for them, and what takes their place.
-
     def _process_finished_tasks(self) -> Script[None]:
-        batch, self._ended = self._ended, []
-        if self.spent >= CASCADE:
-            for each in batch:
-                self.defer("ended", each.id, each.workspace)
+        """Notifies the dependents of finished tasks and activates successors, up to the limit."""
+        finished, self._finished = self._finished, []
+        if self.rows_written >= MAX_CASCADE_ROWS:
+            for task in finished:
+                self.defer("ended", task.id, task.workspace)
             return
-        yield from self.notify_dependents(batch)
-        yield from self._activate_successors(batch)
+        yield from self.notify_dependents(finished)
+        yield from self._activate_successors(finished)
 
-    def notify_dependents(self, batch: Sequence[FinishedTask]) -> Script[None]:
-        """Tell those who wait for these tasks."""
-        ends = {each.id: each for each in batch if each.awaited}
-        if not ends:
+    def notify_dependents(self, finished: Sequence[FinishedTask]) -> Script[None]:
+        """Unblocks, fails or skips the tasks that depend on these finished tasks."""
+        by_id = {task.id: task for task in finished if task.awaited}
+        if not by_id:
             return
-        rows = yield Statement("dependents", {"ids": sorted(ends), "most": CASCADE})
-        if len(rows) == CASCADE:
-            for each in ends.values():
-                self.defer("dependents", each.id, each.workspace)
+        rows = yield Statement("dependents", {"ids": sorted(by_id), "most": MAX_CASCADE_ROWS})
+        if len(rows) == MAX_CASCADE_ROWS:
+            for task in by_id.values():
+                self.defer("dependents", task.id, task.workspace)
         if not rows:
             return
-        self.spent += len(rows)
-        special = {row["id"] for row in rows if not is_plain_success(row, ends)}
-        hits = Counter(row["id"] for row in rows if row["id"] not in special)
-        pairs = [(row["id"], row["needs"], is_met(row, ends)) for row in rows]
-        if not hits:
-            yield Statement("dependency_settle", rows={"pair": pairs})
+        self.rows_written += len(rows)
+        individual = {row["id"] for row in rows if not is_plain_success(row, by_id)}
+        met_counts = Counter(row["id"] for row in rows if row["id"] not in individual)
+        pairs = [(row["id"], row["needs"], is_met(row, by_id)) for row in rows]
+        if not met_counts:
+            yield Statement("dependency_resolve", rows={"pair": pairs})
         else:
             params = {"now": self._now, "actor": self._actor}
-            hit = sorted(hits.items())
-            moved = yield Statement("unblock", params, {"pair": pairs, "hit": hit})
-            self.lanes |= {row["lane"] for row in moved if row["status"] == Status.PENDING}
-        if special:
-            yield from self._released_singly([row for row in rows if row["id"] in special], ends)
+            met = sorted(met_counts.items())
+            unblocked = yield Statement("unblock", params, {"pair": pairs, "hit": met})
+            self.lanes |= {row["lane"] for row in unblocked if row["status"] == Status.PENDING}
+        if individual:
+            yield from self._notify_individually(
+                [row for row in rows if row["id"] in individual], by_id
+            )
 
-    def _released_singly(self, rows: list[Row], ends: dict[UUID, FinishedTask]) -> Script[None]:
-        waits: defaultdict[UUID, list[Row]] = defaultdict(list)
+    def _notify_individually(
+        self, rows: list[Row], by_id: dict[UUID, FinishedTask]
+    ) -> Script[None]:
+        """Decides per dependent; needed where not all of its dependencies simply completed."""
+        rows_by_task: defaultdict[UUID, list[Row]] = defaultdict(list)
         for row in rows:
-            waits[row["id"]].append(row)
+            rows_by_task[row["id"]].append(row)
         yield from self.apply_to_each(
-            sorted(waits), lambda task: command_for_dependent(task, waits[task.id], ends), acts=True
+            sorted(rows_by_task),
+            lambda task: command_for_dependent(task, rows_by_task[task.id], by_id),
+            queue_controls=True,
         )
 
     def apply_to_each(
@@ -249,126 +256,127 @@ class Cascade:
         ids: list[UUID],
         choose: Callable[[Task], Command | None],
         *,
-        acts: bool = False,
-        ended: bool = False,
+        queue_controls: bool = False,
+        include_finished: bool = False,
     ) -> Script[list[TaskChange]]:
-        """Decide a command for each of the tasks and write what comes of it.
+        """Locks the tasks, applies the command chosen for each and returns the changes.
 
-        Tasks that have ended are left alone unless `ended` says otherwise; `acts` has the engine do
-        those that nobody else does.
+        Finished tasks are skipped unless `include_finished`. `queue_controls`: queue control tasks
+        that became ready, as no agent runs them.
         """
         rows = yield Statement("tasks_locked", {"ids": ids})
         decided: list[tuple[TaskChange, Command]] = []
         for row in rows:
             try:
-                task = task_of(row)
+                task = parse_task(row)
             except CorruptRow:
-                continue  # its own turn puts it out of circulation
-            command = None if task.status in TERMINAL and not ended else choose(task)
+                continue  # it is quarantined when it is processed by itself
+            command = None if task.status in TERMINAL and not include_finished else choose(task)
             if command is None:
                 continue
             try:
-                made = decide(task, command, self.moment())
+                change = decide(task, command, self.decision_context())
             except TenutoError:
-                continue  # it cannot be asked that in its present status
-            if made is not None:
-                decided.append((made, command))
-                self._note(task, made)
+                continue  # the command is not possible in its present status
+            if change is not None:
+                decided.append((change, command))
+                self._record_change(task, change)
         if decided:
-            yield write_changes(decided)
-            self.spent += len(decided)
-        yield from close_forsaken([change for change, _ in decided], self._now, self._actor)
-        if acts:
-            self._acts += [
+            yield changes_statement(decided)
+            self.rows_written += len(decided)
+        yield from close_open_questions([change for change, _ in decided], self._now, self._actor)
+        if queue_controls:
+            self._controls += [
                 (change.task.id, change.task.workspace)
                 for change, _ in decided
                 if change.task.hold == "act" and change.task.unmet == 0
             ]
         return [change for change, _ in decided]
 
-    def _note(self, before: Task, change: TaskChange) -> None:
+    def _record_change(self, before: Task, change: TaskChange) -> None:
+        """Queues the follow-ups of one changed task."""
         after = change.task
         self.changes.append(change)
-        self.turns.note([change])
+        self.permits.record([change])
         if after.status in TERMINAL and before.watched:
-            self._ended.append(FinishedTask(after.id, after.workspace, after.status))
+            self._finished.append(FinishedTask(after.id, after.workspace, after.status))
         if is_cancel(change):
-            self._below.append((after.id, after.workspace))
+            self._cancelled.append((after.id, after.workspace))
 
-    def _activate_successors(self, batch: Sequence[FinishedTask]) -> Script[None]:
-        rows = [each.place for each in batch if each.place is not None]
-        wanted = [(each.id, each.workspace) for each in batch if each.place is None]
-        if wanted:
-            rows += yield Statement("places", rows={"wanted": wanted})
-        statuses = {each.id: each.status for each in batch}
+    def _activate_successors(self, finished: Sequence[FinishedTask]) -> Script[None]:
+        """Queues what follows finished tasks: parents, permits, successors, ended slots."""
+        rows = [task.place for task in finished if task.place is not None]
+        unread = [(task.id, task.workspace) for task in finished if task.place is None]
+        if unread:
+            rows += yield Statement("flow_positions", rows={"wanted": unread})
+        statuses = {task.id: task.status for task in finished}
         if children := sorted(row["id"] for row in rows if row["parent"] is not None):
             yield from wake_parents(self, children)
-        self.turns.leave_all(rows)
+        self.permits.release_all(rows)
         for row in rows:
             if row["kind"] == "approval":
-                yield closed(row["id"], self._now, self._actor)
+                yield close_inbox_statement(row["id"], self._now, self._actor)
             if row["flow"] is None:
                 continue
             status = statuses[row["id"]]
             step = None
-            end = end_of(status)
+            result = slot_result(status)
             if status is Status.COMPLETED:
                 try:
-                    step = yield from self._step(row)
+                    step = yield from self._find_next_step(row)
                 except ControlTaskFailed:
                     if self._strict:
                         raise
-                    end = SlotResult.FAILURE
+                    result = SlotResult.FAILURE
             if step is None:
-                last = handed_on(row)
-                self._slots.append(
-                    SlotOutcome(row["flow"], row["group_id"], row["slot"], end, last)
+                source = result_source(row)
+                self._outcomes.append(
+                    SlotOutcome(row["flow"], row["group_id"], row["slot"], result, source)
                 )
             else:
-                self.request_activation(birth(row, step))
+                self.request_activation(activation_request(row, step))
 
-    def _step(self, row: Row) -> Script[NextStep | None]:
-        if row["id"] in self._steps:
-            return self._steps[row["id"]]
+    def _find_next_step(self, row: Row) -> Script[NextStep | None]:
+        if row["id"] in self._next_steps:
+            return self._next_steps[row["id"]]
         return (yield from next_step(self._plans, row))
 
-    # Slots that ended: joins, turns, and the ends of flows.
-
     def _close_slots(self) -> Script[None]:
-        slots, self._slots = self._slots, []
+        """Counts ended slots in their groups and flows, which can finish them."""
+        outcomes, self._outcomes = self._outcomes, []
         by_group: defaultdict[UUID, list[SlotOutcome]] = defaultdict(list)
         by_flow: defaultdict[UUID, list[SlotOutcome]] = defaultdict(list)
-        for each in slots:
-            if each.group is None:
-                by_flow[each.flow].append(each)
+        for outcome in outcomes:
+            if outcome.group is None:
+                by_flow[outcome.flow].append(outcome)
             else:
-                by_group[each.group].append(each)
+                by_group[outcome.group].append(outcome)
         if by_group:
             rows = yield Statement("groups_locked", {"ids": sorted(by_group)})
             for row in rows:
-                yield from self._group_closed(group_of(row), by_group[row["id"]])
+                yield from self._close_group_slots(group_of(row), by_group[row["id"]])
         if by_flow:
-            yield from self._flows_closed(by_flow)
+            yield from self._close_flow_slots(by_flow)
 
-    def _group_closed(self, group: Group, ends: list[SlotOutcome]) -> Script[None]:
+    def _close_group_slots(self, group: Group, outcomes: list[SlotOutcome]) -> Script[None]:
         if group.status not in GROUP_OPEN:
             return
-        after = with_ended_slots(group, [each.end for each in ends])
+        after = with_ended_slots(group, [outcome.end for outcome in outcomes])
         if after.kind == "sequential":
-            after = msgspec.structs.replace(after, follows=ends[-1].last)
+            after = msgspec.structs.replace(after, follows=outcomes[-1].last)
         status = join_status(after)
         if status is not None:
-            yield from self.finish(after, status)
+            yield from self.finish_group(after, status)
             return
-        if after.kind == "sequential" and after.turn in {each.slot for each in ends}:
-            if (yield from self._pass_plainly(after)):
+        if after.kind == "sequential" and after.turn in {outcome.slot for outcome in outcomes}:
+            if (yield from self._try_pass_turn(after)):
                 return
             after = yield from self.give_turn_to_next(after)
         yield self.group_change(after)
 
-    def _pass_plainly(self, group: Group) -> Script[bool]:
-        """Whether the next child is a task that waits for its turn alone: then it has it now."""
-        params = place_of_turn(group) | {
+    def _try_pass_turn(self, group: Group) -> Script[bool]:
+        """Starts the next child if it is a task that waits only for its turn; True if it did."""
+        params = next_child_params(group) | {
             "open": group.open,
             "succeeded": group.succeeded,
             "failed": group.failed,
@@ -376,49 +384,49 @@ class Cascade:
             "now": self._now,
             "actor": self._actor,
         }
-        rows = yield Statement("turn_pass", params)
+        rows = yield Statement("give_turn_to_next", params)
         self.lanes |= {row["lane"] for row in rows}
-        self.spent += len(rows)
+        self.rows_written += len(rows)
         return bool(rows)
 
     def give_turn_to_next(self, group: Group) -> Script[Group]:
-        """The group with the turn given to its next child, if that is made already."""
-        rows = yield Statement("next_in_turn", place_of_turn(group))
+        """Returns the group after giving the turn to its next child, if that exists already."""
+        rows = yield Statement("next_in_turn", next_child_params(group))
         if not rows:
-            # The turn waits where it is for the child that is still to be made.
+            # No child has the turn until the next one is created.
             return msgspec.structs.replace(group, turn=None)
         row = rows[0]
         if row["is_group"]:
-            found = yield Statement("groups_locked", {"ids": [row["id"]]})
-            child = group_of(found[0])
+            child_rows = yield Statement("groups_locked", {"ids": [row["id"]]})
+            child = group_of(child_rows[0])
             if child.status is GroupStatus.WAITING:
                 child = msgspec.structs.replace(child, follows=group.follows)
                 yield from self.start_group(child)
         else:
             params = {"id": row["id"], "workspace": group.workspace, "follows": group.follows}
-            yield Statement("follow_on", params)
+            yield Statement("set_predecessor", params)
             yield from self.give_turn(row["id"])
         return msgspec.structs.replace(group, turn=row["slot"])
 
     def give_turn(self, task: UUID) -> Script[None]:
-        """Let a child of a sequence run."""
+        """Starts a task of a sequential group."""
         yield from self.apply_to_each([task], start_on_turn)
-        self._acts += [
+        self._controls += [
             (change.task.id, change.task.workspace)
             for change in self.changes
             if change.task.id == task and change.task.hold == "act" and change.task.unmet == 0
         ]
 
     def start_group(self, group: Group) -> Script[None]:
-        """Let a waiting group run, with those that joined it while it waited."""
+        """Starts a waiting group: queues its children, starts added ones that need not wait."""
         running = msgspec.structs.replace(group, status=GroupStatus.RUNNING)
         if group.kind == "parallel" or group.total == 0:
-            running = yield from self._admit(running)
+            running = yield from self._start_added_children(running)
         yield self.group_change(running, "group_started")
-        self._births.continue_group(msgspec.structs.replace(running, version=group.version + 1))
+        self._activation.continue_group(msgspec.structs.replace(running, version=group.version + 1))
 
-    def _admit(self, group: Group) -> Script[Group]:
-        """The group, none of whose own children are made, with the turn given to latecomers."""
+    def _start_added_children(self, group: Group) -> Script[Group]:
+        """Starts children added before the group's own children exist; returns the group."""
         if group.open == group.total:
             return group
         if group.kind == "sequential":
@@ -426,40 +434,40 @@ class Cascade:
         yield from added_children.start_added_children(self, group)
         return group
 
-    def finish(self, group: Group, status: GroupStatus) -> Script[None]:
-        """End a group; what takes its place, or the end of its own slot, follows."""
+    def finish_group(self, group: Group, status: GroupStatus) -> Script[None]:
+        """Finishes a group with this status, ends its open children, and goes on after it."""
         done = msgspec.structs.replace(group, status=status, finished_at=self._now, turn=None)
         failed = status is GroupStatus.FAILED
         yield self.group_change(done, f"group_{status.lower()}", "ERROR" if failed else "INFO")
         if done.open > 0:
-            self.end_rest(done, cancel=group.join_policy == "first_succeeded")
+            self.finish_children(done, cancel=group.join_policy == "first_succeeded")
         step = None
         if status is GroupStatus.COMPLETED:
-            plan = yield from self._plans.plan(group.flow)
-            step = group_next(plan, group)
+            plan = yield from self._plans.load_plan(group.flow)
+            step = group_successor(plan, group)
         if step is None:
-            self._slots.append(end_of_group(group, status))
+            self._outcomes.append(group_outcome(group, status))
         else:
-            self.request_activation(group_birth(group, step))
+            self.request_activation(group_activation_request(group, step))
 
     def group_change(
         self, group: Group, kind: str | None = None, level: str = "INFO", message: str | None = None
     ) -> Statement:
-        """The statement that writes a group, and tells of it where it has a new status."""
+        """Returns the statement that writes a group, with an event if `kind` is given."""
         return group_statement(group, AuditNote(kind, level, message), self._now, self._actor)
 
-    def _flows_closed(self, by_flow: dict[UUID, list[SlotOutcome]]) -> Script[None]:
+    def _close_flow_slots(self, by_flow: dict[UUID, list[SlotOutcome]]) -> Script[None]:
         rows = yield Statement("flows_locked", {"ids": sorted(by_flow)})
         for row in rows:
             flow = flow_of(row)
             if flow.status not in FLOW_OPEN:
                 continue
-            ends = by_flow[flow.id]
-            bad = sum(each.end is SlotResult.FAILURE for each in ends)
+            outcomes = by_flow[flow.id]
+            failures = sum(outcome.end is SlotResult.FAILURE for outcome in outcomes)
             after = msgspec.structs.replace(
-                flow, open=flow.open - len(ends), failed=flow.failed + bad
+                flow, open=flow.open - len(outcomes), failed=flow.failed + failures
             )
-            status = flow_end(after)
+            status = flow_end_status(after)
             if status is None:
                 yield self.flow_change(after)
             else:
@@ -470,28 +478,27 @@ class Cascade:
     def flow_change(
         self, flow: Flow, kind: str | None = None, level: str = "INFO", message: str | None = None
     ) -> Statement:
-        """The statement that writes a flow, and tells of it where there is something to tell."""
+        """Returns the statement that writes a flow, with an event if `kind` is given."""
         return flow_statement(flow, AuditNote(kind, level, message), self._now, self._actor)
 
-    # What a group that has ended leaves behind.
-
-    def _end_rest(self) -> Script[None]:
-        rest, self._rest = self._rest, []
-        for group, cancel in rest:
-            if self.spent >= CASCADE:
+    def _finish_children(self) -> Script[None]:
+        """Cancels or skips the open children of finished groups; defers those above the limit."""
+        groups, self._closing = self._closing, []
+        for group, cancel in groups:
+            if self.rows_written >= MAX_CASCADE_ROWS:
                 self.defer("rest", group.id, group.workspace, {"cancel": cancel})
                 continue
-            params = {"parent": group.id, "workspace": group.workspace, "most": CASCADE}
+            params = {"parent": group.id, "workspace": group.workspace, "most": MAX_CASCADE_ROWS}
             rows = yield Statement("children_open", params)
-            if len(rows) == CASCADE:
+            if len(rows) == MAX_CASCADE_ROWS:
                 self.defer("rest", group.id, group.workspace, {"cancel": cancel})
             tasks = sorted(row["id"] for row in rows if not row["is_group"])
             if tasks:
-                yield from self.apply_to_each(tasks, cancelled if cancel else skipped)
-            yield from self.end_groups([r["id"] for r in rows if r["is_group"]], cancel=cancel)
+                yield from self.apply_to_each(tasks, cancel_child if cancel else skip_child)
+            yield from self.stop_groups([r["id"] for r in rows if r["is_group"]], cancel=cancel)
 
-    def end_groups(self, ids: list[UUID], *, cancel: bool) -> Script[None]:
-        """End groups from outside, by cancelling or by skipping them."""
+    def stop_groups(self, ids: list[UUID], *, cancel: bool) -> Script[None]:
+        """Cancels or skips groups, with their open children."""
         if not ids:
             return
         rows = yield Statement("groups_locked", {"ids": sorted(ids)})
@@ -499,64 +506,54 @@ class Cascade:
             group = group_of(row)
             if group.status in GROUP_OPEN:
                 status = GroupStatus.CANCELLED if cancel else GroupStatus.SKIPPED
-                yield from self.end_group(group, status)
+                yield from self.stop_group(group, status)
 
-    def end_group(
+    def stop_group(
         self, group: Group, status: GroupStatus, reason: str | None = None
     ) -> Script[None]:
-        """End a group from outside, with all that is open in it."""
+        """Cancels or skips an open group, with its open children."""
         done = msgspec.structs.replace(group, status=status, finished_at=self._now, turn=None)
         yield self.group_change(done, f"group_{status.lower()}", message=reason)
-        self.end_rest(done, cancel=status is GroupStatus.CANCELLED)
-        self._slots.append(end_of_group(group, status))
+        self.finish_children(done, cancel=status is GroupStatus.CANCELLED)
+        self._outcomes.append(group_outcome(group, status))
 
-    # What begins.
-
-    def _bear(self) -> Script[None]:
-        grown: ActivationResult = yield from self._births.run(self)
-        self.lanes |= grown.lanes
-        self._acts += grown.acts
-        for place in grown.refused:
-            self._slots.append(
-                SlotOutcome(place.flow, place.group, place.slot, SlotResult.FAILURE, None)
+    def _activate_requested(self) -> Script[None]:
+        """Runs queued activations; ends the slots of refused jumps and finishes empty groups."""
+        result: ActivationResult = yield from self._activation.run(self)
+        self.lanes |= result.lanes
+        self._controls += result.acts
+        for request in result.refused:
+            self._outcomes.append(
+                SlotOutcome(request.flow, request.group, request.slot, SlotResult.FAILURE, None)
             )
-        for group in grown.empty:
+        for group in result.empty:
             status = join_status(group)
-            if status is not None:  # else only latecomers are in it
-                yield from self.finish(group, status)
+            if status is not None:  # else added children are still open
+                yield from self.finish_group(group, status)
 
     def _run_control_tasks(self) -> Script[None]:
-        """Do what control tasks without a prompt are for."""
-        acts, self._acts = self._acts, []
-        rows = yield Statement("places", rows={"wanted": acts})
-        known = {row["id"]: row for row in rows}
-        orders: dict[UUID, Command] = {}
-        for task, _ in acts:
-            row = known[task]
+        """Runs control tasks that have no prompt: asks for approval, or resolves them."""
+        control_tasks, self._controls = self._controls, []
+        rows = yield Statement("flow_positions", rows={"wanted": control_tasks})
+        by_id = {row["id"]: row for row in rows}
+        decisions: dict[UUID, Command] = {}
+        for task, _ in control_tasks:
+            row = by_id[task]
             if row["kind"] == "approval":
-                orders[task] = yield from self._ask(row)
+                question = ask_for_approval(self._clock.new_id(), row, self._now)
+                decisions[task] = yield from question
             else:
-                orders[task] = yield from self._decision(row)
-        yield from self.apply_to_each(sorted(orders), lambda task: orders[task.id])
+                decisions[task] = yield from self._resolve_control_task(row)
+        yield from self.apply_to_each(sorted(decisions), lambda task: decisions[task.id])
 
-    def _decision(self, row: Row) -> Script[Command]:
+    def _resolve_control_task(self, row: Row) -> Script[Command]:
+        """Finds the next step of a control task; returns the command that completes or fails it."""
         try:
-            self._steps[row["id"]] = step = yield from self._step(row)
+            self._next_steps[row["id"]] = step = yield from self._find_next_step(row)
         except ControlTaskFailed as error:
             return commands.Resolve(status=Status.FAILED, message=error.message, code=error.code)
-        said: dict[str, Any] = {"next": None if step is None else step.key}
+        outcome: dict[str, Any] = {"next": None if step is None else step.key}
         if step is not None and step.items is not None:
-            said["items"] = len(step.items)
-        output = msgspec.json.encode(said).decode()
+            outcome["items"] = len(step.items)
+        output = msgspec.json.encode(outcome).decode()
         return commands.Resolve(status=Status.COMPLETED, output=output)
-
-    def _ask(self, row: Row) -> Script[Command]:
-        """Put the question to people; the task waits for their answer."""
-        control = control_of(row)
-        assert isinstance(control, Approval)
-        command = commands.AwaitAnswer(
-            hold=control.hold(), timeout_s=control.timeout_s, message=control.message
-        )
-        until = None if control.timeout_s is None else command.until(self._now)
-        yield question(self._clock.new_id(), row, control.message, until, self._now)
-        return command

@@ -1,7 +1,7 @@
-"""Links of a chain: ends that one statement can write together with all that follows from them.
+"""Chained completions: one statement completes a task and writes all its follow-ups.
 
-A link is a guess, made of what was known when the task was claimed. The statement holds it against
-the rows and writes all or nothing; where it writes nothing, a cascade finds out what follows.
+A chained completion is a guess from the data read when the task was claimed. The statement compares
+it with the rows and writes all or nothing. If it writes nothing, a cascade writes the follow-ups.
 """
 
 from typing import Any
@@ -10,11 +10,11 @@ from uuid import UUID
 import msgspec
 
 from tenuto.clock import Clock
-from tenuto.engine.flows.activation import ActivationBatch, Fresh
+from tenuto.engine.flows.activation import ActivationBatch, IsFreshLane
 from tenuto.engine.flows.activation_rows import ActivationRequest
 from tenuto.engine.flows.plans import PlanCache
 from tenuto.engine.flows.rows import context_of
-from tenuto.engine.rows import STATUS, Rows, insert
+from tenuto.engine.rows import STATUS_COLUMN, Rows, insert_statement
 from tenuto.model.flows.plan import Plan
 from tenuto.model.flows.progress import is_next_child
 from tenuto.model.tasks.task import Status
@@ -22,11 +22,11 @@ from tenuto.store.protocol import Row, Statement
 
 
 class ClaimSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a task stands whose end is watched, as its claim found it."""
+    """The flow position and dependents of a watched task, as its claim read them."""
 
     awaited: int
     plain: int
-    """Whether it is an agent's own task: no control task, no child of another, without a key."""
+    """1 for a plain task: no control task, no subtask, no concurrency key. Else 0."""
     group: UUID | None = None
     slot: int | None = None
     next: str | None = None
@@ -36,13 +36,15 @@ class ClaimSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def claim_snapshot(row: Row) -> ClaimSnapshot:
-    """The standing in a claim's row."""
-    known = msgspec.json.decode(row["standing"], type=ClaimSnapshot)
-    return msgspec.structs.replace(known, flow=row["flow"], key=row["key"], context=row["context"])
+    """Returns the snapshot in a claim's row."""
+    snapshot = msgspec.json.decode(row["standing"], type=ClaimSnapshot)
+    return msgspec.structs.replace(
+        snapshot, flow=row["flow"], key=row["key"], context=row["context"]
+    )
 
 
 class ChainedCompletion(msgspec.Struct, frozen=True):
-    """The statement to try, but for the end itself, and the lanes that it fills besides."""
+    """The statement to try, without the result, and the lanes it adds claimable tasks to."""
 
     query: str
     params: dict[str, Any]
@@ -50,56 +52,67 @@ class ChainedCompletion(msgspec.Struct, frozen=True):
     lanes: set[int]
 
     def statement(self, params: dict[str, Any], result: list[tuple[Any, ...]]) -> Statement:
-        """With the end."""
+        """Returns the complete statement with the task's result."""
         return Statement(self.query, self.params | params, self.rows | {"result": result})
 
 
 def plan_chained_completion(
     task: UUID,
-    at: ClaimSnapshot,
+    snapshot: ClaimSnapshot,
     clock: Clock,
     plans: PlanCache,
-    is_fresh: Fresh,
+    is_fresh: IsFreshLane,
     actor: str | None,
 ) -> ChainedCompletion | None:
-    """What plainly follows from the end of a task, if anything does."""
-    if not at.plain:
+    """Returns the chained completion of a task; `None` if a cascade has to write the follow-ups."""
+    if not snapshot.plain:
         return None
-    if at.flow is None:
+    if snapshot.flow is None:
         return (
-            ChainedCompletion("complete_awaited", {"actor": actor}, {}, set())
-            if at.awaited
+            ChainedCompletion("complete_and_unblock", {"actor": actor}, {}, set())
+            if snapshot.awaited
             else None
         )
-    plan = plans.known(at.flow)
-    if at.awaited or plan is None:
+    plan = plans.cached_plan(snapshot.flow)
+    if snapshot.awaited or plan is None:
         return None
-    groups = context_of(at.context).groups
-    around = groups[-1] if groups else None
-    if at.next is not None and not is_next_child(plan, around, at.key or "", at.next):
-        births = ActivationBatch(clock, plans, actor, clock.now(), is_fresh)
-        return None if at.group is not None else _chain_to_next_task(task, at, plan, births, clock)
-    spec = plan.groups.get(around or "")
-    if at.group is None or spec is None or spec.order != "sequential":
+    groups = context_of(snapshot.context).groups
+    parent_key = groups[-1] if groups else None
+    if snapshot.next is not None and not is_next_child(
+        plan, parent_key, snapshot.key or "", snapshot.next
+    ):
+        batch = ActivationBatch(clock, plans, actor, clock.now(), is_fresh)
+        return (
+            None
+            if snapshot.group is not None
+            else _chain_to_next_task(task, snapshot, plan, batch, clock)
+        )
+    spec = plan.groups.get(parent_key or "")
+    if snapshot.group is None or spec is None or spec.order != "sequential":
         return None
-    place = {"parent": at.group, "slot": at.slot, "actor": actor}
-    return ChainedCompletion("complete_in_turn", place, {}, set())
+    params = {"parent": snapshot.group, "slot": snapshot.slot, "actor": actor}
+    return ChainedCompletion("complete_and_pass_turn", params, {}, set())
 
 
 def _chain_to_next_task(
-    task: UUID, at: ClaimSnapshot, plan: Plan, births: ActivationBatch, clock: Clock
+    task: UUID, snapshot: ClaimSnapshot, plan: Plan, batch: ActivationBatch, clock: Clock
 ) -> ChainedCompletion | None:
-    """The link to a task that takes this one's place in the flow."""
-    assert at.flow is not None, "only a flow has a next"
-    assert at.next is not None, "only what has a next has a place to be taken"
-    birth = ActivationRequest(
-        flow=at.flow, group=None, slot=at.slot or 0, key=at.next, of=at.key, follows=task
+    """Returns the chained completion that also activates the task's `next`; `None` if it cannot."""
+    assert snapshot.flow is not None, "the task must be in a flow"
+    assert snapshot.next is not None, "the task must have a next"
+    request = ActivationRequest(
+        flow=snapshot.flow,
+        group=None,
+        slot=snapshot.slot or 0,
+        key=snapshot.next,
+        of=snapshot.key,
+        follows=task,
     )
-    rows = births.first(plan, birth)
+    rows = batch.first_task_rows(plan, request)
     if rows is None:
         return None
-    new = rows["hot"][0]
-    lanes = {new[2]} if new[STATUS] is Status.PENDING else set()
-    spelled = insert("complete_before", rows, clock.now())
-    place = {"flow": at.flow, "key": at.next, "born": new[0]}
-    return ChainedCompletion(spelled.query, spelled.params | place, rows, lanes)
+    row = rows["hot"][0]
+    lanes = {row[2]} if row[STATUS_COLUMN] is Status.PENDING else set()
+    statement = insert_statement("complete_and_activate", rows, clock.now())
+    params = {"flow": snapshot.flow, "key": snapshot.next, "born": row[0]}
+    return ChainedCompletion(statement.query, statement.params | params, rows, lanes)

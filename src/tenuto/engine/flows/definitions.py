@@ -1,4 +1,4 @@
-"""Definitions: what may run more than once, by key; files with many of them, applied as one."""
+"""Stores reusable definitions of tasks and groups by key; applies YAML files of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -11,31 +11,31 @@ import msgspec
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.start import Flows, spec_of
-from tenuto.engine.schedules.manifest_rules import RuleChange, keep_rules
+from tenuto.engine.schedules.manifest_rules import RuleChange, store_rules
 from tenuto.engine.tenancy.secret_use import check_definitions
-from tenuto.manifest.decoding import fields_of
-from tenuto.manifest.diff import FieldChange, changes, same
+from tenuto.manifest.decoding import struct_fields
+from tenuto.manifest.diff import FieldChange, field_changes, is_same
 from tenuto.manifest.documents import Files, ManifestDraft, parse_files
-from tenuto.manifest.export import camel, dump, kind_of, to_plain
+from tenuto.manifest.export import dump, kind_of, to_camel_names, to_plain
 from tenuto.manifest.manifest import Manifest, link_draft
 from tenuto.manifest.tasks import check_spec
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.flows.definition import Goto
-from tenuto.model.flows.plan import Spec, find_cycle, targets
+from tenuto.model.flows.plan import Spec, find_cycle, target_keys
 from tenuto.model.tasks.submission import NewTask
 from tenuto.store.protocol import Row, Script, Statement
 
 T = TypeVar("T")
 MAX_DEFINITIONS = 100_000
-PAGE = 500
-TRIES = 5
-"""How often files are joined anew with definitions that others change meanwhile."""
+PAGE_SIZE = 500
+MAX_TRIES = 5
+"""Attempts to apply files while other processes change the same definitions."""
 Action = Literal["created", "updated", "unchanged"]
 
 
 class DefinitionView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A definition as people see it; `spec` has the names of files, as REST spells them."""
+    """A definition as shown to users; `spec` has the fields of files, named as in REST."""
 
     id: UUID
     key: str
@@ -48,14 +48,14 @@ class DefinitionView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class DefinitionPage(msgspec.Struct, frozen=True, rename="camel"):
-    """Some definitions and where the next ones begin."""
+    """One page of definitions, and the cursor of the next page."""
 
     definitions: list[DefinitionView]
     next_cursor: UUID | None = None
 
 
 class DefinitionChange(msgspec.Struct, frozen=True, rename="camel"):
-    """What became of a definition that files have, field by field."""
+    """How applying files changed a definition, field by field."""
 
     key: str
     kind: Literal["task", "group"]
@@ -65,14 +65,14 @@ class DefinitionChange(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class StartedDefinition(msgspec.Struct, frozen=True, rename="camel"):
-    """A definition that files ask to start at once, and the flow; none in a dry run."""
+    """A definition that files start at once, and its flow; no flow in a dry run."""
 
     key: str
     flow_id: UUID | None = None
 
 
 class ApplyResult(msgspec.Struct, frozen=True, rename="camel"):
-    """What files did, or in a dry run would do."""
+    """What applying files changed, or in a dry run would change."""
 
     dry_run: bool
     definitions: list[DefinitionChange]
@@ -82,7 +82,7 @@ class ApplyResult(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _StoredVersion(msgspec.Struct, frozen=True):
-    """A stored definition, as it was when it was looked at."""
+    """A stored definition as it was when it was read."""
 
     id: UUID
     spec: Spec
@@ -90,7 +90,7 @@ class _StoredVersion(msgspec.Struct, frozen=True):
 
 
 class _DefinitionsChanged(Exception):
-    """Somebody changed definitions that a decision was made on."""
+    """Another process changed definitions since they were read."""
 
 
 class Definitions:
@@ -102,223 +102,237 @@ class Definitions:
         self._flows = flows
 
     async def put(self, spec: Spec, version: int | None = None) -> DefinitionView:
-        """Keep a definition under its key, if what is there still has the version; 0 is nothing.
+        """Stores a definition under its key.
 
-        One that says what is there already leaves it as it is. What it refers to may come later:
-        only a start needs everything.
+        Raises `Conflict` if `version` is given and is not the stored one; 0 means not stored.
+        An equal definition keeps its version. The definitions it refers to are needed only when
+        a flow starts.
         """
         check_spec(spec)
-        _check_circle(await self._reach(targets(spec)), spec)
-        script = lambda: self._put([spec], {}, version=version)  # noqa: E731  made anew each time
-        await self._insist(lambda: self._core.store.transact(script))
+        _check_acyclic(await self._load_reachable(target_keys(spec)), spec)
+        script = lambda: self._store_specs([spec], {}, version=version)  # noqa: E731  a new script per try
+        await self._retry_on_change(lambda: self._core.store.transact(script))
         return await self.get(spec.key or "")
 
     async def get(self, key: str) -> DefinitionView:
-        """One definition."""
-        return _view(_found(await self._core.store.fetch(self._keyed([key])), key))
+        """Returns one definition; raises `NotFound`."""
+        return _view(_require_one(await self._core.store.fetch(self._keys_statement([key])), key))
 
     async def page(self, limit: int = 100, cursor: UUID | None = None) -> DefinitionPage:
-        """The definitions, newest first."""
-        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
-        rows = await self._page(limit + 1, cursor)
+        """Returns a page of definitions, newest first."""
+        bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
+        rows = await self._load_page(limit + 1, cursor)
         views = [_view(row) for row in rows[:limit]]
         return DefinitionPage(views, views[-1].id if len(rows) > limit else None)
 
     async def delete(self, key: str, version: int | None = None) -> None:
-        """Forget a definition, if it still has the version; flows of it go on with their plan."""
+        """Deletes a definition if it has the version; its flows continue with their plans."""
 
         def script() -> Script[None]:
-            row = _found((yield self._keyed([key], "definitions_locked")), key)
+            row = _require_one((yield self._keys_statement([key], "definitions_locked")), key)
             _check_version(key, row["version"], version)
             yield from check_definitions(self._workspace, self._flows.caller, [], [key])
-            yield Statement("definition_remove", {"id": row["id"]})
+            yield Statement("definition_delete", {"id": row["id"]})
 
         await self._core.store.transact(script)
 
     async def export(self, keys: Sequence[str] = ()) -> str:
-        """Definitions as YAML that loads back to equal ones; all of them without keys."""
+        """Returns definitions as YAML that loads back to equal ones; without keys, all."""
         if keys:
-            rows = await self._core.store.fetch(self._keyed(keys))
-            found = {row["key"]: spec_of(row) for row in rows}
+            rows = await self._core.store.fetch(self._keys_statement(keys))
+            specs = {row["key"]: spec_of(row) for row in rows}
             for key in keys:
-                if key not in found:
+                if key not in specs:
                     raise NotFound(f"no definition {key!r}")
         else:
-            found = {row["key"]: spec_of(row) for row in await self._all()}
-        return dump(found[key] for key in sorted(found))
+            specs = {row["key"]: spec_of(row) for row in await self._load_all()}
+        return dump(specs[key] for key in sorted(specs))
 
-    async def reach(self, keys: Iterable[str]) -> dict[str, Spec]:
-        """What is stored under the keys, and everything that it leads to."""
-        return {key: known.spec for key, known in (await self._reach(keys)).items()}
+    async def load_reachable(self, keys: Iterable[str]) -> dict[str, Spec]:
+        """Returns the definitions under the keys and all that they refer to, by key."""
+        return {key: stored.spec for key, stored in (await self._load_reachable(keys)).items()}
 
     async def apply_files(self, files: Files, *, dry_run: bool = False) -> ApplyResult:
-        """Do what files ask for, all of it or nothing; raises `Invalid` with every fault in them.
+        """Stores definitions and rules of files and starts their flows, in one transaction.
 
-        Done again it changes nothing.
+        Raises `Invalid` with all errors in the files.
+
+        Applying the same files again changes nothing.
         """
         draft = await asyncio.to_thread(parse_files, files)
 
-        async def once() -> ApplyResult:
-            known = await self._around(draft)
-            stored = {key: each.spec for key, each in known.items() if key not in draft.specs}
+        async def try_once() -> ApplyResult:
+            related = await self._load_related(draft)
+            stored = {
+                key: definition.spec
+                for key, definition in related.items()
+                if key not in draft.specs
+            }
             manifest = await asyncio.to_thread(link_draft, draft, stored)
-            seen = dict.fromkeys(draft.wanted(), 0)
-            seen |= {key: each.version for key, each in known.items()}
-            return await self._apply(manifest, dry_run, seen)
+            versions = dict.fromkeys(draft.undefined_keys(), 0)
+            versions |= {key: definition.version for key, definition in related.items()}
+            return await self._apply(manifest, dry_run, versions)
 
-        return await self._insist(once)
+        return await self._retry_on_change(try_once)
 
     async def apply(self, manifest: Manifest, *, dry_run: bool = False) -> ApplyResult:
-        """Store what a manifest has in one transaction, then start what it asks for."""
+        """Stores the definitions of a manifest and starts its flows, in one transaction."""
         for spec in manifest.specs.values():
             check_spec(spec)
-        return await self._insist(lambda: self._apply(manifest, dry_run, {}))
+        return await self._retry_on_change(lambda: self._apply(manifest, dry_run, {}))
 
-    async def _insist(self, work: Callable[[], Awaitable[T]]) -> T:
-        for _ in range(TRIES):
+    async def _retry_on_change(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Repeats the work while others change the definitions; `Conflict` after `MAX_TRIES`."""
+        for _ in range(MAX_TRIES):
             try:
                 return await work()
             except _DefinitionsChanged:
                 continue
-        raise Conflict("others keep changing these definitions", "version_conflict")
+        text = f"the definitions were changed by others {MAX_TRIES} times meanwhile; try again"
+        raise Conflict(text, "version_conflict")
 
     async def _apply(
-        self, manifest: Manifest, dry_run: bool, seen: Mapping[str, int]
+        self, manifest: Manifest, dry_run: bool, versions: Mapping[str, int]
     ) -> ApplyResult:
-        """Apply a manifest that was checked against what has these versions; 0 is nothing."""
-        flows = {} if dry_run else await self._prepared(manifest)
+        """Applies a manifest checked against stored `versions`, by key; 0 means not stored."""
+        flows = {} if dry_run else await self._prepare_flows(manifest)
 
         def script(cascade: Cascade) -> Script[ApplyResult]:
             specs = list(manifest.specs.values())
-            found = yield from self._put(specs, seen, dry_run=dry_run)
-            place = (self._core, self._workspace, self._flows.actor, self._flows.caller)
-            rules = yield from keep_rules(*place, manifest, dry_run=dry_run)
-            new = {change.key for change in found if change.action != "unchanged"}
+            results = yield from self._store_specs(specs, versions, dry_run=dry_run)
+            context = (self._core, self._workspace, self._flows.actor, self._flows.caller)
+            rules = yield from store_rules(*context, manifest, dry_run=dry_run)
+            new = {change.key for change in results if change.action != "unchanged"}
             started = [StartedDefinition(key) for key in manifest.starts if key in new]
-            for index, each in enumerate(started):
-                if each.key in flows:
-                    yield from self._flows.begin(cascade, flows[each.key])
-                    started[index] = StartedDefinition(each.key, flows[each.key]["id"])
-            return ApplyResult(dry_run, found, started, list(manifest.warnings), rules)
+            for index, definition in enumerate(started):
+                if definition.key in flows:
+                    yield from self._flows.start_prepared(cascade, flows[definition.key])
+                    started[index] = StartedDefinition(definition.key, flows[definition.key]["id"])
+            return ApplyResult(dry_run, results, started, list(manifest.warnings), rules)
 
         return await self._core.run_with_cascade(script, self._flows.actor)
 
-    async def _prepared(self, manifest: Manifest) -> dict[str, dict[str, Any]]:
-        """The flows that are started with what is stored, should it be new."""
+    async def _prepare_flows(self, manifest: Manifest) -> dict[str, dict[str, Any]]:
+        """Returns the rows of the flows to start, by key."""
         return {
             key: await self._flows.prepare(
-                await self._flows.plan(key, dict(manifest.specs)), None, source="apply"
+                await self._flows.build_plan(key, dict(manifest.specs)), None, source="apply"
             )
             for key in manifest.starts
         }
 
-    def _put(
+    def _store_specs(
         self,
         specs: Sequence[Spec],
-        seen: Mapping[str, int],
+        versions: Mapping[str, int],
         *,
         version: int | None = None,
         dry_run: bool = False,
     ) -> Script[list[DefinitionChange]]:
-        """Write what differs from what is stored; says of each what became of it."""
+        """Writes the definitions that differ from the stored ones; returns a change for each."""
         keys = {spec.key for spec in specs if spec.key is not None}
-        rows = yield self._keyed(keys | seen.keys(), "definitions_locked")
+        rows = yield self._keys_statement(keys | versions.keys(), "definitions_locked")
         stored = {row["key"]: row for row in rows}
-        there = {key: row["version"] for key, row in stored.items()}
-        if any(there.get(key, 0) != version for key, version in seen.items()):
+        stored_versions = {key: row["version"] for key, row in stored.items()}
+        if any(stored_versions.get(key, 0) != version for key, version in versions.items()):
             raise _DefinitionsChanged
-        found = []
+        results = []
         for spec in specs:
             row = stored.get(spec.key or "")
-            _check_version(spec.key, there.get(spec.key or "", 0), version)
-            found.append(_change(row, spec))
+            _check_version(spec.key, stored_versions.get(spec.key or "", 0), version)
+            results.append(_compare(row, spec))
         changed = [
-            spec for spec, change in zip(specs, found, strict=True) if change.action != "unchanged"
+            spec
+            for spec, change in zip(specs, results, strict=True)
+            if change.action != "unchanged"
         ]
-        written = [spec.key for spec in changed if spec.key is not None]
-        yield from check_definitions(self._workspace, self._flows.caller, changed, written)
+        changed_keys = [spec.key for spec in changed if spec.key is not None]
+        yield from check_definitions(self._workspace, self._flows.caller, changed, changed_keys)
         if not dry_run:
-            yield from self._write(specs, found, stored)
-        return found
+            yield from self._write_rows(specs, results, stored)
+        return results
 
-    def _write(
+    def _write_rows(
         self,
         specs: Sequence[Spec],
-        found: Sequence[DefinitionChange],
+        results: Sequence[DefinitionChange],
         stored: Mapping[str, Row],
     ) -> Script[None]:
-        made, changed = [], []
-        for spec, change in zip(specs, found, strict=True):
-            cells = (change.kind, encoded(spec))
+        created, changed = [], []
+        for spec, change in zip(specs, results, strict=True):
+            cells = (change.kind, encode_spec(spec))
             if change.action == "created":
-                made.append((self._core.clock.new_id(), change.key, *cells))
+                created.append((self._core.clock.new_id(), change.key, *cells))
             elif change.action == "updated":
                 changed.append((stored[change.key]["id"], *cells))
         params = {"now": self._core.now()}
-        if made:
+        if created:
             [count] = yield Statement("definition_count", {"workspace": self._workspace})
-            if count["n"] + len(made) > MAX_DEFINITIONS:
+            if count["n"] + len(created) > MAX_DEFINITIONS:
                 raise Invalid(
-                    f"a workspace has at most {MAX_DEFINITIONS:,} definitions", "too_large"
+                    f"a workspace can have at most {MAX_DEFINITIONS:,} definitions", "too_large"
                 )
-            there = params | {"workspace": self._workspace}
-            added = yield Statement("definitions_add", there, {"made": made})
-            if len(added) < len(made):
+            insert_params = params | {"workspace": self._workspace}
+            inserted = yield Statement("definitions_add", insert_params, {"made": created})
+            if len(inserted) < len(created):
                 raise _DefinitionsChanged
         if changed:
-            yield Statement("definitions_set", params, {"changed": changed})
+            yield Statement("definitions_update", params, {"changed": changed})
 
-    def _keyed(self, keys: Collection[str], query: str = "definitions_keyed") -> Statement:
+    def _keys_statement(
+        self, keys: Collection[str], query: str = "definitions_by_key"
+    ) -> Statement:
         for key in keys:
-            bounds.text("key", key, bounds.MAX_TEXT)
+            bounds.check_text("key", key, bounds.MAX_TEXT)
         return Statement(query, {"workspace": self._workspace, "keys": sorted(keys)})
 
-    async def _page(
-        self, most: int, cursor: UUID | None = None, kind: str | None = None
+    async def _load_page(
+        self, limit: int, cursor: UUID | None = None, kind: str | None = None
     ) -> Sequence[Row]:
-        params = {"workspace": self._workspace, "before": cursor, "kind": kind, "most": most}
+        params = {"workspace": self._workspace, "before": cursor, "kind": kind, "most": limit}
         return await self._core.store.fetch(Statement("definitions", params))
 
-    async def _all(self, kind: str | None = None) -> list[Row]:
+    async def _load_all(self, kind: str | None = None) -> list[Row]:
         rows: list[Row] = []
         cursor = None
-        while page := await self._page(PAGE, cursor, kind):
+        while page := await self._load_page(PAGE_SIZE, cursor, kind):
             rows += page
             cursor = page[-1]["id"]
         return rows
 
-    async def _around(self, draft: ManifestDraft) -> dict[str, _StoredVersion]:
-        """What is stored of all that a draft touches: what it leads to, and groups around it."""
-        known = await self._reach(draft.wanted())
-        inside = draft.declared_keys()
-        above = [row for row in await self._all("group") if row["key"] not in known]
-        homes = [row["key"] for row in above if inside & set(_children(row))]
-        return known | await self._reach(homes)
+    async def _load_related(self, draft: ManifestDraft) -> dict[str, _StoredVersion]:
+        """Loads the definitions a draft refers to, and stored groups that contain its keys."""
+        loaded = await self._load_reachable(draft.undefined_keys())
+        declared = draft.declared_keys()
+        group_rows = [row for row in await self._load_all("group") if row["key"] not in loaded]
+        parent_keys = [row["key"] for row in group_rows if declared & set(_children(row))]
+        return loaded | await self._load_reachable(parent_keys)
 
-    async def _reach(self, keys: Iterable[str]) -> dict[str, _StoredVersion]:
-        known: dict[str, _StoredVersion] = {}
-        todo = set(keys)
-        while todo:
-            rows = await self._core.store.fetch(self._keyed(todo))
-            fresh = {
+    async def _load_reachable(self, keys: Iterable[str]) -> dict[str, _StoredVersion]:
+        """Returns the stored definitions under the keys and all that they refer to, by key."""
+        loaded: dict[str, _StoredVersion] = {}
+        pending = set(keys)
+        while pending:
+            rows = await self._core.store.fetch(self._keys_statement(pending))
+            fetched = {
                 row["key"]: _StoredVersion(row["id"], spec_of(row), row["version"]) for row in rows
             }
-            known |= fresh
-            said = {key for each in fresh.values() for key in targets(each.spec)}
-            todo = said - known.keys() - todo
-        return known
+            loaded |= fetched
+            next_keys = {key for stored in fetched.values() for key in target_keys(stored.spec)}
+            pending = next_keys - loaded.keys() - pending
+        return loaded
 
 
-def encoded(spec: Spec) -> str:
-    """A definition as it is stored: what is as it would be anyway is left out."""
+def encode_spec(spec: Spec) -> str:
+    """Returns a definition as stored JSON, without fields that have their default."""
     fields = {}
-    for each in fields_of(type(spec)):
-        value = getattr(spec, each.name)
-        default = each.default
-        if each.default_factory is not msgspec.NODEFAULT:
-            default = each.default_factory()
-        if each.required or value != default:
-            fields[each.name] = value
+    for field in struct_fields(type(spec)):
+        value = getattr(spec, field.name)
+        default = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        if field.required or value != default:
+            fields[field.name] = value
     return msgspec.json.encode(fields).decode()
 
 
@@ -338,45 +352,46 @@ def _view(row: Row) -> DefinitionView:
         kind=row["kind"],
         title=spec.title,
         version=row["version"],
-        spec=camel(to_plain(spec)),
+        spec=to_camel_names(to_plain(spec)),
         created_at=row["created_at"],
         updated_at=row["updated_at"],
     )
 
 
-def _found(rows: Sequence[Row], key: str) -> Row:
+def _require_one(rows: Sequence[Row], key: str) -> Row:
     if not rows:
         raise NotFound(f"no definition {key!r}")
     return rows[0]
 
 
-def _check_version(key: str | None, there: int, wanted: int | None) -> None:
-    if wanted is not None and there != wanted:
-        raise Conflict(f"definition {key!r} has version {there}, not {wanted}", "version_conflict")
+def _check_version(key: str | None, stored: int, expected: int | None) -> None:
+    if expected is not None and stored != expected:
+        text = f"definition {key!r} has version {stored}, not {expected}; read it again"
+        raise Conflict(text, "version_conflict")
 
 
-def _change(row: Row | None, spec: Spec) -> DefinitionChange:
-    """What a definition does to what is stored under its key."""
+def _compare(row: Row | None, spec: Spec) -> DefinitionChange:
+    """Returns how a definition changes the one stored under its key."""
     key, kind = spec.key or "", kind_of(spec)
     if row is None:
-        return DefinitionChange(key, kind, "created", 1, changes(None, spec))
+        return DefinitionChange(key, kind, "created", 1, field_changes(None, spec))
     before = spec_of(row)
-    if same(before, spec):
+    if is_same(before, spec):
         return DefinitionChange(key, kind, "unchanged", row["version"])
-    return DefinitionChange(key, kind, "updated", row["version"] + 1, changes(before, spec))
+    return DefinitionChange(key, kind, "updated", row["version"] + 1, field_changes(before, spec))
 
 
-def _check_circle(known: Mapping[str, _StoredVersion], spec: Spec) -> None:
-    """Raise `Invalid` when a definition leads back to itself other than by a jump."""
+def _check_acyclic(stored: Mapping[str, _StoredVersion], spec: Spec) -> None:
+    """Raises `Invalid` if a definition refers back to itself other than by a goto."""
 
-    def onward(key: str) -> Sequence[str]:
-        here = spec if key == spec.key else known[key].spec if key in known else None
-        if here is None:
+    def next_keys(key: str) -> Sequence[str]:
+        current = spec if key == spec.key else stored[key].spec if key in stored else None
+        if current is None:
             return []
-        if isinstance(here, NewTask) and isinstance(here.control, Goto):
-            here = msgspec.structs.replace(here, control=None)
-        return list(targets(here))
+        if isinstance(current, NewTask) and isinstance(current.control, Goto):
+            current = msgspec.structs.replace(current, control=None)
+        return list(target_keys(current))
 
-    if circle := find_cycle([spec.key or ""], onward):
-        shown = " -> ".join(circle if len(circle) <= 10 else [*circle[:8], "...", circle[-1]])
-        raise Invalid(f"these lead back to themselves: {shown}", "dependency_cycle")
+    if cycle := find_cycle([spec.key or ""], next_keys):
+        path = " -> ".join(cycle if len(cycle) <= 10 else [*cycle[:8], "...", cycle[-1]])
+        raise Invalid(f"cyclic definitions: {path}", "dependency_cycle")

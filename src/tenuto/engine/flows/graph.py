@@ -1,7 +1,7 @@
-"""A flow as a drawing: what was made, what is planned to follow, and what leads to what. Pure.
+"""Builds the graph of a flow: created and planned tasks and groups, and edges. Pure.
 
-Whatever ran in one slot stands there in the order in which it was made. What is still to come is
-read from the plan, on from whatever has not ended.
+Nodes of one slot are in the order of their creation. Planned nodes are read from the plan,
+starting from the nodes that have not finished.
 """
 
 from collections import defaultdict
@@ -24,13 +24,13 @@ MAX_WAITS = 10_000
 PLANNED = "PLANNED"
 _GROUPS = ("sequential", "parallel")
 _FAILED = ("FAILED", "DEAD", "RETRY_WAIT")
-_CERTAIN = ("next", "sequence")
+_UNCONDITIONAL = ("next", "sequence")
 
 
 class GraphNode(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A task or group of a flow; `id` is its own, or `plan:KEY` for one that is to be made.
+    """A task or group of a flow; `id` is its id, or `plan:KEY` if it is not created yet.
 
-    Of a group `kind` is its order. `parent` is the id of the group that it stands in.
+    `kind` of a group is its order. `parent` is the id of the group that contains it.
     """
 
     id: str
@@ -43,7 +43,7 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     slot: int = 0
     progress: int | None = None
     error: str | None = None
-    """Why its last attempt failed, where it has not succeeded since."""
+    """The error of its last attempt, if the task failed or waits for a retry."""
 
     @property
     def is_group(self) -> bool:
@@ -51,7 +51,7 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class GraphEdge(msgspec.Struct, frozen=True, rename={"source": "from", "target": "to"}):
-    """What leads from one node to another."""
+    """A directed edge between two nodes."""
 
     source: str
     target: str
@@ -59,7 +59,7 @@ class GraphEdge(msgspec.Struct, frozen=True, rename={"source": "from", "target":
 
 
 class GraphView(msgspec.Struct, frozen=True, kw_only=True):
-    """A flow, or a run of a group, as nodes and edges; `truncated` when there is more of it."""
+    """A flow, or a run of a group, as nodes and edges; `truncated` if some are missing."""
 
     nodes: list[GraphNode]
     edges: list[GraphEdge]
@@ -67,7 +67,7 @@ class GraphView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraphBuilder:
-    """Puts a graph together; `root` is the run of a group whose successors are not of interest."""
+    """Builds a graph; `root` is a group run to draw without its own successors."""
 
     def __init__(
         self,
@@ -75,25 +75,27 @@ class GraphBuilder:
         rows: Sequence[Row],
         waits: Sequence[Row] = (),
         root: UUID | None = None,
-        most: int = MAX_NODES,
+        max_nodes: int = MAX_NODES,
     ) -> None:
         self._plan = plan
-        self._most = most
+        self._max_nodes = max_nodes
         self._root = None if root is None else str(root)
-        self._truncated = len(rows) > most or len(waits) > MAX_WAITS
-        self._made = {str(row["id"]): row["made"] for row in rows[:most] if row["is_group"]}
+        self._truncated = len(rows) > max_nodes or len(waits) > MAX_WAITS
+        self._created_children = {
+            str(row["id"]): row["made"] for row in rows[:max_nodes] if row["is_group"]
+        }
         self._nodes: dict[str, GraphNode] = {}
-        for row in rows[:most]:
+        for row in rows[:max_nodes]:
             self._add(_node(row))
-        self._edges = list(self._between())
-        self._edges += _waits(self._nodes, waits)
+        self._edges = list(self._slot_edges())
+        self._edges += _dependency_edges(self._nodes, waits)
         self._certain: set[str] = set(self._nodes)
         self._todo: list[GraphNode] = []
 
     def view(self, *, planned: bool) -> GraphView:
-        """The graph, with what is to come if wanted."""
+        """Returns the graph, with planned nodes if `planned`."""
         if planned:
-            self._look_ahead()
+            self._add_planned()
         nodes = [
             node
             if node.parent is None or node.parent in self._nodes
@@ -102,148 +104,160 @@ class GraphBuilder:
         ]
         return GraphView(nodes=nodes, edges=self._edges, truncated=self._truncated)
 
-    def to_come(self) -> int:
-        """How many tasks will be made if everything goes well, whatever conditions decide."""
-        self._look_ahead()
-        coming = (self._nodes[each] for each in self._certain)
-        return sum(node.status == PLANNED and not node.is_group for node in coming)
+    def count_planned(self) -> int:
+        """Returns how many more tasks will run if all succeed, without conditional ones."""
+        self._add_planned()
+        certain = (self._nodes[node_id] for node_id in self._certain)
+        return sum(node.status == PLANNED and not node.is_group for node in certain)
 
     def _add(self, node: GraphNode) -> None:
         self._nodes[node.id] = node
 
-    # What was made.
-
-    def _slots(self) -> dict[str | None, dict[int, list[GraphNode]]]:
-        """What stands in each slot of each group, in order; the first is the group's own child."""
-        found: dict[str | None, dict[int, list[GraphNode]]] = defaultdict(lambda: defaultdict(list))
+    def _nodes_by_slot(self) -> dict[str | None, dict[int, list[GraphNode]]]:
+        """Returns the nodes per parent and slot, in order; the group's own child is first."""
+        by_slot: dict[str | None, dict[int, list[GraphNode]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         for node in self._nodes.values():
             if node.id != self._root:
-                found[node.parent][node.slot].append(node)
-        for parent, slots in found.items():
+                by_slot[node.parent][node.slot].append(node)
+        for parent, slots in by_slot.items():
             for slot, nodes in slots.items():
-                own = self._child(parent, slot)
-                first = next((at for at, node in enumerate(nodes) if node.key == own), 0)
+                own_key = self._first_key(parent, slot)
+                first = next((at for at, node in enumerate(nodes) if node.key == own_key), 0)
                 nodes.insert(0, nodes.pop(first))
-        return found
+        return by_slot
 
-    def _child(self, parent: str | None, slot: int) -> str | None:
-        """The key that a slot begins with."""
-        spec = None if parent is None else self._group(self._nodes.get(parent))
+    def _first_key(self, parent: str | None, slot: int) -> str | None:
+        """Returns the key of the first node in a slot."""
+        spec = None if parent is None else self._group_spec(self._nodes.get(parent))
         if spec is None or slot >= len(spec.children):
             return self._plan.root if parent is None else None
         return spec.children[slot]
 
-    def _group(self, node: GraphNode | None) -> GroupSpec | None:
+    def _group_spec(self, node: GraphNode | None) -> GroupSpec | None:
         return None if node is None or not node.is_group else self._plan.groups.get(node.key or "")
 
-    def _between(self) -> Iterator[GraphEdge]:
-        for parent, slots in self._slots().items():
+    def _slot_edges(self) -> Iterator[GraphEdge]:
+        """Yields the edges between created nodes: within slots, and between slots of a sequence."""
+        for parent, slots in self._nodes_by_slot().items():
             for nodes in slots.values():
-                for one, other in pairwise(nodes):
-                    yield GraphEdge(one.id, other.id, self._kind(one, other))
-            home = None if parent is None else self._nodes.get(parent)
-            if home is not None and home.kind == "sequential":
+                for earlier, later in pairwise(nodes):
+                    yield GraphEdge(earlier.id, later.id, self._edge_kind(earlier, later))
+            group = None if parent is None else self._nodes.get(parent)
+            if group is not None and group.kind == "sequential":
                 for before, after in pairwise(sorted(slots)):
                     yield GraphEdge(slots[before][-1].id, slots[after][0].id, "sequence")
 
-    def _kind(self, one: GraphNode, other: GraphNode) -> EdgeKind:
-        """Why the other took the place of the one."""
-        for key, kind in self._successors(one):
-            if key == other.key or (kind == "item" and other.is_group):
+    def _edge_kind(self, earlier: GraphNode, later: GraphNode) -> EdgeKind:
+        """Returns why `later` followed `earlier` in their slot."""
+        for key, kind in self._successors(earlier):
+            if key == later.key or (kind == "item" and later.is_group):
                 return kind
         return "next"
 
-    # What is to come.
-
-    def _look_ahead(self) -> None:
-        made = list(self._nodes.values())
-        last = {nodes[-1].id for slots in self._slots().values() for nodes in slots.values()}
-        for node in made:
+    def _add_planned(self) -> None:
+        """Adds all planned nodes that can follow from unfinished nodes."""
+        existing = list(self._nodes.values())
+        last = {
+            nodes[-1].id for slots in self._nodes_by_slot().values() for nodes in slots.values()
+        }
+        for node in existing:
             if not _is_open(node):
                 continue
             if node.is_group:
-                self._children(node, self._made[node.id])
+                self._add_planned_children(node, self._created_children[node.id])
             if node.id in last and node.id != self._root:
-                self._onward(node)
+                self._add_planned_successors(node)
         while self._todo:
             node = self._todo.pop(0)
             if node.is_group:
-                self._children(node, 0)
-            self._onward(node)
+                self._add_planned_children(node, 0)
+            self._add_planned_successors(node)
 
-    def _children(self, group: GraphNode, first: int) -> None:
-        """The children of a group that are not made yet."""
-        spec = self._group(group)
+    def _add_planned_children(self, group: GraphNode, first: int) -> None:
+        """Adds the children of a group that are not created yet, from slot `first` on."""
+        spec = self._group_spec(group)
         if spec is None or first >= len(spec.children):
             return
-        before = None
+        previous = None
         if first:
-            slots = self._slots()[group.id]
-            before = slots[first - 1][-1].id if slots.get(first - 1) else None
+            slots = self._nodes_by_slot()[group.id]
+            previous = slots[first - 1][-1].id if slots.get(first - 1) else None
         for slot, key in enumerate(spec.children[first:], start=first):
-            found = self._planned(key, group.id, slot, certain=group.id in self._certain)
-            if found is None:
+            node_id = self._planned_node(key, group.id, slot, certain=group.id in self._certain)
+            if node_id is None:
                 return
-            if before is not None and spec.order == "sequential":
-                self._edges.append(GraphEdge(before, found, "sequence"))
-            before = found
+            if previous is not None and spec.order == "sequential":
+                self._edges.append(GraphEdge(previous, node_id, "sequence"))
+            previous = node_id
 
-    def _onward(self, node: GraphNode) -> None:
+    def _add_planned_successors(self, node: GraphNode) -> None:
+        """Adds the nodes and edges that can follow a node in its slot."""
         for key, kind in self._successors(node):
-            found = self._latest(key) if kind == "goto" else None
-            if found is None:
-                certain = node.id in self._certain and kind in _CERTAIN
-                found = self._planned(key, node.parent, node.slot, certain=certain)
-            if found is not None:
-                self._edges.append(GraphEdge(node.id, found, kind))
+            target = self._latest_node(key) if kind == "goto" else None
+            if target is None:
+                certain = node.id in self._certain and kind in _UNCONDITIONAL
+                target = self._planned_node(key, node.parent, node.slot, certain=certain)
+            if target is not None:
+                self._edges.append(GraphEdge(node.id, target, kind))
 
     def _successors(self, node: GraphNode) -> list[tuple[str, EdgeKind]]:
-        """What may take the node's place, and why."""
-        spec = self._group(node) or self._plan.tasks.get(node.key or "")
+        """Returns the keys that can follow a node in its slot, each with the kind of edge."""
+        spec = self._group_spec(node) or self._plan.tasks.get(node.key or "")
         if spec is None:
             return []
-        after: list[tuple[str | None, EdgeKind]] = [(spec.next, "next")]
+        successors: list[tuple[str | None, EdgeKind]] = [(spec.next, "next")]
         if not isinstance(spec, GroupSpec) and not node.is_group:
             match spec.control:
                 case Goto(target=target):
-                    after = [(target, "goto")]
+                    successors = [(target, "goto")]
                 case Condition(on_true=yes, on_false=no):
-                    after = [(yes or spec.next, "true"), (no or spec.next, "false")]
+                    successors = [(yes or spec.next, "true"), (no or spec.next, "false")]
                 case Foreach(template=template):
-                    after = [(template, "item"), *after]
-        around = self._nodes.get(node.parent or "")
-        home = None if around is None else around.key
+                    successors = [(template, "item"), *successors]
+        group = self._nodes.get(node.parent or "")
+        group_key = None if group is None else group.key
         return [
             (key, kind)
-            for key, kind in after
+            for key, kind in successors
             if key is not None
             and (
-                kind in ("goto", "item") or not is_next_child(self._plan, home, node.key or "", key)
+                kind in ("goto", "item")
+                or not is_next_child(self._plan, group_key, node.key or "", key)
             )
         ]
 
-    def _latest(self, key: str) -> str | None:
-        found = [node for node in self._nodes.values() if node.key == key]
-        return found[-1].id if found else None
+    def _latest_node(self, key: str) -> str | None:
+        nodes = [node for node in self._nodes.values() if node.key == key]
+        return nodes[-1].id if nodes else None
 
-    def _planned(self, key: str, parent: str | None, slot: int, *, certain: bool) -> str | None:
-        """The id of the node that stands for the key's next run; none where there is no room."""
-        name = f"plan:{key}"
+    def _planned_node(
+        self, key: str, parent: str | None, slot: int, *, certain: bool
+    ) -> str | None:
+        """Adds the planned node of a key; returns its id, `None` at the limit of nodes."""
+        node_id = f"plan:{key}"
         if certain:
-            self._certain.add(name)
-        if name in self._nodes:
-            return name
-        if len(self._nodes) >= self._most:
+            self._certain.add(node_id)
+        if node_id in self._nodes:
+            return node_id
+        if len(self._nodes) >= self._max_nodes:
             self._truncated = True
             return None
         spec = self._plan.spec(key)
         kind = spec.order if isinstance(spec, GroupSpec) else spec.kind
         node = GraphNode(
-            id=name, key=key, title=spec.title, kind=kind, status=PLANNED, parent=parent, slot=slot
+            id=node_id,
+            key=key,
+            title=spec.title,
+            kind=kind,
+            status=PLANNED,
+            parent=parent,
+            slot=slot,
         )
         self._add(node)
         self._todo.append(node)
-        return name
+        return node_id
 
 
 def _node(row: Row) -> GraphNode:
@@ -265,11 +279,11 @@ def _is_open(node: GraphNode) -> bool:
     return node.status in GROUP_OPEN if node.is_group else node.status not in TERMINAL
 
 
-def _waits(nodes: dict[str, Any], waits: Iterable[Row]) -> Iterator[GraphEdge]:
+def _dependency_edges(nodes: dict[str, Any], waits: Iterable[Row]) -> Iterator[GraphEdge]:
     for row in waits:
-        one, other = str(row["needs"]), str(row["task"])
-        if one in nodes and other in nodes:
-            yield GraphEdge(one, other, "depends")
+        needed, waiting = str(row["needs"]), str(row["task"])
+        if needed in nodes and waiting in nodes:
+            yield GraphEdge(needed, waiting, "depends")
 
 
 # Mermaid.
@@ -283,49 +297,53 @@ _COLOURS = {
     "FAILED": "fill:#ffdad6,stroke:#b3261e",
     "PLANNED": "fill:#ffffff,stroke:#999999,stroke-dasharray:4",
 }
-_LIKE = {"ASSIGNED": "RUNNING", "DEAD": "FAILED", "CANCELLED": "FAILED"}
+_STYLED_AS = {"ASSIGNED": "RUNNING", "DEAD": "FAILED", "CANCELLED": "FAILED"}
 _SHAPES = {"condition": ("{", "}"), "approval": ("([", "])"), "goto": ("[/", "/]")}
 
 
 def mermaid(graph: GraphView) -> str:
-    """The graph as Mermaid text."""
+    """Returns the graph as Mermaid text."""
     names = {node.id: f"n{number}" for number, node in enumerate(graph.nodes)}
-    inside: dict[str | None, list[GraphNode]] = defaultdict(list)
+    by_parent: dict[str | None, list[GraphNode]] = defaultdict(list)
     for node in graph.nodes:
-        inside[node.parent].append(node)
-    lines = ["flowchart TD", *_drawn(inside, names, None, 1)]
+        by_parent[node.parent].append(node)
+    lines = ["flowchart TD", *_render_nodes(by_parent, names, None, 1)]
     for edge in graph.edges:
         arrow = "-.->" if edge.kind == "depends" else "-->"
-        said = "" if edge.kind in _CERTAIN else f"|{edge.kind}|"
-        lines.append(f"  {names[edge.source]} {arrow}{said} {names[edge.target]}")
+        label = "" if edge.kind in _UNCONDITIONAL else f"|{edge.kind}|"
+        lines.append(f"  {names[edge.source]} {arrow}{label} {names[edge.target]}")
     for status, style in _COLOURS.items():
-        like = [n for n in graph.nodes if _LIKE.get(n.status, n.status) == status]
-        if like:
+        node_names = [
+            node for node in graph.nodes if _STYLED_AS.get(node.status, node.status) == status
+        ]
+        if node_names:
             lines.append(f"  classDef {status.lower()} {style}")
-            lines.append(f"  class {','.join(names[n.id] for n in like)} {status.lower()}")
+            lines.append(
+                f"  class {','.join(names[node.id] for node in node_names)} {status.lower()}"
+            )
     return "\n".join(lines) + "\n"
 
 
-def _drawn(
-    inside: dict[str | None, list[GraphNode]],
+def _render_nodes(
+    by_parent: dict[str | None, list[GraphNode]],
     names: dict[str, str],
     parent: str | None,
     depth: int,
 ) -> Iterator[str]:
-    """The nodes of a group, the groups among them as boxes around their own."""
-    room = "  " * depth
-    for node in inside.get(parent, ()):
+    """Yields the lines of a group's nodes; nested groups are subgraphs."""
+    indent = "  " * depth
+    for node in by_parent.get(parent, ()):
         name, label = names[node.id], _label(node)
-        if node.is_group and inside.get(node.id):
-            yield f'{room}subgraph {name} ["{label}"]'
-            yield from _drawn(inside, names, node.id, depth + 1)
-            yield f"{room}end"
+        if node.is_group and by_parent.get(node.id):
+            yield f'{indent}subgraph {name} ["{label}"]'
+            yield from _render_nodes(by_parent, names, node.id, depth + 1)
+            yield f"{indent}end"
         else:
-            left, right = _SHAPES.get(node.kind, ("[", "]"))
-            yield f'{room}{name}{left}"{label}"{right}'
+            opening, closing = _SHAPES.get(node.kind, ("[", "]"))
+            yield f'{indent}{name}{opening}"{label}"{closing}'
 
 
 def _label(node: GraphNode) -> str:
-    again = f" #{node.activation}" if (node.activation or 1) > 1 else ""
+    suffix = f" #{node.activation}" if (node.activation or 1) > 1 else ""
     kind = "" if node.kind == "agent" else f"{node.kind}, "
-    return f"{node.title}{again} ({kind}{node.status})".translate(_ESCAPES)
+    return f"{node.title}{suffix} ({kind}{node.status})".translate(_ESCAPES)

@@ -1,71 +1,74 @@
-"""What a claimed task is handed beyond its own row: prompts around it, results before it."""
+"""Builds a claimed task's input: group prompts and referenced results."""
 
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from tenuto.engine.flows.plans import PlanCache, refers
+from tenuto.engine.flows.plans import PlanCache, may_have_references
 from tenuto.engine.flows.rows import context_of
-from tenuto.engine.rows import decode
+from tenuto.engine.rows import decode_json
 from tenuto.model.errors import Invalid, TenutoError
-from tenuto.model.flows.definition import resolved
-from tenuto.model.flows.progress import effective_prompt
+from tenuto.model.flows.definition import resolve_references
+from tenuto.model.flows.progress import build_prompt
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 InputOrError = dict[str, Any] | TenutoError
 
 
 class InputBuilder:
-    """Reads what flows add to the works of an engine."""
+    """Builds the inputs of claimed tasks. `build_inputs` is a script."""
 
     def __init__(self, plans: PlanCache) -> None:
         self._plans = plans
 
     def build_inputs(
-        self, rows: Rows, given: Mapping[UUID, Any]
+        self, rows: Rows, inputs: Mapping[UUID, Any]
     ) -> Script[dict[UUID, InputOrError]]:
-        """The fields of each work that differ from its row, or why it cannot be run.
+        """Returns, by task id, the fields that differ from the task's row, or an error.
 
-        `given` has the input of each, with the secrets that its row only names.
+        `inputs` has each task's input with the values of the secrets that its row only names.
         """
-        alone = yield from self._load_dependency_results(
+        dependency_results = yield from self._load_dependency_results(
             [row for row in rows if row["flow"] is None]
         )
-        found: dict[UUID, InputOrError] = {}
+        built: dict[UUID, InputOrError] = {}
         for row in rows:
             try:
-                found[row["id"]] = yield from self._build_input(row, given[row["id"]], alone)
+                built[row["id"]] = yield from self._build_input(
+                    row, inputs[row["id"]], dependency_results
+                )
             except Invalid as error:
-                found[row["id"]] = error
-        return found
+                built[row["id"]] = error
+        return built
 
     def _build_input(
-        self, row: Row, given: Any, alone: dict[UUID, dict[str, Any]]
+        self, row: Row, input_value: Any, dependency_results: dict[UUID, dict[str, Any]]
     ) -> Script[dict[str, Any]]:
+        """Returns the fields of one task that differ from its row; raises `Invalid`."""
         changes: dict[str, Any] = {}
         flow = row["flow"]
         if flow is not None:
-            plan = self._plans.known(flow) or (yield from self._plans.plan(flow))
+            plan = self._plans.cached_plan(flow) or (yield from self._plans.load_plan(flow))
             context = context_of(row["context"])
-            changes["prompt"] = effective_prompt(plan, context, row["prompt"])
-            changes["previous"] = decode(row["previous"])
-        if refers(row["input"]):
-            results = alone.get(row["id"], {})
+            changes["prompt"] = build_prompt(plan, context, row["prompt"])
+            changes["previous"] = decode_json(row["previous"])
+        if may_have_references(row["input"]):
+            results = dependency_results.get(row["id"], {})
             if flow is not None:
-                results = yield from self._plans.results(flow, [row["input"]])
-            changes["input"] = resolved(given, results)
+                results = yield from self._plans.load_results(flow, [row["input"]])
+            changes["input"] = resolve_references(input_value, results)
         return changes
 
     def _load_dependency_results(self, rows: Rows) -> Script[dict[UUID, dict[str, Any]]]:
-        """What tasks without a flow refer to: results they waited for, by key and by id."""
+        """Returns, per task, the results of its completed dependencies, by id and by key."""
         ids = sorted(row["id"] for row in rows)
         if not ids:
             return {}
-        found: dict[UUID, dict[str, Any]] = {each: {} for each in ids}
-        for row in (yield Statement("results_needed", {"ids": ids})):
+        results: dict[UUID, dict[str, Any]] = {task: {} for task in ids}
+        for row in (yield Statement("dependency_results", {"ids": ids})):
             if row["status"] == "COMPLETED":
-                result = decode(row["output"])
-                found[row["task"]][str(row["needs"])] = result
+                result = decode_json(row["output"])
+                results[row["task"]][str(row["needs"])] = result
                 if row["key"] is not None:
-                    found[row["task"]][row["key"]] = result
-        return found
+                    results[row["task"]][row["key"]] = result
+        return results

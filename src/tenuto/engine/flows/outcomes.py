@@ -1,4 +1,4 @@
-"""What follows from single ends: the pure part of a cascade."""
+"""Pure rules of a cascade: what one finished task or group leads to."""
 
 from typing import Any
 from uuid import UUID
@@ -13,8 +13,8 @@ from tenuto.model.flows.progress import (
     GroupStatus,
     NextStep,
     SlotResult,
-    end_of,
     is_next_child,
+    slot_result,
 )
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.commands import Command
@@ -23,89 +23,102 @@ from tenuto.store.protocol import Row
 
 
 class FinishedTask(msgspec.Struct, frozen=True):
-    """A task that has just ended, and whose end is watched."""
+    """A watched task that has just finished: its end has follow-up work."""
 
     id: UUID
     workspace: UUID
     status: Status
     place: Row | None = None
-    """Where it stands in its flow, and how many wait for it, if that was read already."""
+    """Its flow position and its number of dependents, if read already."""
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody may wait for it."""
+        """True if other tasks may depend on it."""
         return self.place is None or self.place["awaited"] > 0
 
 
 class SlotOutcome(msgspec.Struct, frozen=True):
-    """The end of a slot, in a group or at the top of a flow."""
+    """The result of a slot, in a group or at the top of a flow."""
 
     flow: UUID
     group: UUID | None
     slot: int
     end: SlotResult
     last: UUID | None
-    """The task whose result is handed on: to the next in turn, or to what follows the group."""
+    """The task whose result is passed to the next child or to the group's successor."""
 
 
-def end_of_group(group: Group, status: GroupStatus) -> SlotOutcome:
-    """The end of the slot that a group stood in."""
-    return SlotOutcome(group.flow, group.parent, group.slot, end_of(status), group.follows)
+def group_outcome(group: Group, status: GroupStatus) -> SlotOutcome:
+    """Returns the outcome of the slot that a finished group is in."""
+    return SlotOutcome(group.flow, group.parent, group.slot, slot_result(status), group.follows)
 
 
-def is_plain_success(row: Row, ends: dict[UUID, FinishedTask]) -> bool:
-    return bool(row["plain"]) and ends[row["needs"]].status is Status.COMPLETED
+def is_plain_success(row: Row, finished: dict[UUID, FinishedTask]) -> bool:
+    """True if the dependency completed and its dependent only has to count it as met."""
+    return bool(row["plain"]) and finished[row["needs"]].status is Status.COMPLETED
 
 
-def is_met(row: Row, ends: dict[UUID, FinishedTask]) -> bool:
-    done = ends[row["needs"]].status is Status.COMPLETED
-    return done or row["on_dependency_failure"] == "run"
+def is_met(row: Row, finished: dict[UUID, FinishedTask]) -> bool:
+    """True if the dependency completed, or its dependent runs in any case."""
+    succeeded = finished[row["needs"]].status is Status.COMPLETED
+    return succeeded or row["on_dependency_failure"] == "run"
 
 
-def command_for_dependent(task: Task, waits: list[Row], ends: dict[UUID, FinishedTask]) -> Command:
-    for row in waits:
-        if not is_met(row, ends):
-            return failed_need(
-                row["needs"], ends[row["needs"]].status, row["on_dependency_failure"]
+def command_for_dependent(
+    task: Task, dependencies: list[Row], finished: dict[UUID, FinishedTask]
+) -> Command:
+    """Returns the command for a dependent when these dependencies have finished."""
+    for row in dependencies:
+        if not is_met(row, finished):
+            return command_for_failed_dependency(
+                row["needs"], finished[row["needs"]].status, row["on_dependency_failure"]
             )
     del task
-    return commands.DependenciesMet(n=len(waits))
+    return commands.DependenciesMet(n=len(dependencies))
 
 
-def failed_need(needs: UUID, status: Status, policy: str | None) -> Command:
-    """What becomes of a task when something that it waits for did not end well."""
-    why = f"waited for task {needs}, which is {status}"
+def command_for_failed_dependency(dependency: UUID, status: Status, policy: str | None) -> Command:
+    """Returns the command for a task whose dependency did not complete."""
+    reason = f"its dependency, task {dependency}, is {status}"
     if policy == "skip" or status is Status.SKIPPED:
-        return commands.Skip(reason=why)
-    return commands.FailWithoutAttempt(code="dependency_failed", message=why)
+        return commands.Skip(reason=reason)
+    return commands.FailWithoutAttempt(code="dependency_failed", message=reason)
 
 
 def start_on_turn(task: Task) -> Command | None:
+    """Returns the command that ends a task's wait for its turn.
+
+    With `turn:act`, the next hold is `act`.
+    """
     return commands.ClearHold(hold="act") if task.hold == "turn:act" else commands.ClearHold()
 
 
-def skipped(task: Task) -> Command | None:
+def skip_child(task: Task) -> Command | None:
+    """Returns the command for an open child of a finished group: skip, or cancel if it ran."""
     if task.status in LEASED or task.attempt > 0:
         return commands.Cancel(reason="its group has ended")
     return commands.Skip(reason="its group ended before its turn")
 
 
-def cancelled(task: Task) -> Command | None:
+def cancel_child(task: Task) -> Command | None:
+    """Returns the command that cancels an open child of a finished group."""
     del task
     return commands.Cancel(reason="its group has ended")
 
 
 def hold_if_paused(task: Task) -> Command | None:
-    """For what waits in a flow or group that is paused, unless it waits for that alone.
+    """Returns the command that pauses a new task of a paused flow or group.
 
-    What has its turn to come would run with it, whatever its flow is by then.
+    `None` if its hold is `paused` already. Without the command, a task that waits for its turn
+    would run with its turn even while the flow is paused.
     """
     if (task.hold or "").partition(":")[0] == "paused":
         return None
     return commands.Pause(reason="its flow was paused")
 
 
-def birth(row: Row, step: NextStep) -> ActivationRequest:
+def activation_request(row: Row, step: NextStep) -> ActivationRequest:
+    """Returns the request to activate a task's successor in its slot."""
     context = context_of(row["context"])
     return ActivationRequest(
         flow=row["flow"],
@@ -113,7 +126,7 @@ def birth(row: Row, step: NextStep) -> ActivationRequest:
         slot=row["slot"],
         key=step.key,
         of=row["key"],
-        follows=handed_on(row),
+        follows=result_source(row),
         groups=context.groups,
         prompt=step.prompt,
         jump=step.jump,
@@ -122,22 +135,27 @@ def birth(row: Row, step: NextStep) -> ActivationRequest:
     )
 
 
-def handed_on(row: Row) -> UUID | None:
-    """The task whose result a successor is handed: what the engine did has none of its own."""
+def result_source(row: Row) -> UUID | None:
+    """Returns the id of the task whose result a successor gets.
+
+    A control task that the engine ran has no result of its own; it passes on its predecessor's.
+    """
     by_engine = row["kind"] in ("condition", "goto", "foreach") and row["prompt"] is None
     task: UUID | None = row["follows"] if by_engine else row["id"]
     return task
 
 
-def group_next(plan: Plan, group: Group) -> str | None:
+def group_successor(plan: Plan, group: Group) -> str | None:
+    """Returns the key that follows a group in its slot; `None` if it is the next child anyway."""
     spec = plan.groups.get(group.key) or plan.tasks[group.key]
     key: str | None = spec.next
     context = context_of(group.context)
-    around = context.groups[-1] if context.groups else None
-    return None if key is None or is_next_child(plan, around, group.key, key) else key
+    parent_key = context.groups[-1] if context.groups else None
+    return None if key is None or is_next_child(plan, parent_key, group.key, key) else key
 
 
-def group_birth(group: Group, key: str) -> ActivationRequest:
+def group_activation_request(group: Group, key: str) -> ActivationRequest:
+    """Returns the request to activate a group's successor in its slot."""
     context = context_of(group.context)
     return ActivationRequest(
         flow=group.flow,
@@ -150,7 +168,7 @@ def group_birth(group: Group, key: str) -> ActivationRequest:
     )
 
 
-def place_of_turn(group: Group) -> dict[str, Any]:
-    """Where to look for the next child of a sequence: after the one that has the turn."""
+def next_child_params(group: Group) -> dict[str, Any]:
+    """Returns the query parameters that find the child after the one that has the turn."""
     slot = -1 if group.turn is None else group.turn
     return {"parent": group.id, "workspace": group.workspace, "slot": slot}

@@ -1,4 +1,4 @@
-"""The plans of flows, remembered: they never change. And the results that tasks refer to."""
+"""Caches the plans of flows, which never change; loads the results that tasks refer to."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,60 +7,60 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.flows.rows import flow_of
-from tenuto.engine.rows import decode
-from tenuto.model.flows.definition import FROM, references
+from tenuto.engine.rows import decode_json
+from tenuto.model.flows.definition import REFERENCE_KEY, referenced_keys
 from tenuto.model.flows.plan import Plan
 from tenuto.model.flows.progress import Flow, FlowStatus
 from tenuto.store.protocol import Script, Statement
 
-_MOST = 256
-_MARK = f'"{FROM}"'
+_MAX_CACHED = 256
+_REFERENCE_MARK = f'"{REFERENCE_KEY}"'
 
 
 class _CachedPlan(msgspec.Struct, frozen=True):
     plan: Plan
     input: Any
     flow: Flow
-    """As one that runs; what else of it changes is as it was once."""
-    tied: frozenset[str]
-    """The groups of which some children wait for others."""
+    """The flow as it was when cached, with status RUNNING; other fields may be outdated."""
+    dependent_groups: frozenset[str]
+    """Keys of groups in which children depend on each other."""
 
 
 class PlanCache:
-    """What flows were started with. Its methods are scripts."""
+    """Caches the plans and inputs of flows. The `load_` methods are scripts."""
 
     def __init__(self) -> None:
-        self._known: dict[UUID, _CachedPlan] = {}
+        self._by_flow: dict[UUID, _CachedPlan] = {}
 
-    def plan(self, flow: UUID) -> Script[Plan]:
-        """The plan of a flow that exists."""
+    def load_plan(self, flow: UUID) -> Script[Plan]:
+        """Returns the plan of an existing flow."""
         return (yield from self._load(flow)).plan
 
-    def known(self, flow: UUID) -> Plan | None:
-        """The plan of a flow, if it need not be read."""
-        known = self._known.get(flow)
-        return None if known is None else known.plan
+    def cached_plan(self, flow: UUID) -> Plan | None:
+        """Returns the plan of a flow, `None` if it is not cached."""
+        cached = self._by_flow.get(flow)
+        return None if cached is None else cached.plan
 
-    def running(self, flow: UUID) -> tuple[Flow, Any] | None:
-        """A flow that runs and what it was started with, if that need not be read."""
-        known = self._known.get(flow)
-        return None if known is None else (known.flow, known.input)
+    def cached_flow(self, flow: UUID) -> tuple[Flow, Any] | None:
+        """Returns a running flow and its input, `None` if they are not cached."""
+        cached = self._by_flow.get(flow)
+        return None if cached is None else (cached.flow, cached.input)
 
-    def input(self, flow: UUID) -> Script[Any]:
-        """What the flow was started with."""
+    def load_input(self, flow: UUID) -> Script[Any]:
+        """Returns the input of a flow."""
         return (yield from self._load(flow)).input
 
     def _load(self, flow: UUID) -> Script[_CachedPlan]:
-        known = self._known.get(flow)
-        if known is None:
+        cached = self._by_flow.get(flow)
+        if cached is None:
             rows = yield Statement("flow_plans", {"ids": [flow]})
             plan = msgspec.json.decode(rows[0]["plan"], type=Plan)
-            known = self._keep(plan, rows[0]["input"], flow_of(rows[0]))
-        return known
+            cached = self._add(plan, rows[0]["input"], flow_of(rows[0]))
+        return cached
 
-    def remember(self, plan: Plan, row: dict[str, Any]) -> None:
-        """A flow that is about to be made of these columns: its plan need not be read."""
-        made = Flow(
+    def add_new_flow(self, plan: Plan, row: dict[str, Any]) -> None:
+        """Caches the plan of a flow that is about to be inserted with these columns."""
+        flow = Flow(
             id=row["id"],
             workspace=row["workspace"],
             key=row["key"],
@@ -79,37 +79,37 @@ class PlanCache:
             updated_at=row["now"],
             finished_at=None,
         )
-        self._keep(plan, row["input"], made)
+        self._add(plan, row["input"], flow)
 
-    def _keep(self, plan: Plan, given: str | None, flow: Flow) -> _CachedPlan:
+    def _add(self, plan: Plan, input_json: str | None, flow: Flow) -> _CachedPlan:
         running = msgspec.structs.replace(flow, status=FlowStatus.RUNNING)
-        known = _CachedPlan(plan, decode(given), running, _tied(plan))
-        if len(self._known) >= _MOST:
-            del self._known[next(iter(self._known))]
-        self._known[flow.id] = known
-        return known
+        cached = _CachedPlan(plan, decode_json(input_json), running, _dependent_groups(plan))
+        if len(self._by_flow) >= _MAX_CACHED:
+            del self._by_flow[next(iter(self._by_flow))]
+        self._by_flow[flow.id] = cached
+        return cached
 
-    def tied(self, flow: UUID) -> Script[frozenset[str]]:
-        """The groups of a flow of which some children wait for others."""
-        return (yield from self._load(flow)).tied
+    def load_dependent_groups(self, flow: UUID) -> Script[frozenset[str]]:
+        """Returns the keys of a flow's groups in which children depend on each other."""
+        return (yield from self._load(flow)).dependent_groups
 
-    def results(self, flow: UUID, texts: Iterable[str | None]) -> Script[dict[str, Any]]:
-        """The latest results of the keys that these JSON texts refer to, where there are any."""
+    def load_results(self, flow: UUID, texts: Iterable[str | None]) -> Script[dict[str, Any]]:
+        """Returns the latest results, by key, that these JSON texts refer to."""
         keys: set[str] = set()
         for text in texts:
-            if refers(text):
-                keys |= references(decode(text))
+            if may_have_references(text):
+                keys |= referenced_keys(decode_json(text))
         if not keys:
             return {}
         rows = yield Statement("flow_results", {"flow": flow, "keys": sorted(keys)})
-        return {row["key"]: decode(row["output"]) for row in rows}
+        return {row["key"]: decode_json(row["output"]) for row in rows}
 
 
-def _tied(plan: Plan) -> frozenset[str]:
+def _dependent_groups(plan: Plan) -> frozenset[str]:
     waiting = {key for key, new in plan.tasks.items() if new.depends_on}
     return frozenset(key for key, group in plan.groups.items() if waiting & set(group.children))
 
 
-def refers(text: str | None) -> bool:
-    """Whether JSON text may refer to a result: a glance that costs nothing."""
-    return text is not None and _MARK in text
+def may_have_references(text: str | None) -> bool:
+    """True if JSON text may refer to a result: a cheap test for the marker's text."""
+    return text is not None and _REFERENCE_MARK in text

@@ -1,4 +1,4 @@
-"""What a coordinator finds wrong with flows, and mends: circles, and counts that drifted."""
+"""Coordinator duties that repair flows: cyclic dependencies and wrong counters."""
 
 import logging
 from datetime import timedelta
@@ -17,58 +17,62 @@ from tenuto.store.protocol import Row, Script, Statement
 
 log = logging.getLogger("tenuto.engine")
 
-PAIRS = 20_000
-ADRIFT = 100
+MAX_PAIRS = 20_000
+MAX_REPAIRS = 100
 SETTLED_AFTER = timedelta(minutes=5)
-"""How long nothing must have changed in a group before its count is doubted."""
+"""A group's counter is checked only if the group was not changed for this long."""
 
 
 class FlowRepair:
-    """The upkeep of flows. Each `*_once` answers how many rows it mended."""
+    """Repairs flows. Each `*_once` returns the number of repaired rows."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    async def cycles_once(self, actor: str) -> int:
-        """Fail tasks that wait for each other in a circle, should there ever be any."""
-        rows = await self._core.store.fetch(Statement("waiting_pairs", {"most": PAIRS}))
+    async def fail_cycles_once(self, actor: str) -> int:
+        """Fails tasks that depend on each other in a cycle."""
+        rows = await self._core.store.fetch(
+            Statement("dependency_pairs_waiting", {"most": MAX_PAIRS})
+        )
         edges: dict[str, list[str]] = {}
         for row in rows:
             edges.setdefault(str(row["id"]), []).append(str(row["needs"]))
         failed = 0
-        while circle := find_cycle(edges, lambda task: edges.get(task, ())):
-            members = sorted({UUID(each) for each in circle})
-            failed += await self._core.run_with_cascade(partial(_fail_circle, members), actor)
-            for each in circle:
-                edges.pop(each, None)
+        while cycle := find_cycle(edges, lambda task: edges.get(task, ())):
+            members = sorted({UUID(task_id) for task_id in cycle})
+            failed += await self._core.run_with_cascade(partial(_fail_cycle, members), actor)
+            for task_id in cycle:
+                edges.pop(task_id, None)
         return failed
 
     async def recount_once(self, actor: str) -> int:
-        """Set right what a group thinks is open in it. A repair is a fault of ours: it is told."""
-        params = {"before": self._core.now() - SETTLED_AFTER, "most": ADRIFT}
-        rows = await self._core.store.fetch(Statement("groups_adrift", params))
+        """Corrects groups' wrong counts of open children. Each repair is logged as an error."""
+        params = {"before": self._core.now() - SETTLED_AFTER, "most": MAX_REPAIRS}
+        rows = await self._core.store.fetch(Statement("groups_miscounted", params))
         for row in rows:
-            await self._core.run_with_cascade(partial(_recounted, row), actor)
+            await self._core.run_with_cascade(partial(_correct_open_count, row), actor)
         return len(rows)
 
 
-def _fail_circle(ids: list[UUID], cascade: Cascade) -> Script[int]:
-    refuse = commands.FailWithoutAttempt(
-        code="dependency_cycle", message="waits in a circle: " + ", ".join(map(str, ids[:5]))
+def _fail_cycle(ids: list[UUID], cascade: Cascade) -> Script[int]:
+    """Fails the tasks of a cycle; returns how many were changed."""
+    command = commands.FailWithoutAttempt(
+        code="dependency_cycle", message="cyclic dependencies: " + ", ".join(map(str, ids[:5]))
     )
-    return len((yield from cascade.apply_to_each(ids, lambda _: refuse)))
+    return len((yield from cascade.apply_to_each(ids, lambda _: command)))
 
 
-def _recounted(found: Row, cascade: Cascade) -> Script[None]:
-    rows = yield Statement("groups_locked", {"ids": [found["id"]]})
+def _correct_open_count(counted: Row, cascade: Cascade) -> Script[None]:
+    """Corrects a group's open children if its row is unchanged; finishes it if none is left."""
+    rows = yield Statement("groups_locked", {"ids": [counted["id"]]})
     group: Group = group_of(rows[0])
-    if group.status not in GROUP_OPEN or group.open != found["open"]:
-        return  # it has moved on
-    log.error("group %s counted %d open children, not %d", group.id, group.open, found["actual"])
-    right = msgspec.structs.replace(group, open=found["actual"])
-    why = f"counted {group.open} open children where there are {found['actual']}"
-    yield cascade.group_change(right, "group_recounted", "ERROR", why)
-    right = msgspec.structs.replace(right, version=right.version + 1)
-    status = join_status(right)
+    if group.status not in GROUP_OPEN or group.open != counted["open"]:
+        return  # the group changed since it was read
+    log.error("group %s counted %d open children, not %d", group.id, group.open, counted["actual"])
+    corrected = msgspec.structs.replace(group, open=counted["actual"])
+    message = f"corrected the count of open children from {group.open} to {counted['actual']}"
+    yield cascade.group_change(corrected, "group_recounted", "ERROR", message)
+    corrected = msgspec.structs.replace(corrected, version=corrected.version + 1)
+    status = join_status(corrected)
     if status is not None:
-        yield from cascade.finish(right, status)
+        yield from cascade.finish_group(corrected, status)

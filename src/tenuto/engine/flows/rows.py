@@ -1,4 +1,4 @@
-"""Between rows and the model of flows: flows and groups read, and their changes spelled out."""
+"""Maps rows to flows and groups; builds the statements that write them."""
 
 from collections import Counter
 from datetime import datetime
@@ -12,21 +12,21 @@ from tenuto.model.flows.progress import ActivationContext, Flow, FlowStatus, Gro
 from tenuto.model.tasks.task import TERMINAL, Status
 from tenuto.store.protocol import Row, Script, Statement
 
-RANKS_FAR = 64
-"""How many steps away a rank is passed on to what a task waits for."""
+MAX_RANK_STEPS = 64
+"""How many dependency levels down a task's rank is applied to what it waits for."""
 
 
 class AuditNote(msgspec.Struct, frozen=True):
-    """What the trail says of a change; without a kind, nothing."""
+    """The audit event of a change; without a kind, no event is recorded."""
 
     kind: str | None
     level: str = "INFO"
     message: str | None = None
 
 
-def group_statement(group: Group, told: AuditNote, now: datetime, actor: str | None) -> Statement:
-    """Write a group, and tell of it."""
-    version = group.version + (told.kind is not None)
+def group_statement(group: Group, note: AuditNote, now: datetime, actor: str | None) -> Statement:
+    """Returns the statement that writes a group and its audit event, if any."""
+    version = group.version + (note.kind is not None)
     changed = (
         group.id,
         group.workspace,
@@ -41,13 +41,13 @@ def group_statement(group: Group, told: AuditNote, now: datetime, actor: str | N
         group.finished_at,
     )
     data = {"status": group.status, "flow": group.flow}
-    rows = {"changed": [changed], "noted": _noted(group, version, told, data)}
-    return Statement("group_change", {"now": now, "actor": actor}, rows)
+    rows = {"changed": [changed], "noted": _event_rows(group, version, note, data)}
+    return Statement("group_update", {"now": now, "actor": actor}, rows)
 
 
-def flow_statement(flow: Flow, told: AuditNote, now: datetime, actor: str | None) -> Statement:
-    """Write a flow, and tell of it."""
-    version = flow.version + (told.kind is not None)
+def flow_statement(flow: Flow, note: AuditNote, now: datetime, actor: str | None) -> Statement:
+    """Returns the statement that writes a flow and its audit event, if any."""
+    version = flow.version + (note.kind is not None)
     changed = (
         flow.id,
         flow.workspace,
@@ -58,53 +58,56 @@ def flow_statement(flow: Flow, told: AuditNote, now: datetime, actor: str | None
         flow.failed,
         flow.finished_at,
     )
-    rows = {"changed": [changed], "noted": _noted(flow, version, told, {"status": flow.status})}
-    return Statement("flow_change", {"now": now, "actor": actor}, rows)
+    rows = {
+        "changed": [changed],
+        "noted": _event_rows(flow, version, note, {"status": flow.status}),
+    }
+    return Statement("flow_update", {"now": now, "actor": actor}, rows)
 
 
-def _noted(
-    of: Flow | Group, version: int, told: AuditNote, data: dict[str, Any]
+def _event_rows(
+    subject: Flow | Group, version: int, note: AuditNote, data: dict[str, Any]
 ) -> list[tuple[Any, ...]]:
-    if told.kind is None:
+    if note.kind is None:
         return []
     text = msgspec.json.encode(data).decode()
-    message = told.message or of.key
-    return [(of.id, of.workspace, version, told.kind, told.level, message, text)]
+    message = note.message or subject.key
+    return [(subject.id, subject.workspace, version, note.kind, note.level, message, text)]
 
 
 def control_of(row: Row) -> Control | None:
-    """What a task's row says that it controls."""
+    """Returns the control settings in a task's row; `None` for a task of an agent."""
     text = row["control"]
     return None if text is None else msgspec.json.decode(text, type=Control)
 
 
 def is_by_engine(row: Row) -> bool:
-    """Whether a task is the engine's own: it controls a flow and has nothing to ask of an agent."""
+    """True if the engine itself runs the task: an approval, or a control task without a prompt."""
     kind = row["kind"]
     return kind == "approval" or (kind != "agent" and row["prompt"] is None)
 
 
 def context_of(text: str | None) -> ActivationContext:
-    """What an activation added to its definition."""
+    """Returns the stored activation context; an empty one for `None`."""
     return (
         ActivationContext() if text is None else msgspec.json.decode(text, type=ActivationContext)
     )
 
 
 def group_of(row: Row) -> Group:
-    """The group in a row."""
+    """Returns the group in a row."""
     fields = {name: row[name] for name in Group.__struct_fields__}
     return Group(**fields | {"status": GroupStatus(row["status"])})
 
 
 def flow_of(row: Row) -> Flow:
-    """The flow in a row."""
+    """Returns the flow in a row."""
     fields = {name: row[name] for name in Flow.__struct_fields__}
     return Flow(**fields | {"status": FlowStatus(row["status"])})
 
 
 def is_paused(group: Group) -> Script[bool]:
-    """Whether a group, one around it, or its flow is paused. The caller holds the group."""
+    """True if a group, an ancestor group or its flow is paused. The caller has locked the group."""
     while group.status is not GroupStatus.PAUSED:
         if group.parent is None:
             rows = yield Statement("flows_locked", {"ids": [group.flow]})
@@ -114,10 +117,13 @@ def is_paused(group: Group) -> Script[bool]:
     return True
 
 
-def awaiting(counts: Counter[UUID], found: dict[UUID, Row]) -> Statement:
-    """The statement that counts who waits for tasks which exist. The caller holds them."""
+def waiters_statement(counts: Counter[UUID], existing: dict[UUID, Row]) -> Statement:
+    """Returns the statement that adds waiters to tasks, and watches the unfinished ones.
+
+    The caller has locked the existing tasks.
+    """
     needed = [
-        (need, n, Status(found[need]["status"]) not in TERMINAL)
-        for need, n in sorted(counts.items())
+        (dependency, waiters, Status(existing[dependency]["status"]) not in TERMINAL)
+        for dependency, waiters in sorted(counts.items())
     ]
-    return Statement("await", rows={"needed": needed})
+    return Statement("add_waiters", rows={"needed": needed})

@@ -1,4 +1,4 @@
-"""Flows: definitions started, what is left of their cascades done, and people's word on them."""
+"""Starts and controls flows: start, pause, resume, cancel, retry; runs their deferred work."""
 
 import logging
 from collections.abc import Callable
@@ -14,18 +14,18 @@ from tenuto.crash_points import crash_point
 from tenuto.engine.core import Core
 from tenuto.engine.flows.activation_rows import ActivationRequest
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.flows.deferred import PIECES, end_flow
+from tenuto.engine.flows.deferred import RUNNERS, cancel_flow
 from tenuto.engine.flows.rows import flow_of, group_of
 from tenuto.engine.flows.views import FlowStartArgs
-from tenuto.engine.limits.pending_quota import check_flow
+from tenuto.engine.limits.pending_quota import check_new_flow
 from tenuto.engine.tasks import retry
 from tenuto.engine.tasks.references import check_references
-from tenuto.engine.tenancy.secret_use import check_tasks, check_value, runs_the_same
+from tenuto.engine.tenancy.secret_use import check_tasks, check_value, has_same_execution
 from tenuto.model import bounds
 from tenuto.model.agents.matching import Requirements
 from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
-from tenuto.model.flows.definition import MAX_STEPS, STEPS, GroupSpec
-from tenuto.model.flows.plan import MAX_PLAN, Plan, Spec, plan_for, targets
+from tenuto.model.flows.definition import DEFAULT_STEPS, MAX_STEPS, GroupSpec
+from tenuto.model.flows.plan import MAX_PLAN, Plan, Spec, build_plan, target_keys
 from tenuto.model.flows.progress import (
     FLOW_OPEN,
     GROUP_OPEN,
@@ -34,7 +34,7 @@ from tenuto.model.flows.progress import (
     Group,
     GroupStatus,
 )
-from tenuto.model.limits.complexity import gated, require_subagents
+from tenuto.model.limits.complexity import require_subagents, with_complexity_gate
 from tenuto.model.tasks.fingerprint import fingerprint, fingerprints
 from tenuto.model.tasks.submission import NewTask, check, requirements
 from tenuto.model.tenancy.access import Caller
@@ -44,9 +44,10 @@ from tenuto.store.protocol import Row, Rows, Script, Statement
 log = logging.getLogger("tenuto.engine")
 
 T = TypeVar("T")
-TRY_AGAIN = timedelta(minutes=1)
-_ROUNDS = 8
-"""Looks at stored definitions, each for the keys that the last one named, before all are read."""
+RETRY_DELAY = timedelta(minutes=1)
+_MAX_ROUNDS = 8
+"""Reads of definitions by the keys named in the last read; then all definitions are read."""
+_KEY_USED = "the idempotency key was used before for another task; choose a new key"
 
 
 class Flows:
@@ -70,16 +71,19 @@ class Flows:
         source: str | None = None,
         fire_key: str | None = None,
     ) -> UUID:
-        """Run a definition; answers the flow. A `fire_key` starts one flow, however often used."""
-        plan = await self.plan(key)
+        """Starts a flow of a definition and returns its id.
+
+        Calls with the same `fire_key` start one flow and return its id.
+        """
+        plan = await self.build_plan(key)
         return await self.start_plan(
             plan, input, steps=steps, priority=priority, source=source, fire_key=fire_key
         )
 
-    async def check_room(self) -> None:
-        """Raise `TooMany` while the workspace's quota has no room for another flow."""
+    async def check_quota(self) -> None:
+        """Raises `TooMany` if another flow would exceed the workspace's quota of pending tasks."""
         await self._core.store.transact(
-            lambda: check_flow(self._workspace, self._core.lanes.ceiling)
+            lambda: check_new_flow(self._workspace, self._core.lanes.ceiling)
         )
 
     async def start_plan(
@@ -93,22 +97,25 @@ class Flows:
         fire_key: str | None = None,
         rerun_of: UUID | None = None,
     ) -> UUID:
-        """The same for a plan that was made already."""
+        """Starts a flow of a plan and returns its id; see `start`."""
         await self._core.read(check_value(self._workspace, self.caller, input))
-        params = self._params(plan, input, steps, priority, source, fire_key)
+        params = self._flow_row(plan, input, steps, priority, source, fire_key)
         params["rerun_of"] = rerun_of
-        await self._make_ready(plan)
-        return await self._run(lambda cascade: self._begun(cascade, params))
+        await self._check_and_create_lanes(plan)
+        return await self._run(lambda cascade: self._start_or_existing(cascade, params))
 
     async def rerun(self, flow: UUID, origin: FlowStartArgs, steps: int | None) -> UUID:
-        """Start another flow of a flow's plan and input; answers its id.
+        """Starts another flow with a flow's plan and input; returns its id.
 
-        What the plan has and no definition says any more, the caller says anew.
+        The caller needs the right to use the secrets of each planned task that differs from the
+        stored definition of its key.
         """
         tasks = origin.plan.tasks
-        defined = await self._specs(sorted(tasks))
-        anew = [each for key, each in tasks.items() if not runs_the_same(each, defined.get(key))]
-        await self._core.read(check_tasks(self._workspace, self.caller, anew))
+        stored = await self._load_specs(sorted(tasks))
+        changed = [
+            task for key, task in tasks.items() if not has_same_execution(task, stored.get(key))
+        ]
+        await self._core.read(check_tasks(self._workspace, self.caller, changed))
         return await self.start_plan(
             origin.plan,
             origin.input,
@@ -118,52 +125,53 @@ class Flows:
             rerun_of=flow,
         )
 
-    def _begun(self, cascade: Cascade, params: dict[str, Any]) -> Script[UUID]:
-        """The flow that was made, or the one that the `fire_key` made before."""
-        if (yield from self.begin(cascade, params)):
+    def _start_or_existing(self, cascade: Cascade, params: dict[str, Any]) -> Script[UUID]:
+        """Returns the new flow's id, or that of the flow started before with the `fire_key`."""
+        if (yield from self.start_prepared(cascade, params)):
             flow: UUID = params["id"]
             return flow
-        where = {"workspace": self._workspace, "fire_key": params["fire_key"]}
-        rows = yield Statement("flow_fired", where)
+        fire = {"workspace": self._workspace, "fire_key": params["fire_key"]}
+        rows = yield Statement("flow_by_fire_key", fire)
         if not rows:
-            raise Conflict("a flow with that id exists already", "idempotency_conflict")
+            text = f"a flow with the id {params['id']} exists already"
+            raise Conflict(text, "idempotency_conflict")
         earlier: UUID = rows[0]["id"]
         return earlier
 
     async def prepare(
-        self, plan: Plan, given: Any, *, source: str, fire_key: str | None = None
+        self, plan: Plan, flow_input: Any, *, source: str, fire_key: str | None = None
     ) -> dict[str, Any]:
-        """The row of a flow that a script is to `begin`; the lanes that it needs are there."""
-        params = self._params(plan, given, None, None, source, fire_key)
-        await self._make_ready(plan)
+        """Creates the lanes of a plan; returns the flow's row for `start_prepared`."""
+        params = self._flow_row(plan, flow_input, None, None, source, fire_key)
+        await self._check_and_create_lanes(plan)
         return params
 
-    async def _make_ready(self, plan: Plan) -> None:
-        """See to the lanes of a plan; raises `NotFound` for an agent that nobody has."""
+    async def _check_and_create_lanes(self, plan: Plan) -> None:
+        """Creates the lanes of a plan; raises `NotFound` for an agent that does not exist."""
         await check_references(self._core, self._workspace, plan.tasks.values())
-        await self._core.lanes.ensure(_lanes(plan, self._workspace))
+        await self._core.lanes.ensure(_required_lanes(plan, self._workspace))
 
-    def _params(
+    def _flow_row(
         self,
         plan: Plan,
-        given: Any,
+        flow_input: Any,
         steps: int | None,
         priority: int | None,
         source: str | None,
         fire_key: str | None,
     ) -> dict[str, Any]:
-        """The row of a new flow; raises `Invalid` for what cannot be stored."""
-        bounds.number("steps", STEPS if steps is None else steps, 1, MAX_STEPS)
+        """Returns the row of a new flow; raises `Invalid` for values that cannot be stored."""
+        bounds.check_number("steps", DEFAULT_STEPS if steps is None else steps, 1, MAX_STEPS)
         if priority is not None:
-            bounds.number("priority", priority, 1, 10)
+            bounds.check_number("priority", priority, 1, 10)
         params = {
             "id": self._core.clock.new_id(),
             "workspace": self._workspace,
             "key": plan.root,
             "title": plan.spec(plan.root).title,
             "plan": msgspec.json.encode(plan).decode(),
-            "input": input_text(given),
-            "steps": STEPS if steps is None else steps,
+            "input": encode_input(flow_input),
+            "steps": DEFAULT_STEPS if steps is None else steps,
             "priority": priority,
             "source": source,
             "fire_key": fire_key,
@@ -172,50 +180,55 @@ class Flows:
             "actor": self.actor,
             "now": self._core.now(),
         }
-        self._core.plans.remember(plan, params)
+        self._core.plans.add_new_flow(plan, params)
         return params
 
-    def begin(self, cascade: Cascade, params: dict[str, Any]) -> Script[bool]:
-        """Make a flow and what it starts with; false when its `fire_key` was used before.
+    def start_prepared(self, cascade: Cascade, params: dict[str, Any]) -> Script[bool]:
+        """Inserts a flow and starts its root; returns `False` if its `fire_key` was used before.
 
-        `TooMany` when the workspace's quota of waiting tasks has no room for it.
+        Raises `TooMany` if the flow would exceed the workspace's quota of pending tasks.
         """
         if not (yield Statement("flow_insert", params)):
             return False
-        yield from check_flow(self._workspace, self._core.lanes.ceiling)
+        yield from check_new_flow(self._workspace, self._core.lanes.ceiling)
         cascade.request_activation(
             ActivationRequest(flow=params["id"], group=None, slot=0, key=params["key"])
         )
         return True
 
     async def submit_as_flow(self, new: NewTask) -> tuple[UUID, bool]:
-        """Run a task that says what follows it as a flow of its own; its id, and whether it is new.
+        """Starts a flow whose root is this task, with the definitions that it leads to.
 
-        An idempotency key makes one flow, however often it is used.
+        Returns the task's id, and `True` if it is new. Calls with the same idempotency key create
+        one flow.
         """
         check(new)
         if new.depends_on or new.blocks:
-            text = "a task with next or control waits for nobody; make it the next of what it needs"
+            text = "a task with next or control cannot have dependencies; use next of those tasks"
             raise Invalid(text, field="dependsOn")
         task = new.id or self._core.clock.new_id()
-        once = _idempotency_fields(new)
-        key = new.key or f"task-{uuid5(self._workspace, once) if once else task}"
-        kept = msgspec.structs.replace(new, id=None, key=key, idempotency_key=None, group=None)
-        if once is not None and (known := await self._core.read(self._adopted(once, kept))):
-            return known, False
-        _check_open(new)
+        fire_key = _submit_fire_key(new)
+        key = new.key or f"task-{uuid5(self._workspace, fire_key) if fire_key else task}"
+        definition = msgspec.structs.replace(
+            new, id=None, key=key, idempotency_key=None, group=None
+        )
+        if fire_key is not None and (
+            existing := await self._core.read(self._existing_root_task(fire_key, definition))
+        ):
+            return existing, False
+        _check_no_secret_values(new)
         await check_references(self._core, self._workspace, [new])
-        plan = await self.plan(key, {key: kept})
-        params = self._params(plan, None, None, None, "submit", once)
-        await self._core.lanes.ensure(_lanes(plan, self._workspace))
+        plan = await self.build_plan(key, {key: definition})
+        params = self._flow_row(plan, None, None, None, "submit", fire_key)
+        await self._core.lanes.ensure(_required_lanes(plan, self._workspace))
 
         def script(cascade: Cascade) -> Script[tuple[UUID, bool]]:
             if not (yield Statement("flow_insert", params)):
-                assert once is not None
-                if (before := (yield from self._adopted(once, kept))) is None:
-                    raise Conflict("the idempotency key was used before", "idempotency_conflict")
-                return before, False
-            yield from check_flow(self._workspace, self._core.lanes.ceiling)
+                assert fire_key is not None
+                if (earlier := (yield from self._existing_root_task(fire_key, definition))) is None:
+                    raise Conflict(_KEY_USED, "idempotency_conflict")
+                return earlier, False
+            yield from check_new_flow(self._workspace, self._core.lanes.ceiling)
             cascade.request_activation(
                 ActivationRequest(flow=params["id"], group=None, slot=0, key=key, id=task)
             )
@@ -223,48 +236,48 @@ class Flows:
 
         return await self._run(script)
 
-    def _adopted(self, once: str, kept: NewTask) -> Script[UUID | None]:
-        """The task that the same submit made before; raises `Conflict` where it was another."""
-        where = {"workspace": self._workspace, "fire_key": once}
-        rows = yield Statement("flow_root", where)
-        if rows and not _is_repeated(rows[0]["plan"], kept):
-            raise Conflict("the idempotency key was used before", "idempotency_conflict")
+    def _existing_root_task(self, fire_key: str, definition: NewTask) -> Script[UUID | None]:
+        """Returns the task an earlier equal submit created; raises `Conflict` if it differs."""
+        params = {"workspace": self._workspace, "fire_key": fire_key}
+        rows = yield Statement("flow_root_by_fire_key", params)
+        if rows and not _is_same_submit(rows[0]["plan"], definition):
+            raise Conflict(_KEY_USED, "idempotency_conflict")
         return rows[0]["id"] if rows else None
 
-    async def join(self, name: str, new: NewTask) -> tuple[UUID, bool]:
-        """Add a task to a run of a group that has not ended; its id, and whether it is new.
+    async def add_to_group(self, name: str, new: NewTask) -> tuple[UUID, bool]:
+        """Adds a task to an open run of a group; returns its id, and `True` if it is new.
 
-        An id or an idempotency key makes one task, however often it is used and whatever has become
-        of the group meanwhile.
+        Calls with the same id or idempotency key create one task, even if the group has finished
+        meanwhile.
         """
         check(new)
-        _check_open(new)
-        known = await self._core.read(self._joined_before(new))
-        if known is not None:
-            return known, False
+        _check_no_secret_values(new)
+        existing = await self._core.read(self._existing_child(new))
+        if existing is not None:
+            return existing, False
         await check_references(self._core, self._workspace, [new])
-        group = await self.live_group(name)
+        group = await self.find_open_group(name)
         await self._core.lanes.ensure({requirements(new, self._workspace)})
 
         def script(cascade: Cascade) -> Script[tuple[UUID, bool]]:
-            found = yield from self._locked_group(group)
-            known = yield from self._joined_before(new)
-            if known is not None:
-                return known, False
-            if found.status not in GROUP_OPEN:
-                raise Conflict(f"the group is {found.status}")
-            yield from check_flow(self._workspace, self._core.lanes.ceiling)
-            return (yield from cascade.join(found, new)), True
+            current = yield from self._lock_group(group)
+            existing = yield from self._existing_child(new)
+            if existing is not None:
+                return existing, False
+            if current.status not in GROUP_OPEN:
+                raise Conflict(f"group {group} is {current.status}; no task can be added")
+            yield from check_new_flow(self._workspace, self._core.lanes.ceiling)
+            return (yield from cascade.add_child(current, new)), True
 
         return await self._run(script)
 
-    def _joined_before(self, new: NewTask) -> Script[UUID | None]:
-        """The task that the same submit made before; raises `Conflict` where it was another."""
+    def _existing_child(self, new: NewTask) -> Script[UUID | None]:
+        """Returns the task an earlier equal submit created; raises `Conflict` if it differs."""
         if new.id is None and new.idempotency_key is None:
             return None
-        wanted = [(new.id or self._core.clock.new_id(), new.idempotency_key)]
+        identity = [(new.id or self._core.clock.new_id(), new.idempotency_key)]
         rows = yield Statement(
-            "submitted_before", {"workspace": self._workspace}, {"wanted": wanted}
+            "submitted_before", {"workspace": self._workspace}, {"wanted": identity}
         )
         if any(row["fingerprint"] not in fingerprints(new) for row in rows):
             raise Conflict(
@@ -272,172 +285,185 @@ class Flows:
             )
         return rows[0]["id"] if rows else None
 
-    async def plan(self, key: str, own: dict[str, Spec] | None = None) -> Plan:
-        """The checked plan of a definition; `own` are definitions that are not stored."""
-        known: dict[str, Spec] = dict(own or {})
-        wanted = {key} - set(known)
-        looked: set[str] = set(known)
-        for each in known.values():
-            wanted |= set(targets(each)) - looked
+    async def build_plan(self, key: str, unstored: dict[str, Spec] | None = None) -> Plan:
+        """Returns the checked plan of a definition; `unstored` has definitions not stored yet."""
+        specs: dict[str, Spec] = dict(unstored or {})
+        missing = {key} - set(specs)
+        read_keys: set[str] = set(specs)
+        for spec in specs.values():
+            missing |= set(target_keys(spec)) - read_keys
         rounds = 0
-        while wanted:
+        while missing:
             rounds += 1
-            everything = rounds > _ROUNDS
-            found = await self._specs(None if everything else sorted(wanted))
-            for name, spec in found.items():
-                known.setdefault(name, spec)
-            if everything:
+            read_all = rounds > _MAX_ROUNDS
+            fetched = await self._load_specs(None if read_all else sorted(missing))
+            for name, spec in fetched.items():
+                specs.setdefault(name, spec)
+            if read_all:
                 break
-            looked |= wanted
-            wanted = {name for spec in found.values() for name in targets(spec)} - looked
-        plan = plan_for(key, known.get)
+            read_keys |= missing
+            missing = {name for spec in fetched.values() for name in target_keys(spec)} - read_keys
+        plan = build_plan(key, specs.get)
         rules = await self._core.lanes.complexity(self._workspace)
-        tasks = {name: gated(new, rules) for name, new in plan.tasks.items()}
+        tasks = {name: with_complexity_gate(new, rules) for name, new in plan.tasks.items()}
         return msgspec.structs.replace(plan, tasks=tasks)
 
-    async def _specs(self, keys: list[str] | None) -> dict[str, Spec]:
+    async def _load_specs(self, keys: list[str] | None) -> dict[str, Spec]:
         for key in keys or ():
-            bounds.text("key", key, bounds.MAX_TEXT)
+            bounds.check_text("key", key, bounds.MAX_TEXT)
         params = {"workspace": self._workspace, "keys": keys, "most": MAX_PLAN}
         rows = await self._core.store.fetch(Statement("definition_specs", params))
         return {row["key"]: spec_of(row) for row in rows}
 
-    # People's word on a flow or a group.
-
     async def cancel(self, flow: UUID, reason: str | None = None) -> None:
-        """End a flow with all that is open in it; running sessions are killed first."""
+        """Cancels a flow with all its open tasks; running sessions are killed first."""
 
         def script(cascade: Cascade) -> Script[None]:
-            found = yield from self._locked(flow)
-            if found.status not in FLOW_OPEN:
-                raise Conflict(f"the flow is {found.status}")
-            yield from end_flow(cascade, found, reason, self._core.now())
+            current = yield from self._lock_flow(flow)
+            if current.status not in FLOW_OPEN:
+                raise Conflict(f"flow {flow} is {current.status} and cannot be cancelled")
+            yield from cancel_flow(cascade, current, reason, self._core.now())
 
         await self._run(script)
 
     async def pause(self, flow: UUID) -> None:
-        """Hold everything of a flow; running sessions are stopped after a last checkpoint."""
-        await self._hold(flow, FlowStatus.RUNNING, FlowStatus.PAUSED, "pause")
+        """Pauses a flow and its tasks; running sessions stop after a last checkpoint."""
+        await self._set_status(flow, FlowStatus.RUNNING, FlowStatus.PAUSED, "pause")
 
     async def resume(self, flow: UUID) -> None:
-        """Let a paused flow go on."""
-        await self._hold(flow, FlowStatus.PAUSED, FlowStatus.RUNNING, "resume")
+        """Resumes a paused flow."""
+        await self._set_status(flow, FlowStatus.PAUSED, FlowStatus.RUNNING, "resume")
 
-    async def _hold(self, flow: UUID, source: FlowStatus, target: FlowStatus, what: str) -> None:
+    async def _set_status(
+        self, flow: UUID, source: FlowStatus, target: FlowStatus, action: str
+    ) -> None:
         def script(cascade: Cascade) -> Script[None]:
-            found = yield from self._locked(flow)
-            if found.status is not source:
-                raise Conflict(f"the flow is {found.status}")
-            after = msgspec.structs.replace(found, status=target)
-            yield cascade.flow_change(after, f"flow_{what}d")
-            cascade.defer(what, flow, self._workspace, {"of": "flow"})
+            current = yield from self._lock_flow(flow)
+            if current.status is not source:
+                raise Conflict(f"flow {flow} is {current.status}; cannot {action} it")
+            after = msgspec.structs.replace(current, status=target)
+            yield cascade.flow_change(after, f"flow_{action}d")
+            cascade.defer(action, flow, self._workspace, {"of": "flow"})
 
         await self._run(script)
         await self.run_deferred_once()
 
     async def cancel_group(self, group: UUID, reason: str | None = None) -> None:
-        """End a run of a group with all that is open in it."""
+        """Cancels a run of a group with all its open tasks."""
 
         def script(cascade: Cascade) -> Script[None]:
-            found = yield from self._locked_group(group)
-            if found.status not in GROUP_OPEN:
-                raise Conflict(f"the group is {found.status}")
-            yield from cascade.end_group(found, GroupStatus.CANCELLED, reason)
+            current = yield from self._lock_group(group)
+            if current.status not in GROUP_OPEN:
+                raise Conflict(f"group {group} is {current.status} and cannot be cancelled")
+            yield from cascade.stop_group(current, GroupStatus.CANCELLED, reason)
 
         await self._run(script)
 
     async def pause_group(self, group: UUID) -> None:
-        """Hold everything of a run of a group."""
-        await self._hold_group(group, GroupStatus.RUNNING, GroupStatus.PAUSED, "pause")
+        """Pauses a run of a group and its tasks."""
+        await self._set_group_status(group, GroupStatus.RUNNING, GroupStatus.PAUSED, "pause")
 
     async def resume_group(self, group: UUID) -> None:
-        """Let a paused run of a group go on."""
-        await self._hold_group(group, GroupStatus.PAUSED, GroupStatus.RUNNING, "resume")
+        """Resumes a paused run of a group."""
+        await self._set_group_status(group, GroupStatus.PAUSED, GroupStatus.RUNNING, "resume")
 
-    async def _hold_group(
-        self, group: UUID, source: GroupStatus, target: GroupStatus, what: str
+    async def _set_group_status(
+        self, group: UUID, source: GroupStatus, target: GroupStatus, action: str
     ) -> None:
         def script(cascade: Cascade) -> Script[None]:
-            found = yield from self._locked_group(group)
-            if found.status is not source:
-                raise Conflict(f"the group is {found.status}")
-            after = msgspec.structs.replace(found, status=target)
-            yield cascade.group_change(after, f"group_{what}d")
-            cascade.defer(what, group, self._workspace, {"of": "group"})
+            current = yield from self._lock_group(group)
+            if current.status is not source:
+                raise Conflict(f"group {group} is {current.status}; cannot {action} it")
+            after = msgspec.structs.replace(current, status=target)
+            yield cascade.group_change(after, f"group_{action}d")
+            cascade.defer(action, group, self._workspace, {"of": "group"})
 
         await self._run(script)
         await self.run_deferred_once()
 
-    async def live_group(self, name: str) -> UUID:
-        """The run that an id or a key names, of a key the newest that has not ended."""
+    async def find_open_group(self, name: str) -> UUID:
+        """Returns the id of a group run: the given id, or the newest open run of a key."""
         with suppress(ValueError):
             return UUID(name)
-        bounds.text("group", name, bounds.MAX_TEXT)
+        bounds.check_text("group", name, bounds.MAX_TEXT)
         params = {"workspace": self._workspace, "key": name}
         rows = await self._core.store.fetch(Statement("group_live", params))
         if not rows:
-            raise NotFound(f"no group {name!r} is running")
+            raise NotFound(f"group {name!r} has no open run; start it, or give the id of a run")
         group: UUID = rows[0]["id"]
         return group
 
-    def _locked(self, flow: UUID) -> Script[Flow]:
+    def _lock_flow(self, flow: UUID) -> Script[Flow]:
+        """Locks and returns a flow of the workspace; raises `NotFound`."""
         rows = yield Statement("flows_locked", {"ids": [flow]})
         if not rows or rows[0]["workspace"] != self._workspace:
             raise NotFound(f"no flow {flow}")
         return flow_of(rows[0])
 
-    def _locked_group(self, group: UUID) -> Script[Group]:
+    def _lock_group(self, group: UUID) -> Script[Group]:
+        """Locks and returns a group run of the workspace; raises `NotFound`."""
         rows = yield Statement("groups_locked", {"ids": [group]})
         if not rows or rows[0]["workspace"] != self._workspace:
             raise NotFound(f"no group {group}")
         return group_of(rows[0])
 
     async def revive(self, flow: UUID) -> int:
-        """Go on with a flow from what failed in it; answers how many tasks run again at once."""
+        """Retries the failed tasks of a flow; returns how many tasks run again at once."""
 
         def script(cascade: Cascade) -> Script[int]:
-            found = yield from self._locked(flow)
-            if found.status is FlowStatus.COMPLETED:
-                raise Conflict("the flow is COMPLETED: there is nothing to try again")
-            return (yield from retry.from_failed(cascade, found, self._core.now()))
+            current = yield from self._lock_flow(flow)
+            if current.status is FlowStatus.COMPLETED:
+                raise Conflict(f"flow {flow} is COMPLETED; it has no failed tasks to retry")
+            return (yield from retry.retry_failed(cascade, current, self._core.now()))
 
         return await self._run(script)
 
-    async def run_deferred_once(self, most: int = 20, workspace: UUID | None = None) -> int:
-        """Do some of what was left, in one workspace or in all; answers how many pieces."""
-        params = {"now": self._core.now(), "workspace": workspace, "most": most}
+    async def run_deferred_once(self, limit: int = 20, workspace: UUID | None = None) -> int:
+        """Runs due deferred work, up to `limit` rows, in one workspace or in all.
 
-        def look() -> Script[Rows]:
-            rows: Rows = yield Statement("work_due", params)
+        Returns how many rows were run.
+        """
+        params = {"now": self._core.now(), "workspace": workspace, "most": limit}
+
+        def load_due() -> Script[Rows]:
+            rows: Rows = yield Statement("deferred_due", params)
             return rows
 
         done = 0
-        for row in await self._core.store.transact(look):
+        for row in await self._core.store.transact(load_due):
             try:
                 done += await self._run_deferred(row["id"])
             except Unavailable:
                 raise
             except Exception:
-                # One piece must not hold up the others; it is tried again, later.
-                log.exception("cannot do %s of %s", row["kind"], row["subject"])
+                # One failing row must not block the others.
+                log.exception(
+                    "deferred work %s of %s failed; it is retried in %s",
+                    row["kind"],
+                    row["subject"],
+                    RETRY_DELAY,
+                )
                 await self._postpone(row["id"])
         return done
 
     async def _postpone(self, work: UUID) -> None:
-        params = {"id": work, "at": self._core.now() + TRY_AGAIN}
+        """Makes failed deferred work due again after `RETRY_DELAY`."""
+        params = {"id": work, "at": self._core.now() + RETRY_DELAY}
 
         def script() -> Script[None]:
-            yield Statement("work_later", params)
+            yield Statement("deferred_postpone", params)
 
-        await self._core.store.once(script)
+        await self._core.store.transact_one(script)
 
     async def _run_deferred(self, work: UUID) -> int:
+        """Runs one row of deferred work and deletes it; returns 0 if it is gone already."""
+
         def script(cascade: Cascade) -> Script[int]:
-            rows = yield Statement("work_take", {"id": work})
+            rows = yield Statement("deferred_lock", {"id": work})
             if not rows:
                 return 0
-            yield Statement("work_done", {"ids": [work]})
-            yield from PIECES[rows[0]["kind"]](cascade, rows[0])
+            yield Statement("deferred_delete", {"ids": [work]})
+            yield from RUNNERS[rows[0]["kind"]](cascade, rows[0])
             return 1
 
         crash_point("flow.before_piece")
@@ -448,42 +474,44 @@ class Flows:
 
 
 def spec_of(row: Row) -> Spec:
-    """The definition in a row."""
+    """Returns the definition in a row."""
     if row["kind"] == "group":
         return msgspec.json.decode(row["spec"], type=GroupSpec)
     return msgspec.json.decode(row["spec"], type=NewTask)
 
 
-def _is_repeated(stored: str, new: NewTask) -> bool:
-    """True if a stored plan starts with the task; what follows it may have changed.
+def _is_same_submit(stored: str, new: NewTask) -> bool:
+    """True if a stored plan starts with an equal task.
 
-    So may what complexity requires of an agent, which stands in the plan.
+    The rest of the plan may differ, and so may the capability that the complexity rules added.
     """
     plan = msgspec.json.decode(stored, type=Plan)
-    before = plan.tasks.get(plan.root)
-    known = map(fingerprint, (new, require_subagents(new)))
-    return before is not None and fingerprint(before) in known
+    root = plan.tasks.get(plan.root)
+    accepted = map(fingerprint, (new, require_subagents(new)))
+    return root is not None and fingerprint(root) in accepted
 
 
-def _check_open(new: NewTask) -> None:
-    """Raise `Invalid` for a task that holds secrets: a flow keeps what it runs as it is written."""
+def _check_no_secret_values(new: NewTask) -> None:
+    """Raises `Invalid` for a task that contains secret values: plans are stored as written."""
     if extract_secrets(new.input)[1]:
-        raise Invalid("a flow's task names secrets, it does not hold them", "secret_in_definition")
+        text = "the input of a flow's task must name secrets, not contain their values"
+        raise Invalid(text, "secret_in_definition")
 
 
-def _idempotency_fields(new: NewTask) -> str | None:
-    """By what a repeated submit is known again."""
+def _submit_fire_key(new: NewTask) -> str | None:
+    """Returns the fire key that identifies a repeated submit; `None` without id and key."""
     if new.idempotency_key is not None:
         return f"submit:{new.idempotency_key}"
     return None if new.id is None else f"submit-id:{new.id}"
 
 
-def input_text(given: Any) -> str | None:
-    """A flow's input as it is stored; raises `Invalid` for what cannot be."""
-    if extract_secrets(given)[1]:
-        raise Invalid("a flow's input names secrets, it does not hold them", "secret_in_definition")
-    return bounds.json_text("input", given)
+def encode_input(value: Any) -> str | None:
+    """Returns a flow's input as stored JSON; raises `Invalid` if it cannot be stored."""
+    if extract_secrets(value)[1]:
+        text = "the input of a flow must name secrets, not contain their values"
+        raise Invalid(text, "secret_in_definition")
+    return bounds.to_json_text("input", value)
 
 
-def _lanes(plan: Plan, workspace: UUID) -> set[Requirements]:
+def _required_lanes(plan: Plan, workspace: UUID) -> set[Requirements]:
     return {requirements(new, workspace) for new in plan.tasks.values()}

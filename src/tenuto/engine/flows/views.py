@@ -1,4 +1,4 @@
-"""What people and programs see of flows and groups. Reads only."""
+"""Reads flows and groups for users and the API. Writes nothing."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,7 +10,7 @@ import msgspec
 
 from tenuto.engine.core import Core
 from tenuto.engine.flows.graph import MAX_NODES, MAX_WAITS, GraphBuilder, GraphView
-from tenuto.engine.views import Page, summary_of
+from tenuto.engine.views import Page, task_summary
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.flows.plan import Plan
@@ -20,10 +20,10 @@ from tenuto.store.protocol import Row, Statement
 
 MAX_GROUPS = 100
 MAX_FAILURES = 10
-"""Open groups and failed tasks that a flow is shown with."""
-LOOKED_AT = 500
-"""Open nodes from which is told what is still to come."""
-_NAMES = {
+"""How many failed tasks a flow is shown with; `MAX_GROUPS` limits open groups."""
+MAX_OPEN_NODES = 500
+"""Open nodes from which planned tasks are counted."""
+_FIELD_NAMES = {
     "flow": "flowId",
     "parent": "parentId",
     "kind": "type",
@@ -32,14 +32,14 @@ _NAMES = {
 
 
 def _rename(name: str) -> str:
-    if name in _NAMES:
-        return _NAMES[name]
+    if name in _FIELD_NAMES:
+        return _FIELD_NAMES[name]
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 
 
 class FlowSummary(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
-    """A flow as a row of a list."""
+    """A flow as an entry of a list."""
 
     id: UUID
     key: str
@@ -58,7 +58,7 @@ class FlowSummary(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
 
 
 class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
-    """A run of a group as a row of a list; `open` counts children that have not ended."""
+    """A run of a group as an entry of a list; `open` counts unfinished children."""
 
     id: UUID
     flow: UUID
@@ -82,7 +82,7 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
 
 
 class FailedTask(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
-    """A task of a flow that ended badly."""
+    """A failed task of a flow."""
 
     id: UUID
     key: str | None
@@ -92,7 +92,7 @@ class FailedTask(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
 
 
 class FlowView(FlowSummary, frozen=True, kw_only=True, rename=_rename):
-    """A flow with how far it is: `tasks` counts those made so far, by status."""
+    """A flow with its progress: `tasks` counts the tasks created so far, by status."""
 
     input: Any
     tasks: dict[str, int]
@@ -103,7 +103,7 @@ class FlowView(FlowSummary, frozen=True, kw_only=True, rename=_rename):
 
 
 class GroupView(GroupSummary, frozen=True, kw_only=True, rename=_rename):
-    """A run of a group with how far it is: `tasks` counts those made in it, near and far."""
+    """A run of a group with its progress: `tasks` counts tasks created in it, also nested."""
 
     tasks: int
     ended: int
@@ -112,7 +112,7 @@ class GroupView(GroupSummary, frozen=True, kw_only=True, rename=_rename):
 
 
 class FlowStartArgs(msgspec.Struct, frozen=True):
-    """What a flow was started with."""
+    """The plan, input and priority that a flow was started with."""
 
     plan: Plan
     input: Any
@@ -120,21 +120,21 @@ class FlowStartArgs(msgspec.Struct, frozen=True):
 
 
 class FlowPage(msgspec.Struct, frozen=True, rename="camel"):
-    """Some flows and where the next ones begin."""
+    """One page of flows, and the cursor of the next page."""
 
     flows: list[FlowSummary]
     next_cursor: UUID | None = None
 
 
 class GroupPage(msgspec.Struct, frozen=True, rename="camel"):
-    """Some runs of groups and where the next ones begin."""
+    """One page of group runs, and the cursor of the next page."""
 
     groups: list[GroupSummary]
     next_cursor: UUID | None = None
 
 
 class FlowViews:
-    """The flows and groups of one workspace, to look at."""
+    """Reads the flows and groups of one workspace."""
 
     def __init__(self, core: Core, workspace: UUID) -> None:
         self._core = core
@@ -147,60 +147,64 @@ class FlowViews:
         limit: int = 100,
         cursor: UUID | None = None,
     ) -> FlowPage:
-        """Flows newest first."""
+        """Returns a page of flows, newest first."""
         _check_filter(FlowStatus, status, key, limit)
         rows = await self._fetch(
-            "flow_page", status=_word(status), key=key, before=cursor, most=limit + 1
+            "flow_page", status=_upper(status), key=key, before=cursor, most=limit + 1
         )
         flows = [_summary(FlowSummary, row) for row in rows[:limit]]
         return FlowPage(flows, flows[-1].id if len(rows) > limit else None)
 
     async def show(self, flow: UUID) -> FlowView:
-        """One flow with how far it is."""
+        """Returns one flow with its progress."""
         row = await self._flow(flow)
         counts = await self._fetch("flow_counts", flow=flow)
         [progress] = await self._fetch("flow_progress", flow=flow)
         groups = await self._fetch("flow_groups_open", flow=flow, most=MAX_GROUPS)
         failed = await self._fetch("flow_failures", flow=flow, most=MAX_FAILURES)
-        ahead = 0
+        planned = 0
         if row["status"] in FLOW_OPEN:
-            live = await self._fetch("flow_graph", flow=flow, live=True, most=LOOKED_AT)
-            ahead = GraphBuilder(await self._plan(flow), live).to_come()
-        found = {each["status"]: each["n"] for each in counts}
+            open_nodes = await self._fetch("flow_graph", flow=flow, live=True, most=MAX_OPEN_NODES)
+            planned = GraphBuilder(await self._plan(flow), open_nodes).count_planned()
+        counts_by_status = {row["status"]: row["n"] for row in counts}
         return FlowView(
             **{name: row[name] for name in FlowSummary.__struct_fields__},
-            input=await self._core.read(self._core.plans.input(flow)),
-            tasks={status.value: found[status] for status in Status if status in found},
-            progress_percent=_percent(row["status"], progress, ahead),
+            input=await self._core.read(self._core.plans.load_input(flow)),
+            tasks={
+                status.value: counts_by_status[status]
+                for status in Status
+                if status in counts_by_status
+            },
+            progress_percent=_percent(row["status"], progress, planned),
             cost_usd=progress["cost_usd"],
-            open_groups=[_summary(GroupSummary, each) for each in groups],
-            failures=[_summary(FailedTask, each) for each in failed],
+            open_groups=[_summary(GroupSummary, row) for row in groups],
+            failures=[_summary(FailedTask, row) for row in failed],
         )
 
     async def tasks(self, flow: UUID, limit: int = 100, cursor: UUID | None = None) -> Page:
-        """The tasks of a flow, newest first."""
-        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
+        """Returns a page of a flow's tasks, newest first."""
+        bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
         await self._flow(flow)
         rows = await self._fetch("flow_tasks", flow=flow, before=cursor, most=limit + 1)
-        found = [summary_of(row) for row in rows[:limit]]
-        return Page(found, found[-1].id if len(rows) > limit else None)
+        summaries = [task_summary(row) for row in rows[:limit]]
+        return Page(summaries, summaries[-1].id if len(rows) > limit else None)
 
     async def graph(self, flow: UUID) -> GraphView:
-        """What was made in a flow and what is to come, as nodes and edges."""
+        """Returns the created and planned tasks and groups of a flow as a graph."""
         row = await self._flow(flow)
         nodes = await self._fetch("flow_graph", flow=flow, most=MAX_NODES + 1)
-        waits = await self._fetch("flow_waits", flow=flow, most=MAX_WAITS + 1)
-        drawing = GraphBuilder(await self._plan(flow), nodes, waits)
-        return drawing.view(planned=row["status"] in FLOW_OPEN)
+        waits = await self._fetch("flow_dependencies", flow=flow, most=MAX_WAITS + 1)
+        builder = GraphBuilder(await self._plan(flow), nodes, waits)
+        return builder.view(planned=row["status"] in FLOW_OPEN)
 
-    async def origin(self, flow: UUID) -> FlowStartArgs:
-        """What a flow was started with, to start another of it."""
+    async def start_args(self, flow: UUID) -> FlowStartArgs:
+        """Returns what a flow was started with, for a rerun."""
         row = await self._flow(flow)
-        given = await self._core.read(self._core.plans.input(flow))
-        return FlowStartArgs(await self._plan(flow), given, row["priority"])
+        flow_input = await self._core.read(self._core.plans.load_input(flow))
+        return FlowStartArgs(await self._plan(flow), flow_input, row["priority"])
 
     async def find(self, name: str) -> UUID:
-        """The flow that an id names, or the newest of a key."""
+        """Returns the id of a flow: the given id, or the newest flow of a key."""
         with suppress(ValueError):
             return UUID(name)
         rows = (await self.page(key=name, limit=1)).flows
@@ -216,40 +220,44 @@ class FlowViews:
         limit: int = 100,
         cursor: UUID | None = None,
     ) -> GroupPage:
-        """Runs of groups newest first."""
+        """Returns a page of group runs, newest first."""
         _check_filter(GroupStatus, status, key, limit)
         rows = await self._fetch(
-            "group_page", status=_word(status), key=key, flow=flow, before=cursor, most=limit + 1
+            "group_page", status=_upper(status), key=key, flow=flow, before=cursor, most=limit + 1
         )
         groups = [_summary(GroupSummary, row) for row in rows[:limit]]
         return GroupPage(groups, groups[-1].id if len(rows) > limit else None)
 
     async def group(self, group: UUID) -> GroupView:
-        """One run of a group with how far it is."""
+        """Returns one run of a group with its progress."""
         row = await self._group(group)
         [progress] = await self._fetch("group_progress", group_id=group)
-        ahead = 0
+        planned = 0
         if row["status"] in GROUP_OPEN:
-            live = await self._fetch("group_graph", group_id=group, live=True, most=LOOKED_AT)
-            ahead = GraphBuilder(await self._plan(row["flow"]), live, root=group).to_come()
+            open_nodes = await self._fetch(
+                "group_graph", group_id=group, live=True, most=MAX_OPEN_NODES
+            )
+            planned = GraphBuilder(
+                await self._plan(row["flow"]), open_nodes, root=group
+            ).count_planned()
         return GroupView(
             **{name: row[name] for name in GroupSummary.__struct_fields__},
             tasks=progress["tasks"],
             ended=progress["ended"] or 0,
-            progress_percent=_percent(row["status"], progress, ahead),
+            progress_percent=_percent(row["status"], progress, planned),
             cost_usd=progress["cost_usd"],
         )
 
     async def group_graph(self, group: UUID) -> GraphView:
-        """What was made in a run of a group and what is to come in it."""
+        """Returns the created and planned tasks and groups of a group run as a graph."""
         row = await self._group(group)
         nodes = await self._fetch("group_graph", group_id=group, most=MAX_NODES + 1)
-        waits = await self._fetch("flow_waits", flow=row["flow"], most=MAX_WAITS + 1)
-        drawing = GraphBuilder(await self._plan(row["flow"]), nodes, waits, root=group)
-        return drawing.view(planned=row["status"] in GROUP_OPEN)
+        waits = await self._fetch("flow_dependencies", flow=row["flow"], most=MAX_WAITS + 1)
+        builder = GraphBuilder(await self._plan(row["flow"]), nodes, waits, root=group)
+        return builder.view(planned=row["status"] in GROUP_OPEN)
 
     async def find_group(self, name: str) -> UUID:
-        """The run of a group that an id names, or the newest of a key."""
+        """Returns the id of a group run: the given id, or the newest run of a key."""
         with suppress(ValueError):
             return UUID(name)
         rows = (await self.groups(key=name, limit=1)).groups
@@ -270,33 +278,35 @@ class FlowViews:
         return rows[0]
 
     async def _plan(self, flow: UUID) -> Plan:
-        return await self._core.read(self._core.plans.plan(flow))
+        return await self._core.read(self._core.plans.load_plan(flow))
 
     async def _fetch(self, query: str, **params: Any) -> Sequence[Row]:
         params["workspace"] = self._workspace
         return await self._core.store.fetch(Statement(query, params))
 
 
-def _summary(kind: Any, row: Row) -> Any:
-    return kind(**{name: row[name] for name in kind.__struct_fields__})
+def _summary(view_type: Any, row: Row) -> Any:
+    return view_type(**{name: row[name] for name in view_type.__struct_fields__})
 
 
-def _word(status: str | None) -> str | None:
+def _upper(status: str | None) -> str | None:
     return None if status is None else status.upper()
 
 
-def _check_filter(known: Any, status: str | None, key: str | None, limit: int) -> None:
-    bounds.number("limit", limit, 1, bounds.MAX_PAGE)
+def _check_filter(statuses: Any, status: str | None, key: str | None, limit: int) -> None:
+    bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
     if key is not None:
-        bounds.text("key", key, bounds.MAX_NAME)
-    if status is not None and status.upper() not in known.__members__:
-        raise Invalid(f"no status {status[:40]!r}; known are {', '.join(known)}", "invalid_filter")
+        bounds.check_text("key", key, bounds.MAX_NAME)
+    if status is not None and status.upper() not in statuses.__members__:
+        raise Invalid(
+            f"no status {status[:40]!r}; use one of {', '.join(statuses)}", "invalid_filter"
+        )
 
 
-def _percent(status: str, progress: Row, ahead: int) -> int:
-    """How far something is, by what was made and what is to come; 100 when all of it is done."""
+def _percent(status: str, progress: Row, planned: int) -> int:
+    """Returns the mean progress of created and planned tasks; below 100 until it finished."""
     if status == FlowStatus.COMPLETED:
         return 100
-    every = progress["tasks"] + ahead
-    found = 0 if every == 0 else int(progress["percents"] or 0) // every
-    return min(found, 99) if status in GROUP_OPEN else found
+    total = progress["tasks"] + planned
+    percent = 0 if total == 0 else int(progress["percents"] or 0) // total
+    return min(percent, 99) if status in GROUP_OPEN else percent

@@ -1,10 +1,10 @@
-"""Everything that keeps a ready task from being claimed, and what tasks may cost.
+"""Limits: pauses, rate limits, concurrency keys, budgets and quotas.
 
-pauses: stores pauses.
-rate_limits: claims within rate limits, and charges tokens.
-concurrency: gives places of concurrency keys to tasks, in order.
-budgets: records usage, and enforces budgets.
-quotas: the quota of running tasks, for `explain`.
-pending_quota: the quota of tasks that wait to run.
-complexity: complexity levels of a workspace.
+pauses: stores the pauses of a workspace.
+rate_limits: claims tasks within rate limits; charges tokens.
+concurrency: grants and releases the permits of concurrency keys.
+budgets: records token usage and cost; enforces budgets.
+quotas: explains when the quota of running tasks is used up.
+pending_quota: enforces the quota of pending tasks.
+complexity: stores the complexity rules of a workspace.
 """

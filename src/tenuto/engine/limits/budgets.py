@@ -1,4 +1,4 @@
-"""Spending: what attempts say they used, and the budgets that stop a tree of tasks."""
+"""Records the usage that attempts report; enforces the budgets of task trees."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from uuid import UUID
 import msgspec
 
 from tenuto.clock import Clock
-from tenuto.engine.limits.rate_limits import charge
+from tenuto.engine.limits.rate_limits import charge_tokens
 from tenuto.model.errors import Conflict
 from tenuto.model.limits.budgets import (
-    AT_END,
+    FINAL_REPORT_NUMBER,
     HOLD,
     NO_MODEL,
     Budget,
@@ -20,8 +20,8 @@ from tenuto.model.limits.budgets import (
     UsageTotal,
     check_usage,
     format_usage,
-    is_over,
-    raised_budget,
+    is_exceeded,
+    raise_budget,
 )
 from tenuto.model.printable import printable
 from tenuto.model.tasks import commands
@@ -34,19 +34,20 @@ if TYPE_CHECKING:
     from tenuto.engine.core import Core
     from tenuto.engine.flows.advance import Cascade
 
-DEEPEST = 1_000
-"""Levels of tasks above one in which a budget is looked for."""
-MOST_HELD = 1_000
-"""Tasks that go on in one transaction when a budget is raised; the next ones follow in another."""
-_STOPPING_S = 2.0
-"""Seconds until somebody looks again at tasks that are still being stopped."""
-MODELS = 100
-"""Models that are counted by name; the others are `other`."""
-_named: set[str] = set()
+MAX_LEVELS = 1_000
+"""How many levels of parents are searched for budgets."""
+MAX_RESUMED = 1_000
+"""Tasks resumed per transaction when a budget is raised; later transactions resume the rest."""
+_STOP_POLL_S = 2.0
+"""Seconds until tasks that are still being stopped are checked again."""
+MAX_MODELS = 100
+"""Models that metrics count by name; all others are counted as `other`."""
+_named_models: set[str] = set()
+"""The models that this process counts by name."""
 
 
 class UsageStats(msgspec.Struct, frozen=True, rename="camel"):
-    """What a workspace used: since midnight UTC, and ever."""
+    """The usage of a workspace: since midnight UTC, and in total."""
 
     tokens_today: int
     cost_usd_today: float
@@ -55,24 +56,25 @@ class UsageStats(msgspec.Struct, frozen=True, rename="camel"):
     cost_usd: float
 
 
-def spend(
+def record_usage(
     core: "Core", workspace: UUID, fence: Fence, usage: Usage, *, at_end: bool = False
 ) -> Script[Row | None]:
-    """Add what an attempt used; nothing where its fence is not current or it was counted before.
+    """Adds an attempt's usage and charges rate limits; returns the attempt's row.
 
-    `at_end`: it comes with the attempt's end, which may be refused and told again.
+    Returns `None`, and adds nothing, if the fence is outdated or the report was counted before.
+    `at_end`: the report comes with the attempt's outcome, which can be refused and reported again.
     """
     now = core.now()
     model = usage.model or NO_MODEL
     rows = yield Statement(
-        "spend",
+        "usage_add",
         {
-            **fenced(workspace, fence),
+            **fence_params(workspace, fence),
             "model": model,
             "input_tokens": usage.input_tokens,
             "output_tokens": usage.output_tokens,
             "cost_usd": float(usage.cost_usd),
-            "number": usage.number or (AT_END if at_end else 0),
+            "number": usage.number or (FINAL_REPORT_NUMBER if at_end else 0),
             "now": now,
         },
     )
@@ -80,12 +82,12 @@ def spend(
         return None
     row = rows[0]
     tokens = usage.input_tokens + usage.output_tokens
-    yield from charge(core, workspace, row["agent"], usage.model, tokens, now)
+    yield from charge_tokens(core, workspace, row["agent"], usage.model, tokens, now)
     return row
 
 
-def fenced(workspace: UUID, fence: Fence) -> dict[str, Any]:
-    """The parameters by which a statement finds the task of an attempt that owns it."""
+def fence_params(workspace: UUID, fence: Fence) -> dict[str, Any]:
+    """Returns the query parameters that find a task only while the attempt owns it."""
     return {
         "workspace": workspace,
         "task": fence.task,
@@ -94,53 +96,54 @@ def fenced(workspace: UUID, fence: Fence) -> dict[str, Any]:
     }
 
 
-def spend_owner(workspace: UUID, fence: Fence) -> Statement:
-    """The statement that finds the task of an attempt, if its fence is current."""
-    return Statement("spend_owner", fenced(workspace, fence))
+def usage_task_statement(workspace: UUID, fence: Fence) -> Statement:
+    """Returns the statement that finds the task of an attempt, if its fence is current."""
+    return Statement("usage_task", fence_params(workspace, fence))
 
 
-def spent_by_attempt(rows: Sequence[Row]) -> defaultdict[int, dict[str, Any]]:
-    """What each attempt of a task used, over all models."""
-    used: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+def usage_by_attempt(rows: Sequence[Row]) -> defaultdict[int, dict[str, Any]]:
+    """Returns the usage of each attempt of a task by attempt number, over all models."""
+    totals: defaultdict[int, dict[str, Any]] = defaultdict(dict)
     for row in rows:
-        mine = used[row["attempt"]]
+        attempt_totals = totals[row["attempt"]]
         for name in UsageTotal.__struct_fields__:
-            mine[name] = mine.get(name, 0) + row[name]
-    return used
+            attempt_totals[name] = attempt_totals.get(name, 0) + row[name]
+    return totals
 
 
-def counted(usage: Usage) -> None:
-    """Count a report in this process's metrics."""
+def count_in_metrics(usage: Usage) -> None:
+    """Counts a usage report in this process's metrics."""
     from tenuto.metrics import OTHER, PROCESS_METRICS  # noqa: PLC0415  short commands do without
 
     model = printable(usage.model or NO_MODEL)
-    if model not in _named and len(_named) >= MODELS:
+    if model not in _named_models and len(_named_models) >= MAX_MODELS:
         model = OTHER
-    _named.add(model)
+    _named_models.add(model)
     PROCESS_METRICS.count("tenuto_tokens_total", model, by=usage.input_tokens + usage.output_tokens)
     PROCESS_METRICS.count("tenuto_cost_usd_total", by=usage.cost_usd)
 
 
-def used(
+def record_and_enforce(
     core: "Core", cascade: "Cascade", workspace: UUID, fence: Fence, usage: Usage
 ) -> Script[bool]:
-    """Count a report; where it goes over a budget, ask the attempt to stop and people to decide.
+    """Records a usage report; if a budget is exceeded, pauses the attempt and asks in the inbox.
 
-    Answers whether it was counted now; raises `Conflict` for an attempt that owns nothing.
+    Returns `True` if the report was counted, `False` if it had been counted before. Raises
+    `Conflict` if the attempt does not own the task.
     """
-    row = yield from spend(core, workspace, fence, usage)
+    row = yield from record_usage(core, workspace, fence, usage)
     if row is None:
-        if not (yield spend_owner(workspace, fence)):
+        if not (yield usage_task_statement(workspace, fence)):
             raise Conflict(f"attempt {fence.attempt} no longer owns the task", "lease_lost")
         return False
-    over = yield from _held(fence.task, workspace)
-    if over is not None:
-        yield from _stop(core.clock, cascade, workspace, fence.task, over)
+    exceeded = yield from _lock_exceeded(fence.task, workspace)
+    if exceeded is not None:
+        yield from _request_pause(core.clock, cascade, workspace, fence.task, exceeded)
     return True
 
 
 class _ExceededBudget(msgspec.Struct, frozen=True):
-    """A budget that is used up, whose it is, and what was used."""
+    """An exceeded budget, its task, and the usage of that task and its subtasks."""
 
     task: UUID
     title: str
@@ -152,30 +155,35 @@ class _ExceededBudget(msgspec.Struct, frozen=True):
         return f"{HOLD}:{self.task}"
 
 
-def _held(task: UUID, workspace: UUID) -> Script[_ExceededBudget | None]:
-    """The budget that is used up, its task held: who answers for it sees all that waits for it."""
-    held: set[UUID] = set()
+def _lock_exceeded(task: UUID, workspace: UUID) -> Script[_ExceededBudget | None]:
+    """Locks the task of the exceeded budget and the given task; returns the budget.
+
+    The lock makes sure that an answer to the budget sees all tasks that wait for it.
+    """
+    locked: set[UUID] = set()
     while True:
-        over = yield from _exceeded(task, workspace)
-        if over is None or over.task in held:
-            return over
-        held |= {over.task, task}
-        yield Statement("tasks_locked", {"ids": sorted(held)})
+        exceeded = yield from _find_exceeded(task, workspace)
+        if exceeded is None or exceeded.task in locked:
+            return exceeded
+        locked |= {exceeded.task, task}
+        yield Statement("tasks_locked", {"ids": sorted(locked)})
 
 
-def _exceeded(task: UUID, workspace: UUID) -> Script[_ExceededBudget | None]:
-    params = {"task": task, "workspace": workspace, "most": DEEPEST}
+def _find_exceeded(task: UUID, workspace: UUID) -> Script[_ExceededBudget | None]:
+    """Returns the first exceeded budget of a task or its parents."""
+    params = {"task": task, "workspace": workspace, "most": MAX_LEVELS}
     rows = yield Statement("budgets_above", params)
     for row in rows:
         budget = msgspec.json.decode(row["budget"], type=Budget)
-        spent = yield from _tree_spent(row["id"], workspace)
-        if is_over(budget, spent):
+        spent = yield from _tree_usage(row["id"], workspace)
+        if is_exceeded(budget, spent):
             return _ExceededBudget(row["id"], row["title"], budget, spent)
     return None
 
 
-def _tree_spent(task: UUID, workspace: UUID) -> Script[UsageTotal]:
-    rows = yield Statement("tree_spent", {"task": task, "workspace": workspace})
+def _tree_usage(task: UUID, workspace: UUID) -> Script[UsageTotal]:
+    """Returns the usage of a task with all its subtasks."""
+    rows = yield Statement("tree_usage", {"task": task, "workspace": workspace})
     row = rows[0]
     return UsageTotal(
         input_tokens=row["input_tokens"],
@@ -184,26 +192,29 @@ def _tree_spent(task: UUID, workspace: UUID) -> Script[UsageTotal]:
     )
 
 
-def _stop(
-    clock: Clock, cascade: "Cascade", workspace: UUID, task: UUID, over: _ExceededBudget
+def _request_pause(
+    clock: Clock, cascade: "Cascade", workspace: UUID, task: UUID, exceeded: _ExceededBudget
 ) -> Script[None]:
-    why = f"the budget of {over.title!r} is used up: {format_usage(over.spent)}"
-    asked = commands.PauseForBudget(hold=over.hold, reason=why)
-    changed = yield from cascade.apply_to_each([task], lambda found: _unless_asked(found, asked))
+    """Requests a pause of the task, and creates one inbox item for the budget."""
+    reason = f"the budget of {exceeded.title!r} is used up: {format_usage(exceeded.spent)}"
+    command = commands.PauseForBudget(hold=exceeded.hold, reason=reason)
+    changed = yield from cascade.apply_to_each(
+        [task], lambda current: _unless_pause_requested(current, command)
+    )
     if not changed:
         return
-    known = yield Statement("budget_asked", {"task": over.task, "workspace": workspace})
-    if known:
+    existing = yield Statement("budget_question", {"task": exceeded.task, "workspace": workspace})
+    if existing:
         return
-    body = {"reason": why, "budget": over.budget, "spent": over.spent, "stopped": task}
+    body = {"reason": reason, "budget": exceeded.budget, "spent": exceeded.spent, "stopped": task}
     yield Statement(
         "inbox_put",
         {
             "id": clock.new_id(),
             "workspace": workspace,
-            "task": over.task,
+            "task": exceeded.task,
             "kind": HOLD,
-            "title": f"{over.title}: its budget is used up",
+            "title": f"{exceeded.title}: its budget is used up",
             "body": msgspec.json.encode(body).decode(),
             "expires_at": None,
             "now": clock.now(),
@@ -211,67 +222,71 @@ def _stop(
     )
 
 
-def _unless_asked(task: Task, command: Command) -> Command | None:
-    """One request is enough, whoever made it."""
-    asked = task.pause_requested_at is not None and (task.hold or "").startswith(HOLD)
-    return None if asked or task.status not in LEASED else command
+def _unless_pause_requested(task: Task, command: Command) -> Command | None:
+    """Returns the command for a leased task; `None` if a budget pause was requested before."""
+    already_requested = task.pause_requested_at is not None and (task.hold or "").startswith(HOLD)
+    return None if already_requested or task.status not in LEASED else command
 
 
-def answer(
-    cascade: "Cascade", workspace: UUID, task: UUID, *, approve: bool, wanted: Budget | None
+def apply_answer(
+    cascade: "Cascade", workspace: UUID, task: UUID, *, approve: bool, requested: Budget | None
 ) -> Script[Budget | None]:
-    """Raise a budget and let what waits for it go on, or cancel that; answers the new budget."""
-    above = {"task": task, "workspace": workspace, "most": 0}
-    rows = yield Statement("budgets_above", above)
+    """Raises a task's budget and resumes the tasks that wait for it, or cancels them.
+
+    Returns the new budget, `None` if not approved.
+    """
+    params = {"task": task, "workspace": workspace, "most": 0}
+    rows = yield Statement("budgets_above", params)
     if not rows:
-        raise Conflict("the task has no budget any more")
+        raise Conflict(f"task {task} has no budget any more")
     budget = None
     if approve:
-        spent = yield from _tree_spent(task, workspace)
+        spent = yield from _tree_usage(task, workspace)
         old = msgspec.json.decode(rows[0]["budget"], type=Budget)
-        budget = raised_budget(old, spent, wanted)
+        budget = raise_budget(old, spent, requested)
         text = msgspec.json.encode(budget).decode()
         yield Statement("budget_set", {"task": task, "workspace": workspace, "budget": text})
     hold = f"{HOLD}:{task}"
-    ids = yield from _waiting(task, workspace)
-    if approve and len(ids) == MOST_HELD:
+    ids = yield from _tasks_waiting_for(task, workspace)
+    if approve and len(ids) == MAX_RESUMED:
         cascade.defer(HOLD, task, workspace)
     if not approve:
-        ids.add(task)  # and all below it, as with any cancel
+        ids.add(task)  # its subtasks are cancelled with it
     yield from cascade.apply_to_each(
-        sorted(ids), lambda found: _answered(found, hold, approve=approve)
+        sorted(ids), lambda waiting: _command_for_answer(waiting, hold, approve=approve)
     )
     return budget
 
 
-def _waiting(task: UUID, workspace: UUID) -> Script[set[UUID]]:
-    """The tasks that wait for a task's budget, up to MOST_HELD of them."""
-    params = {"task": task, "workspace": workspace, "hold": f"{HOLD}:{task}", "most": MOST_HELD}
-    rows = yield Statement("tree_held", params)
+def _tasks_waiting_for(task: UUID, workspace: UUID) -> Script[set[UUID]]:
+    """Returns the ids of tasks that wait for a task's budget, at most `MAX_RESUMED`."""
+    params = {"task": task, "workspace": workspace, "hold": f"{HOLD}:{task}", "most": MAX_RESUMED}
+    rows = yield Statement("tree_waiting_for_budget", params)
     return {row["id"] for row in rows}
 
 
-def go_on(cascade: "Cascade", work: Row) -> Script[None]:
-    """A piece of work: let more of those go on that waited for a budget which was raised."""
+def run_deferred(cascade: "Cascade", work: Row) -> Script[None]:
+    """Deferred work: resumes more of the tasks that waited for a raised budget."""
     task, workspace = work["subject"], work["workspace"]
-    if (yield from _held(task, workspace)) is not None:
-        return  # it is used up again: the next answer is for them, too
-    ids = yield from _waiting(task, workspace)
+    if (yield from _lock_exceeded(task, workspace)) is not None:
+        return  # used up again: the next answer decides for these tasks, too
+    ids = yield from _tasks_waiting_for(task, workspace)
     stopping = False
 
-    def freed(found: Task) -> Command | None:
+    def resume_command(waiting: Task) -> Command | None:
         nonlocal stopping
-        stopping = stopping or found.status in LEASED
-        return None if found.status in LEASED else commands.ClearHold()
+        stopping = stopping or waiting.status in LEASED
+        return None if waiting.status in LEASED else commands.ClearHold()
 
-    yield from cascade.apply_to_each(sorted(ids), freed)
-    if stopping or len(ids) == MOST_HELD:
-        cascade.defer(HOLD, task, workspace, wait_s=_STOPPING_S if stopping else 0)
+    yield from cascade.apply_to_each(sorted(ids), resume_command)
+    if stopping or len(ids) == MAX_RESUMED:
+        cascade.defer(HOLD, task, workspace, wait_s=_STOP_POLL_S if stopping else 0)
 
 
-def _answered(task: Task, hold: str, *, approve: bool) -> Command | None:
+def _command_for_answer(task: Task, hold: str, *, approve: bool) -> Command | None:
+    """Returns the command that resumes or cancels a task that waits for the budget."""
     if not approve:
-        return commands.Cancel(reason="its budget is used up, and a person said no to more")
+        return commands.Cancel(reason="its budget is used up and was not raised")
     if task.hold != hold:
         return None
     if task.status in LEASED:
@@ -280,27 +295,29 @@ def _answered(task: Task, hold: str, *, approve: bool) -> Command | None:
 
 
 class UsageRecorder:
-    """What one workspace's attempts use."""
+    """Records the usage of one workspace's attempts."""
 
     def __init__(self, core: "Core", workspace: UUID) -> None:
         self._core = core
         self._workspace = workspace
 
     async def used(self, fence: Fence, usage: Usage, actor: str | None) -> None:
-        """Count what an attempt used since its last report."""
+        """Records what an attempt used since its last report, and enforces budgets."""
 
         def script(cascade: "Cascade") -> Script[bool]:
-            return (yield from used(self._core, cascade, self._workspace, fence, usage))
+            return (
+                yield from record_and_enforce(self._core, cascade, self._workspace, fence, usage)
+            )
 
         check_usage(usage)
         if await self._core.run_with_cascade(script, actor):
-            counted(usage)
+            count_in_metrics(usage)
 
     async def stats(self, now: datetime) -> UsageStats:
-        """What the workspace used."""
+        """Returns the usage of the workspace; `now` decides since which midnight."""
         since = now.replace(hour=0, minute=0, second=0, microsecond=0)
         params = {"workspace": self._workspace, "since": since}
-        row = (await self._core.store.fetch(Statement("spending_stats", params)))[0]
+        row = (await self._core.store.fetch(Statement("usage_stats", params)))[0]
         return UsageStats(
             row["tokens_since"],
             row["cost_since"],

@@ -1,4 +1,4 @@
-"""Where a workspace draws the lines between easy and hard tasks."""
+"""Stores the rules that map a workspace's tasks to complexity levels."""
 
 from uuid import UUID
 
@@ -11,24 +11,24 @@ from tenuto.store.protocol import Script, Statement
 
 
 class ComplexityLevels:
-    """The rules of one workspace."""
+    """The complexity rules of one workspace."""
 
     def __init__(self, core: Core, workspace: UUID) -> None:
         self._core = core
         self._workspace = workspace
 
     async def get(self) -> ComplexityRules:
-        """The rules as they are."""
+        """Returns the current rules."""
         await self._core.lanes.reload_if_changed(self._workspace)
         return await self._core.lanes.complexity(self._workspace)
 
     async def set(self, rules: ComplexityRules) -> None:
-        """Change the rules; they hold for tasks submitted from now on."""
+        """Replaces the rules; they apply to tasks submitted from now on."""
         complexity.check(rules)
         text = msgspec.json.encode(rules).decode()
 
         def script() -> Script[None]:
             yield Statement("complexity_set", {"workspace": self._workspace, "rules": text})
 
-        await self._core.store.once(script)
+        await self._core.store.transact_one(script)
         await self._core.lanes.reload_if_changed(self._workspace)

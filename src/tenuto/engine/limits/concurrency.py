@@ -1,8 +1,8 @@
-"""Turns: tasks with one concurrency key get their places in order, as many as there are.
+"""Grants permits of concurrency keys to tasks in queue order, and releases them.
 
-A key's row is locked while its places are given. Whoever holds it waits for no task's row: a task
-that somebody else holds at that moment gets its place by a piece of work, a little later. So it is
-the last thing that a transaction does, and nobody waits in a circle.
+A key's row is locked while its permits are granted. The transaction that has the lock waits for no
+task's row: a task that another transaction has locked gets its permit later, as deferred work. So
+granting is the last step of a transaction, and no deadlock is possible.
 """
 
 import logging
@@ -15,15 +15,15 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.rows import CorruptRow, task_of, write_changes
+from tenuto.engine.rows import CorruptRow, changes_statement, parse_task
 from tenuto.model.errors import Invalid, TenutoError
 from tenuto.model.limits.concurrency import (
     HOLD,
-    MOST,
+    MAX_LIMIT,
     Concurrency,
     grant_order,
+    leaves_queue,
     needs_permit,
-    steps_aside,
     tasks_to_cancel,
 )
 from tenuto.model.tasks import commands
@@ -38,53 +38,54 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tenuto.engine")
 
-GIVEN = 200
-"""Places given in one transaction; the next ones follow in another."""
-LAST = 2**53
-"""A number after all that a line may have."""
-ADRIFT = 100
-DEEPEST = 1_000
-"""Levels of tasks above one in which its key is looked for."""
+MAX_GRANTS = 200
+"""Permits granted per key and transaction; later transactions grant the rest."""
+AFTER_ALL = 2**53
+"""A queue number above all that a queue can contain."""
+MAX_REPAIRS = 100
+MAX_LEVELS = 1_000
+"""How many levels of parents are searched for a concurrency key."""
 SETTLED_AFTER = timedelta(minutes=1)
-"""How long nothing must have changed before a place is taken to be forgotten."""
+"""A permit counts as miscounted only if nothing changed for this long."""
 
 Key = tuple[UUID, str]
+"""Workspace and concurrency key."""
 
 
 def parse_concurrency(text: str) -> Concurrency:
-    """What a task said about its concurrency, as the store keeps it."""
+    """Returns a task's concurrency settings from stored JSON."""
     return msgspec.json.decode(text, type=Concurrency)
 
 
 class PermitChanges:
-    """What one transaction does to concurrency keys. `settle` is its last script."""
+    """Permit requests and releases of one transaction. `grant_free_permits` is its last script."""
 
     def __init__(self) -> None:
-        self._asked: dict[UUID, UUID] = {}
-        self._aside: dict[UUID, UUID] = {}
-        self._left: defaultdict[Key, list[UUID]] = defaultdict(list)
-        self.missed = False
-        """Whether places are given that should have been given before."""
+        self._requested: dict[UUID, UUID] = {}
+        self._left_queue: dict[UUID, UUID] = {}
+        self._released: defaultdict[Key, list[UUID]] = defaultdict(list)
+        self.is_repair = False
+        """True if permits are granted now that should have been granted before."""
 
     @property
-    def waiting(self) -> bool:
-        """Whether there is something to settle."""
-        return bool(self._asked or self._aside or self._left)
+    def has_work(self) -> bool:
+        """True if permits were requested or released."""
+        return bool(self._requested or self._left_queue or self._released)
 
-    def note(self, changes: Iterable[TaskChange]) -> None:
-        """Those of the tasks that ask for a place, and those that are passed by from now on."""
+    def record(self, changes: Iterable[TaskChange]) -> None:
+        """Records the changed tasks that request a permit, and those that leave the queue."""
         for change in changes:
             if needs_permit(change):
                 self.request_permit(change.task.id, change.task.workspace)
-            if steps_aside(change):
-                self._aside[change.task.id] = change.task.workspace
+            if leaves_queue(change):
+                self._left_queue[change.task.id] = change.task.workspace
 
     def request_permit(self, task: UUID, workspace: UUID) -> None:
-        """A task wants a place."""
-        self._asked[task] = workspace
+        """Records that a task requests a permit."""
+        self._requested[task] = workspace
 
-    def leave_all(self, rows: Iterable[Row]) -> None:
-        """Those of the tasks that have keys have ended."""
+    def release_all(self, rows: Iterable[Row]) -> None:
+        """Releases the permits of finished tasks; rows without a key are skipped."""
         for row in rows:
             if row["concurrency"] is not None:
                 self.release_permit(
@@ -92,165 +93,182 @@ class PermitChanges:
                 )
 
     def release_permit(self, task: UUID, workspace: UUID, key: str) -> None:
-        """A task with a key has ended."""
-        self._left[workspace, key].append(task)
+        """Records that a task with a key has finished."""
+        self._released[workspace, key].append(task)
 
-    def look(self, workspace: UUID, key: str) -> None:
-        """Give what places a key has, whoever left them."""
-        _ = self._left[workspace, key]
+    def check_key(self, workspace: UUID, key: str) -> None:
+        """Includes a key in the next grant, though no task of this transaction released it."""
+        _ = self._released[workspace, key]
 
-    def supersede(self, cascade: "Cascade") -> Script[None]:
-        """Cancel what those take the place of who want that, before any key is held."""
-        rows = yield from _wishes(self._asked)
+    def cancel_superseded(self, cascade: "Cascade") -> Script[None]:
+        """Cancels older tasks that new `cancel_old` tasks replace. Call before locking any key."""
+        rows = yield from _load_requests(self._requested)
         for row in rows:
-            wish = parse_concurrency(row["concurrency"])
-            if wish.policy == "cancel_old":
+            request = parse_concurrency(row["concurrency"])
+            if request.policy == "cancel_old":
                 params = {"task": row["id"], "workspace": row["workspace"], "most": 1}
-                mine = yield Statement("turn_show", params)
-                number = mine[0]["number"] if mine and not mine[0]["held"] else LAST
-                yield from cancel_before(cascade, row["id"], row["workspace"], wish, number)
+                position = yield Statement("permit_queue_position", params)
+                number = (
+                    position[0]["number"] if position and not position[0]["held"] else AFTER_ALL
+                )
+                yield from cancel_older(cascade, row["id"], row["workspace"], request, number)
 
     def grant_free_permits(self, cascade: "Cascade") -> Script[None]:
-        """Give the places that are free to those who come next."""
-        rows = yield from _wishes(self._asked | self._aside)
-        found = {row["id"]: row for row in rows}
-        for task in self._aside:
-            if task in found:
-                self.look(
-                    found[task]["workspace"], parse_concurrency(found[task]["concurrency"]).key
+        """Locks the keys concerned and grants their free permits in queue order."""
+        rows = yield from _load_requests(self._requested | self._left_queue)
+        rows_by_task = {row["id"]: row for row in rows}
+        for task in self._left_queue:
+            if task in rows_by_task:
+                self.check_key(
+                    rows_by_task[task]["workspace"],
+                    parse_concurrency(rows_by_task[task]["concurrency"]).key,
                 )
         newcomers: defaultdict[Key, list[tuple[UUID, Concurrency]]] = defaultdict(list)
-        for task in self._asked:
-            if task in found:
-                wish = parse_concurrency(found[task]["concurrency"])
-                newcomers[found[task]["workspace"], wish.key].append((task, wish))
-        left = dict(self._left)
-        self._asked, self._aside, self._left = {}, {}, defaultdict(list)
-        keys = sorted({*left, *newcomers})
+        for task in self._requested:
+            if task in rows_by_task:
+                request = parse_concurrency(rows_by_task[task]["concurrency"])
+                newcomers[rows_by_task[task]["workspace"], request.key].append((task, request))
+        released = dict(self._released)
+        self._requested, self._left_queue, self._released = {}, {}, defaultdict(list)
+        keys = sorted({*released, *newcomers})
         if not keys:
             return
-        wanted = [(*key, len(newcomers.get(key, ()))) for key in keys]
-        locked = yield Statement("turn_keys_locked", rows={"wanted": wanted})
-        last = {(row["workspace"], row["key"]): row["last"] for row in locked}
-        if gone := sorted(task for tasks in left.values() for task in tasks):
-            yield Statement("turn_leave", {"ids": gone})
+        key_rows = [(*key, len(newcomers.get(key, ()))) for key in keys]
+        locked = yield Statement("permit_keys_locked", rows={"wanted": key_rows})
+        last_numbers = {(row["workspace"], row["key"]): row["last"] for row in locked}
+        if finished := sorted(task for tasks in released.values() for task in tasks):
+            yield Statement("permit_release", {"ids": finished})
         for key in keys:
-            yield from self._settle_key(cascade, key, newcomers.get(key, []), last[key])
+            yield from self._grant_for_key(cascade, key, newcomers.get(key, []), last_numbers[key])
 
-    def _settle_key(
+    def _grant_for_key(
         self,
         cascade: "Cascade",
         key: Key,
         newcomers: list[tuple[UUID, Concurrency]],
-        last: int,
+        last_number: int,
     ) -> Script[None]:
-        first = last - len(newcomers) + 1
-        numbers = {task: first + place for place, (task, _) in enumerate(newcomers)}
+        """Enqueues the new tasks of a locked key, then starts the tasks that get a permit."""
+        first = last_number - len(newcomers) + 1
+        numbers = {task: first + index for index, (task, _) in enumerate(newcomers)}
         if newcomers:
-            asked = [(task, *key, numbers[task], wish.limit) for task, wish in newcomers]
-            entered = yield Statement("turn_enter", rows={"asked": asked})
+            entries = [(task, *key, numbers[task], request.limit) for task, request in newcomers]
+            entered = yield Statement("permit_enqueue", rows={"asked": entries})
             numbers |= {row["id"]: row["number"] for row in entered}
         params = {"workspace": key[0], "key": key[1]}
-        # Whoever would be turned away must have all the places there are.
-        hurried = any(wish.policy == "cancel_new" for _, wish in newcomers)
-        most = MOST if hurried else GIVEN
-        line = yield Statement("turn_line", {**params, "most": most})
-        if not line:
-            yield Statement("turn_key_drop", params)
+        # Before a `cancel_new` task is cancelled, all free permits must have been granted.
+        has_cancel_new = any(request.policy == "cancel_new" for _, request in newcomers)
+        max_grants = MAX_LIMIT if has_cancel_new else MAX_GRANTS
+        queue = yield Statement("permit_queue", {**params, "most": max_grants})
+        if not queue:
+            yield Statement("permit_key_delete", params)
             return
-        chosen = grant_order([(row["id"], row["most"]) for row in line], line[0]["places"])
-        moved = yield from self._start_tasks(cascade, chosen)
-        if len(moved) < len(chosen) or len(chosen) == most:
-            cascade.defer("turn", chosen[0], key[0], {"key": key[1]})
-        for task, wish in newcomers:
-            if wish.policy == "cancel_new" and task not in moved:
-                yield from self._cancel_new_task(cascade, task, wish)
-            elif wish.policy == "cancel_old":
-                older = yield _before(key[0], wish, numbers[task])
-                if tasks_to_cancel([row["id"] for row in older], wish.limit):
-                    data = {"concurrency": wish, "number": numbers[task]}
+        granted = grant_order([(row["id"], row["most"]) for row in queue], queue[0]["places"])
+        started = yield from self._start_tasks(cascade, granted)
+        if len(started) < len(granted) or len(granted) == max_grants:
+            cascade.defer("turn", granted[0], key[0], {"key": key[1]})
+        for task, request in newcomers:
+            if request.policy == "cancel_new" and task not in started:
+                yield from self._cancel_new_task(cascade, task, request)
+            elif request.policy == "cancel_old":
+                older = yield _older_tasks(key[0], request, numbers[task])
+                if tasks_to_cancel([row["id"] for row in older], request.limit):
+                    data = {"concurrency": request, "number": numbers[task]}
                     cascade.defer("supersede", task, key[0], data)
 
-    def _start_tasks(self, cascade: "Cascade", chosen: list[UUID]) -> Script[set[UUID]]:
-        """Let tasks run that are still as they were seen and that nobody else holds."""
-        if not chosen:
+    def _start_tasks(self, cascade: "Cascade", granted: list[UUID]) -> Script[set[UUID]]:
+        """Starts the tasks that still wait and that no other transaction has locked.
+
+        Returns the ids of the started tasks.
+        """
+        if not granted:
             return set()
-        rows = yield Statement("turn_candidates", {"ids": sorted(chosen)})
+        rows = yield Statement("permit_candidates", {"ids": sorted(granted)})
         decided: list[tuple[TaskChange, Command]] = []
         for row in rows:
             try:
-                change = self._turned(task_of(row), cascade)
+                change = self._start_change(parse_task(row), cascade)
             except CorruptRow as error:
                 yield _quarantine(error, cascade)
                 continue
             if change is not None:
                 decided.append((change, commands.ClearHold()))
         if decided:
-            yield write_changes(decided)
-            yield Statement("turn_take", {"ids": [change.task.id for change, _ in decided]})
+            yield changes_statement(decided)
+            yield Statement("permit_grant", {"ids": [change.task.id for change, _ in decided]})
             cascade.changes += [change for change, _ in decided]
         return {change.task.id for change, _ in decided}
 
-    def _turned(self, task: Task, cascade: "Cascade") -> TaskChange | None:
+    def _start_change(self, task: Task, cascade: "Cascade") -> TaskChange | None:
+        """Returns the change that starts a task; `None` if it does not wait for a permit."""
         if task.status is not Status.WAITING or task.hold != HOLD or task.unmet > 0:
             return None
         try:
-            change = decide(task, commands.ClearHold(), cascade.moment())
+            change = decide(task, commands.ClearHold(), cascade.decision_context())
         except TenutoError:
             return None
-        if change is None or not self.missed:
+        if change is None or not self.is_repair:
             return change
-        why = "its turn had come before, and nobody had told it"
-        event = msgspec.structs.replace(change.event, level="ERROR", message=why)
+        message = "repaired: a permit was free earlier, but was not granted"
+        event = msgspec.structs.replace(change.event, level="ERROR", message=message)
         return msgspec.structs.replace(change, event=event)
 
-    def _cancel_new_task(self, cascade: "Cascade", task: UUID, wish: Concurrency) -> Script[None]:
-        """End a newcomer for whom there is no place. Its row is this transaction's own."""
-        why = f"no place is free for the concurrency key {wish.key!r}"
-        yield from cascade.apply_to_each([task], lambda _: commands.Cancel(reason=why))
-        yield Statement("turn_leave", {"ids": [task]})
+    def _cancel_new_task(
+        self, cascade: "Cascade", task: UUID, concurrency: Concurrency
+    ) -> Script[None]:
+        """Cancels a new task that gets no permit. This transaction inserted or locked its row."""
+        reason = f"no permit is free for the concurrency key {concurrency.key!r}"
+        yield from cascade.apply_to_each([task], lambda _: commands.Cancel(reason=reason))
+        yield Statement("permit_release", {"ids": [task]})
 
 
-def _wishes(tasks: dict[UUID, UUID]) -> Script[Rows]:
+def _load_requests(tasks: dict[UUID, UUID]) -> Script[Rows]:
+    """Returns the concurrency settings of the tasks (id to workspace) that have a key."""
     if not tasks:
         return []
-    rows = yield Statement("turn_wishes", rows={"wanted": sorted(tasks.items())})
+    rows = yield Statement("permit_requests", rows={"wanted": sorted(tasks.items())})
     return rows
 
 
-def check_above(parent: Task, wish: Concurrency) -> Script[None]:
-    """Raise `Invalid` for a child whose key one above it has: each could wait for the other."""
-    params = {"task": parent.id, "workspace": parent.workspace, "most": DEEPEST}
-    rows = yield Statement("turns_above", params)
-    if any(parse_concurrency(row["concurrency"]).key == wish.key for row in rows):
+def check_ancestors(parent: Task, own: Concurrency) -> Script[None]:
+    """Raises `Invalid` if a parent has the subtask's key: each could wait for the other."""
+    params = {"task": parent.id, "workspace": parent.workspace, "most": MAX_LEVELS}
+    rows = yield Statement("permit_requests_above", params)
+    if any(parse_concurrency(row["concurrency"]).key == own.key for row in rows):
         raise Invalid(
-            f"a task above it has the concurrency key {wish.key!r}, and keeps its place meanwhile",
+            f"a parent task has the concurrency key {own.key!r} and keeps its permit meanwhile;"
+            " choose another key",
             field="concurrency",
         )
 
 
 def _quarantine(corrupt: CorruptRow, cascade: "Cascade") -> Statement:
-    params = {"id": corrupt.task, "message": str(corrupt), "now": cascade.moment().now}
+    params = {"id": corrupt.task, "message": str(corrupt), "now": cascade.decision_context().now}
     return Statement("quarantine", {**params, "actor": "engine"})
 
 
-def _before(workspace: UUID, wish: Concurrency, number: int) -> Statement:
-    params = {"workspace": workspace, "key": wish.key, "number": number, "most": GIVEN + wish.limit}
-    return Statement("turn_before", params)
+def _older_tasks(workspace: UUID, concurrency: Concurrency, number: int) -> Statement:
+    params = {
+        "workspace": workspace,
+        "key": concurrency.key,
+        "number": number,
+        "most": MAX_GRANTS + concurrency.limit,
+    }
+    return Statement("permit_older_tasks", params)
 
 
-def cancel_before(
-    cascade: "Cascade", task: UUID, workspace: UUID, wish: Concurrency, number: int
+def cancel_older(
+    cascade: "Cascade", task: UUID, workspace: UUID, concurrency: Concurrency, number: int
 ) -> Script[None]:
-    """Cancel as many of a key's older tasks as it takes for this one, which has that number."""
-    rows = yield _before(workspace, wish, number)
-    ids = tasks_to_cancel([row["id"] for row in rows], wish.limit)
-    if len(ids) > GIVEN and number != LAST:
-        data = {"concurrency": wish, "number": number}
+    """Cancels as many of a key's older tasks as needed for this task, which has `number`."""
+    rows = yield _older_tasks(workspace, concurrency, number)
+    ids = tasks_to_cancel([row["id"] for row in rows], concurrency.limit)
+    if len(ids) > MAX_GRANTS and number != AFTER_ALL:
+        data = {"concurrency": concurrency, "number": number}
         cascade.defer("supersede", task, workspace, data)
     if ids:
-        why = f"a newer task has the concurrency key {wish.key!r}"
-        yield from cascade.apply_to_each(sorted(ids), lambda _: commands.Cancel(reason=why))
+        reason = f"a newer task has the concurrency key {concurrency.key!r}"
+        yield from cascade.apply_to_each(sorted(ids), lambda _: commands.Cancel(reason=reason))
 
 
 class _SupersedeWork(msgspec.Struct):
@@ -262,61 +280,62 @@ class _GrantPermitsWork(msgspec.Struct):
     key: str
 
 
-def go_on(cascade: "Cascade", work: Row) -> Script[None]:
-    """A piece of work: give the places of a key."""
-    cascade.turns.look(
+def run_deferred_grants(cascade: "Cascade", work: Row) -> Script[None]:
+    """Deferred work: grants the free permits of a key."""
+    cascade.permits.check_key(
         work["workspace"], msgspec.json.decode(work["data"], type=_GrantPermitsWork).key
     )
     yield from ()
 
 
-def go_on_superseding(cascade: "Cascade", work: Row) -> Script[None]:
-    """A piece of work: cancel what came before a task while nobody saw it."""
-    rows = yield Statement("task_state", {"ids": [work["subject"]]})
+def run_deferred_supersede(cascade: "Cascade", work: Row) -> Script[None]:
+    """Deferred work: cancels the older tasks that a `cancel_old` task replaces."""
+    rows = yield Statement("task_statuses", {"ids": [work["subject"]]})
     if not rows or Status(rows[0]["status"]) in TERMINAL:
         return
-    said = msgspec.json.decode(work["data"], type=_SupersedeWork)
-    wish, workspace = said.concurrency, work["workspace"]
-    yield from cancel_before(cascade, work["subject"], workspace, wish, said.number)
+    data = msgspec.json.decode(work["data"], type=_SupersedeWork)
+    concurrency, workspace = data.concurrency, work["workspace"]
+    yield from cancel_older(cascade, work["subject"], workspace, concurrency, data.number)
 
 
-async def standing(core: "Core", task: UUID, workspace: UUID) -> str:
-    """Where a task stands that waits for a place, in words."""
+async def describe_position(core: "Core", task: UUID, workspace: UUID) -> str:
+    """Returns the queue position of a task that waits for a permit, as text for `explain`."""
     params = {"task": task, "workspace": workspace, "most": 100_000}
-    rows = await core.store.fetch(Statement("turn_show", params))
+    rows = await core.store.fetch(Statement("permit_queue_position", params))
     if not rows:
-        return "waits for a place under its concurrency key once nothing else is in its way"
+        return "joins the queue of its concurrency key when nothing else blocks it"
     row = rows[0]
     return (
-        f"waits for a place under the concurrency key {row['key']!r}:"
-        f" {row['places']:,} of {row['most']:,} taken, {row['ahead']:,} before it in line"
+        f"waits for a permit of the concurrency key {row['key']!r}:"
+        f" {row['places']:,} of {row['most']:,} in use, {row['ahead']:,} before it in the queue"
     )
 
 
 class PermitRepair:
-    """What a coordinator mends of concurrency keys. Each `*_once` answers how many it mended."""
+    """Coordinator duty that repairs permits. Each `*_once` returns the number of repairs."""
 
     def __init__(self, core: "Core") -> None:
         self._core = core
 
     async def recount_once(self, actor: str) -> int:
-        """Give places that were forgotten. A repair is a fault of ours: it is told."""
-        params = {"before": self._core.now() - SETTLED_AFTER, "most": ADRIFT}
-        rows = await self._core.store.fetch(Statement("turns_adrift", params))
-        mended = 0
+        """Grants or releases permits that were missed. Each repair is logged as an error."""
+        params = {"before": self._core.now() - SETTLED_AFTER, "most": MAX_REPAIRS}
+        rows = await self._core.store.fetch(Statement("permits_miscounted", params))
+        repaired = 0
         for row in rows:
-            mended += await self._core.run_with_cascade(partial(_mended, row), actor)
-        return mended
+            repaired += await self._core.run_with_cascade(partial(_repair_permit, row), actor)
+        return repaired
 
 
-def _mended(found: Row, cascade: "Cascade") -> Script[int]:
-    rows = yield Statement("task_state", {"ids": [found["id"]]})
-    if not rows or rows[0]["status"] != found["status"]:
-        return 0  # it has moved on
-    log.error("task %s (%s) was forgotten by its concurrency key", found["id"], found["status"])
-    cascade.turns.missed = True
-    if Status(found["status"]) in TERMINAL:
-        cascade.turns.release_permit(found["id"], found["workspace"], found["key"])
+def _repair_permit(row: Row, cascade: "Cascade") -> Script[int]:
+    """Requests or releases the permit of one task; returns 1 if the task is unchanged, else 0."""
+    rows = yield Statement("task_statuses", {"ids": [row["id"]]})
+    if not rows or rows[0]["status"] != row["status"]:
+        return 0  # the task changed since it was read
+    log.error("task %s (%s): a permit change was missed; repairing", row["id"], row["status"])
+    cascade.permits.is_repair = True
+    if Status(row["status"]) in TERMINAL:
+        cascade.permits.release_permit(row["id"], row["workspace"], row["key"])
     else:
-        cascade.turns.request_permit(found["id"], found["workspace"])
+        cascade.permits.request_permit(row["id"], row["workspace"])
     return 1

@@ -1,4 +1,4 @@
-"""Gates: what people hold back, and let go on."""
+"""Stores pauses: operators stop claims for a lane, agent, task type or the whole workspace."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -7,19 +7,19 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.broker.protocol import EVERYTHING as EVERYBODY
+from tenuto.broker.protocol import ALL_TOPICS
 from tenuto.engine.core import Core
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.limits import pauses
-from tenuto.model.limits.pauses import EVERYTHING, MAX_GATES, ClaimPause, GateKind
+from tenuto.model.limits.pauses import MAX_PAUSES, WORKSPACE_SUBJECT, ClaimPause, PauseKind
 from tenuto.store.protocol import Row, Script, Statement
 
 
 class PauseView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Something that is held back. `subject`: a lane's number, an agent's name, a type, or all."""
+    """A pause. `subject` is a lane id, an agent name, a task type, or `all` (workspace)."""
 
-    kind: GateKind
+    kind: PauseKind
     subject: str
     reason: str | None
     until: datetime | None
@@ -28,7 +28,7 @@ class PauseView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Pauses:
-    """The gates of one workspace, on behalf of one actor."""
+    """The pauses of one workspace, on behalf of one actor."""
 
     def __init__(self, core: Core, workspace: UUID, actor: str | None) -> None:
         self._core = core
@@ -36,29 +36,30 @@ class Pauses:
         self._actor = actor
 
     async def list(self) -> Sequence[PauseView]:
-        """What is held back now, by kind and subject."""
-        rows = await self._core.store.fetch(Statement("gates", {"workspace": self._workspace}))
+        """Returns the active pauses, by kind and subject."""
+        rows = await self._core.store.fetch(Statement("pauses", {"workspace": self._workspace}))
         now = self._core.now()
         return [_view(row) for row in rows if row["until"] is None or row["until"] > now]
 
     async def close(
         self,
-        kind: GateKind,
-        subject: str = EVERYTHING,
+        kind: PauseKind,
+        subject: str = WORKSPACE_SUBJECT,
         reason: str | None = None,
         until: datetime | None = None,
     ) -> PauseView:
-        """Let nobody claim what is meant, from now on; what runs goes on.
+        """Creates a pause: the subject's tasks are not claimed any more; running ones continue.
 
-        Done again it changes the reason and the time.
+        Repeating it replaces the reason and the end time.
         """
         pauses.check(kind, subject, reason)
         now = self._core.now()
-        bounds.instant("until", until)
+        bounds.check_instant("until", until)
         if until is not None and until <= now:
-            raise Invalid("until is in the past", field="until")
+            text = f"until must be in the future, not {until.isoformat()}"
+            raise Invalid(text, field="until")
         await self._check_subject(kind, subject)
-        made = PauseView(
+        view = PauseView(
             kind=kind,
             subject=subject,
             reason=reason,
@@ -66,50 +67,57 @@ class Pauses:
             created_by=self._actor,
             created_at=now,
         )
-        params = {"reason": reason, "until": until, "most": MAX_GATES}
-        if not await self._write("gate_put", made, now, params):
-            raise Invalid(f"the workspace has {MAX_GATES:,} gates already", "too_large")
-        return made
+        params = {"reason": reason, "until": until, "most": MAX_PAUSES}
+        if not await self._execute("pause_put", view, now, params):
+            text = f"the workspace already has {MAX_PAUSES:,} pauses, the limit; resume some first"
+            raise Invalid(text, "too_large")
+        return view
 
-    async def open(self, kind: GateKind, subject: str = EVERYTHING) -> None:
-        """Let what was held back go on; workers look at once."""
+    async def open(self, kind: PauseKind, subject: str = WORKSPACE_SUBJECT) -> None:
+        """Deletes a pause and wakes all workers; raises `NotFound` if there is none."""
         pauses.check(kind, subject, None)
-        gate = ClaimPause(kind=kind, subject=subject)
-        if not await self._write("gate_drop", gate, self._core.now(), {}):
-            raise NotFound("that is not paused")
-        self._core.wakeups.announce({EVERYBODY})
+        pause = ClaimPause(kind=kind, subject=subject)
+        if not await self._execute("pause_delete", pause, self._core.now(), {}):
+            text = f'{kind} {subject} is not paused; "orchestrate pause" lists all pauses'
+            raise NotFound(text)
+        self._core.wakeups.notify({ALL_TOPICS})
 
-    async def _write(
-        self, query: str, gate: ClaimPause | PauseView, now: datetime, more: Mapping[str, Any]
+    async def _execute(
+        self,
+        query: str,
+        pause: ClaimPause | PauseView,
+        now: datetime,
+        extra_params: Mapping[str, Any],
     ) -> bool:
-        what = {"kind": gate.kind, "subject": gate.subject}
-        told = what | {"reason": gate.reason, "until": gate.until}
+        """Runs the query for a pause with its audit event; returns `True` if it changed a row."""
+        subject_fields = {"kind": pause.kind, "subject": pause.subject}
+        event_data = subject_fields | {"reason": pause.reason, "until": pause.until}
         params = {
-            **more,
-            **what,
+            **extra_params,
+            **subject_fields,
             "workspace": self._workspace,
             "actor": self._actor,
             "now": now,
             "id": self._core.clock.new_id(),
-            "message": f"{gate.kind} {gate.subject}",
-            "data": msgspec.json.encode(told).decode(),
+            "message": f"{pause.kind} {pause.subject}",
+            "data": msgspec.json.encode(event_data).decode(),
         }
 
         def script() -> Script[bool]:
             rows = yield Statement(query, params)
             return bool(rows)
 
-        done = await self._core.store.once(script)
-        # Others hear of it by their next claim; this process need not make one in vain.
+        applied = await self._core.store.transact_one(script)
+        # Other processes see the change at their next claim; this one sees it before.
         await self._core.lanes.reload_if_changed(self._workspace)
-        return done
+        return applied
 
-    async def _check_subject(self, kind: GateKind, subject: str) -> None:
-        """Refuse what is not there: a slip of the pen would hold nothing back."""
+    async def _check_subject(self, kind: PauseKind, subject: str) -> None:
+        """Raises `NotFound` for an unknown lane or agent: a misspelled pause would stop nothing."""
         if kind == "lane":
             lanes = await self._core.lanes.all(self._workspace)
             if all(str(lane.id) != subject for lane in lanes):
-                raise NotFound(f"no lane {subject}")
+                raise NotFound(f"no lane with the id {subject}")
         elif kind == "agent":
             params = {"workspace": self._workspace}
             agents = await self._core.store.fetch(Statement("agents", params))

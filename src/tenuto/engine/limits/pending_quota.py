@@ -1,41 +1,42 @@
-"""A workspace's quota of tasks that wait to run, held where the database counts them."""
+"""Enforces a workspace's quota of pending tasks, with the database's own count."""
 
 from uuid import UUID
 
 from tenuto.model.errors import TooMany
-from tenuto.model.limits.quota import Quota, effective, quota_of
+from tenuto.model.limits.quota import Quota, effective_quota, parse_quota
 from tenuto.store.protocol import Script, Statement
 
-AGAIN_S = 5.0
-"""Seconds after which whoever was refused may find room."""
+RETRY_AFTER_S = 5.0
+"""Seconds after which a refused client should try again."""
 
 
-def check_pending(workspace: UUID, ceiling: Quota, coming: int = 0) -> Script[None]:
-    """Raise `TooMany` if more tasks wait, with those that are coming, than the quota allows.
+def check_pending(workspace: UUID, ceiling: Quota, new_tasks: int = 0) -> Script[None]:
+    """Raises `TooMany` if the pending tasks plus `new_tasks` exceed the workspace's quota.
 
-    What the caller has made in this transaction counts already, and goes with the error. Whoever
-    makes tasks at the same time waits for the workspace's row, so the last counts them all.
+    Tasks inserted in this transaction count already; the error rolls them back. Concurrent
+    transactions that create tasks wait for the lock on the workspace's row, so the last one counts
+    all tasks.
     """
     rows = yield Statement("workspace_lock", {"workspace": workspace})
-    most = effective(quota_of(rows[0]["quota"] if rows else None), ceiling).pending
-    if most is None:
+    limit = effective_quota(parse_quota(rows[0]["quota"] if rows else None), ceiling).pending
+    if limit is None:
         return
-    # A statement of its own: it must see what the last holder of the lock made.
-    params = {"workspace": workspace, "most": most + 1}
+    # A separate statement: it must see the tasks that the previous lock holder inserted.
+    params = {"workspace": workspace, "most": limit + 1}
     load = (yield Statement("workspace_pending", params))[0]["load"]
-    if load + coming > most:
+    if load + new_tasks > limit:
         raise TooMany(
-            f"the workspace may have {most:,} tasks waiting to run",
+            f"the workspace has reached its quota of {limit:,} tasks waiting to run",
             "quota_exceeded",
-            retry_after=AGAIN_S,
+            retry_after=RETRY_AFTER_S,
         )
 
 
-def check_flow(workspace: UUID, ceiling: Quota) -> Script[None]:
-    """Raise `TooMany` if a new flow, which counts as one task, is more than the quota allows.
+def check_new_flow(workspace: UUID, ceiling: Quota) -> Script[None]:
+    """Raises `TooMany` if a new flow, which counts as one task, exceeds the quota.
 
-    A workspace without such a quota is not held.
+    Locks nothing if the workspace has no such quota.
     """
     rows = yield Statement("lanes_version", {"workspace": workspace})
-    if rows and effective(quota_of(rows[0]["quota"]), ceiling).pending is not None:
+    if rows and effective_quota(parse_quota(rows[0]["quota"]), ceiling).pending is not None:
         yield from check_pending(workspace, ceiling, 1)

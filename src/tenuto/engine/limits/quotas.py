@@ -1,4 +1,4 @@
-"""A workspace's quota of running tasks, as those see it who ask why something waits."""
+"""Explains when a workspace's quota of running tasks is used up."""
 
 from uuid import UUID
 
@@ -8,13 +8,13 @@ from tenuto.store.protocol import Statement
 
 
 async def quota_gates(core: Core, workspace: UUID) -> list[Gate]:
-    """That the workspace runs as many tasks as it may, if it does."""
-    most = core.lanes.running(workspace)
-    if most is None:
+    """Returns one gate if the workspace runs as many tasks as its quota allows, else none."""
+    limit = core.lanes.running(workspace)
+    if limit is None:
         return []
     rows = await core.store.fetch(Statement("workspace_load", {"workspace": workspace}))
     load = rows[0]["load"]
-    if load < most:
+    if load < limit:
         return []
-    detail = f"the workspace runs {load:,} tasks and may run {most:,} at once"
+    detail = f"the workspace runs {load:,} tasks; its quota is {limit:,} at once"
     return [Gate(gate="quota", detail=detail)]

@@ -1,4 +1,4 @@
-"""Rate limits: what all workers share, counted where they claim and where attempts report."""
+"""Rate limits shared by all workers: requests are counted at claims, tokens at usage reports."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -8,12 +8,12 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.broker.protocol import EVERYTHING
+from tenuto.broker.protocol import ALL_TOPICS
 from tenuto.engine.agents.lanes import limit_of
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.limits import rate_limits
-from tenuto.model.limits.rate_limits import Group, RateLimit, RateLimitUsage
+from tenuto.model.limits.rate_limits import LimitNames, RateLimit, RateLimitUsage
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RateLimitView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A limit as people see it, with what is left of it now; none: not limited."""
+    """A rate limit as shown to users, with its remaining amounts; `None` means not limited."""
 
     name: str
     provider: str | None
@@ -32,17 +32,18 @@ class RateLimitView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     requests_left: int | None
     tokens_left: int | None
     next_at: datetime | None
-    """When the next request may be made, unless that is now."""
+    """When the next request is allowed; `None` if now."""
     created_by: str | None
     created_at: datetime
     updated_at: datetime
 
 
 class RateLimitedClaim(msgspec.Struct, frozen=True):
-    """What a claim within limits took, and which limits it left used up, until when."""
+    """The claimed rows, and the limits that are used up after the claim."""
 
     rows: Rows
     held: dict[str, datetime]
+    """Used-up limits by name, with the time of their next request."""
 
 
 class RateLimits:
@@ -54,44 +55,45 @@ class RateLimits:
         self._actor = actor
 
     async def list(self) -> Sequence[RateLimitView]:
-        """The limits by name."""
+        """Returns all rate limits, ordered by name."""
         now = self._core.now()
         return [_view(row, now) for row in await limit_rows(self._core, self._workspace)]
 
     async def put(self, limit: RateLimit) -> RateLimitView:
-        """Keep a limit under its name, in place of any other; what was used stays used."""
+        """Stores a limit under its name, replacing another; recorded usage still counts."""
         limit.check()
 
         def script() -> Script[bool]:
             now = self._core.now()
-            usage = rate_limits.fresh(limit, now)
-            for row in (yield _locked(self._workspace, [limit.name])):
-                usage = rate_limits.adjusted(limit_of(row), limit, _usage(row), now)
+            usage = rate_limits.initial_usage(limit, now)
+            for row in (yield _lock_limits(self._workspace, [limit.name])):
+                usage = rate_limits.adjust_usage(limit_of(row), limit, _usage(row), now)
             rows = yield Statement("rate_limit_put", self._params(limit, usage, now))
             return bool(rows)
 
         if not await self._core.store.transact(script):
-            most = rate_limits.MAX_RATE_LIMITS
-            raise Invalid(f"the workspace has {most:,} rate limits already", "too_large")
-        await self._changed()
-        return next(each for each in await self.list() if each.name == limit.name)
+            max_limits = rate_limits.MAX_RATE_LIMITS
+            text = f"the workspace already has {max_limits:,} rate limits; delete some first"
+            raise Invalid(text, "too_large")
+        await self._reload_and_wake()
+        return next(view for view in await self.list() if view.name == limit.name)
 
     async def delete(self, name: str) -> None:
-        """Forget a limit; workers look at once."""
-        bounds.text("name", name, bounds.MAX_TEXT)
+        """Deletes a limit and wakes all workers."""
+        bounds.check_text("name", name, bounds.MAX_TEXT)
         params = {"workspace": self._workspace, "name": name, "actor": self._actor}
         params |= {"now": self._core.now(), "id": self._core.clock.new_id()}
 
         def script() -> Script[bool]:
-            return bool((yield Statement("rate_limit_drop", params)))
+            return bool((yield Statement("rate_limit_delete", params)))
 
-        if not await self._core.store.once(script):
+        if not await self._core.store.transact_one(script):
             raise NotFound(f"no rate limit {name!r}")
-        await self._changed()
+        await self._reload_and_wake()
 
-    async def _changed(self) -> None:
+    async def _reload_and_wake(self) -> None:
         await self._core.lanes.reload_if_changed(self._workspace)
-        self._core.wakeups.announce({EVERYTHING})
+        self._core.wakeups.notify({ALL_TOPICS})
 
     def _params(self, limit: RateLimit, usage: RateLimitUsage, now: datetime) -> dict[str, Any]:
         return msgspec.structs.asdict(limit) | {
@@ -107,138 +109,148 @@ class RateLimits:
 
 
 async def limit_rows(core: "Core", workspace: UUID) -> Sequence[Row]:
-    """The rows of a workspace's limits, by name."""
+    """Returns the rows of a workspace's rate limits, ordered by name."""
     return await core.store.fetch(Statement("rate_limits", {"workspace": workspace}))
 
 
-def used_up(
+def exhausted_limits(
     rows: Sequence[Row], model: str | None, account: str | None, now: datetime
 ) -> dict[str, datetime]:
-    """Of the limits that hold for a model on an account: those used up, and until when."""
-    found = {}
+    """Returns the used-up limits that apply to a model and account, with their next time."""
+    exhausted = {}
     for row in rows:
         limit, usage = limit_of(row), _usage(row)
-        if limit.applies(model, account) and rate_limits.requests_left(limit, usage, now) == 0:
-            found[limit.name] = rate_limits.next_request_at(limit, usage, now)
-    return found
+        if (
+            limit.applies_to(model, account)
+            and rate_limits.remaining_requests(limit, usage, now) == 0
+        ):
+            exhausted[limit.name] = rate_limits.next_request_at(limit, usage, now)
+    return exhausted
 
 
-def take(
+def claim_within_limits(
     workspace: UUID,
-    groups: dict[Group, list[int]],
+    groups: dict[LimitNames, list[int]],
     n: int,
     now: datetime,
     claim: Callable[[list[int], int], Statement],
 ) -> Script[RateLimitedClaim]:
-    """Claim up to n tasks over lanes by their limits, best rank first, and count what was taken.
+    """Claims up to `n` tasks within rate limits, best rank first, and counts the requests.
 
-    The limits' rows are held in order of their names until the end: nobody else counts meanwhile.
+    `groups` has the lanes per set of limits. The limits' rows are locked in order of their names
+    until the transaction ends, so no other claim counts meanwhile.
     """
     names = sorted({name for group in groups for name in group})
-    rows = {row["name"]: row for row in (yield _locked(workspace, names))}
+    rows = {row["name"]: row for row in (yield _lock_limits(workspace, names))}
     if len(rows) < len(names):
-        return RateLimitedClaim([], {})  # one was deleted: the lanes are looked at anew
-    known = {name: limit_of(row) for name, row in rows.items()}
+        return RateLimitedClaim([], {})  # a limit was deleted: the lanes are computed again
+    limits = {name: limit_of(row) for name, row in rows.items()}
     usages = {name: _usage(row) for name, row in rows.items()}
-    left = {name: rate_limits.requests_left(known[name], usages[name], now) for name in names}
-    taken: list[Row] = []
+    remaining = {
+        name: rate_limits.remaining_requests(limits[name], usages[name], now) for name in names
+    }
+    claimed: list[Row] = []
     counts: Counter[str] = Counter()
-    for group, share in (yield from _shares(groups, left, n)).items():
-        found = (yield claim(groups[group], share)) if share > 0 else []
-        taken += found
-        counts.update(dict.fromkeys(group, len(found)))
+    for group, share in (yield from _shares_by_group(groups, remaining, n)).items():
+        claimed_rows = (yield claim(groups[group], share)) if share > 0 else []
+        claimed += claimed_rows
+        counts.update(dict.fromkeys(group, len(claimed_rows)))
     for name in +counts:
         usages[name] = rate_limits.add_requests(usages[name], now, counts[name])
-    yield from _write(workspace, {name: usages[name] for name in +counts})
-    held = {
-        name: rate_limits.next_request_at(known[name], usages[name], now)
+    yield from _store_usage(workspace, {name: usages[name] for name in +counts})
+    exhausted = {
+        name: rate_limits.next_request_at(limits[name], usages[name], now)
         for name in names
-        if left[name] - counts[name] <= 0
+        if remaining[name] - counts[name] <= 0
     }
-    return RateLimitedClaim(taken, held)
+    return RateLimitedClaim(claimed, exhausted)
 
 
-def _shares(
-    groups: dict[Group, list[int]], left: dict[str, int], n: int
-) -> Script[dict[Group, int]]:
-    """How many tasks to claim of each group; of several, where the best ones are is looked up."""
-    most = {group: min(n, rate_limits.allowance(group, left, n)) for group in groups}
+def _shares_by_group(
+    groups: dict[LimitNames, list[int]], remaining: dict[str, int], n: int
+) -> Script[dict[LimitNames, int]]:
+    """Returns how many tasks to claim per group; several groups share by their best ranks."""
+    max_by_group = {
+        group: min(n, rate_limits.allowed_claims(group, remaining, n)) for group in groups
+    }
     if len(groups) == 1:
-        return most
+        return max_by_group
     heads = {}
     for group, lanes in groups.items():
-        if most[group] > 0:
-            rows = yield Statement("lane_heads", {"lanes": lanes, "n": most[group]})
+        if max_by_group[group] > 0:
+            rows = yield Statement("lane_heads", {"lanes": lanes, "n": max_by_group[group]})
             heads[group] = [row["rank"] for row in rows]
-    return rate_limits.allocate_claims(heads, left, n)
+    return rate_limits.allocate_claims(heads, remaining, n)
 
 
-def charge(
+def charge_tokens(
     core: "Core", workspace: UUID, agent: UUID | None, model: str | None, tokens: int, now: datetime
 ) -> Script[None]:
-    """Count tokens that an attempt of the agent has used of a model against the limits for it."""
+    """Counts an attempt's tokens against the limits that apply to the model and agent."""
     del core
     if tokens <= 0:
         return
     rows = yield Statement("rate_limits", {"workspace": workspace})
-    found = [limit_of(row) for row in rows if row["tokens_per_minute"] is not None]
-    if not found:
+    token_limits = [limit_of(row) for row in rows if row["tokens_per_minute"] is not None]
+    if not token_limits:
         return
-    profile = yield from _profile(workspace, agent)
-    group = rate_limits.group_of(found, model or profile.model, profile.account)
+    agent_model = yield from _load_agent_model(workspace, agent)
+    group = rate_limits.applying_limits(
+        token_limits, model or agent_model.model, agent_model.account
+    )
     if not group:
         return
     usages = {}
-    for row in (yield _locked(workspace, list(group))):
-        usages[row["name"]] = rate_limits.with_tokens(limit_of(row), _usage(row), now, tokens)
-    yield from _write(workspace, usages)
+    for row in (yield _lock_limits(workspace, list(group))):
+        usages[row["name"]] = rate_limits.subtract_tokens(limit_of(row), _usage(row), now, tokens)
+    yield from _store_usage(workspace, usages)
 
 
 class _AgentModel(msgspec.Struct, frozen=True):
-    """What limits look at of an agent."""
+    """The fields of an agent that decide which limits apply."""
 
     model: str | None = None
     account: str | None = None
 
 
-def _profile(workspace: UUID, agent: UUID | None) -> Script[_AgentModel]:
+def _load_agent_model(workspace: UUID, agent: UUID | None) -> Script[_AgentModel]:
     if agent is None:
         return _AgentModel()
     rows = yield Statement("agent", {"workspace": workspace, "id": agent})
     return msgspec.json.decode(rows[0]["profile"], type=_AgentModel) if rows else _AgentModel()
 
 
-def _write(workspace: UUID, usages: dict[str, RateLimitUsage]) -> Script[None]:
+def _store_usage(workspace: UUID, usages: dict[str, RateLimitUsage]) -> Script[None]:
     if usages:
-        used = [
+        usage_rows = [
             (name, msgspec.json.encode(usage.taken).decode(), usage.tokens, usage.counted_at)
             for name, usage in sorted(usages.items())
         ]
-        yield Statement("rate_limits_used", {"workspace": workspace}, {"used": used})
+        yield Statement("rate_limits_update_usage", {"workspace": workspace}, {"used": usage_rows})
 
 
-def _locked(workspace: UUID, names: list[str]) -> Statement:
+def _lock_limits(workspace: UUID, names: list[str]) -> Statement:
     return Statement("rate_limits_locked", {"workspace": workspace, "names": names})
 
 
 def _usage(row: Row) -> RateLimitUsage:
-    taken = msgspec.json.decode(row["taken"], type=rate_limits.Taken)
+    taken = msgspec.json.decode(row["taken"], type=rate_limits.TakenRequests)
     return RateLimitUsage(taken, row["tokens"], row["counted_at"])
 
 
 def _view(row: Row, now: datetime) -> RateLimitView:
     limit, usage = limit_of(row), _usage(row)
-    requests = rate_limits.requests_left(limit, usage, now)
-    opens = rate_limits.next_request_at(limit, usage, now)
+    requests_left = rate_limits.remaining_requests(limit, usage, now)
+    next_at = rate_limits.next_request_at(limit, usage, now)
     return RateLimitView(
         **msgspec.structs.asdict(limit),
-        requests_left=None if limit.requests_per_minute is None else requests,
+        requests_left=None if limit.requests_per_minute is None else requests_left,
         tokens_left=(
             None
             if limit.tokens_per_minute is None
-            else int(rate_limits.tokens_left(limit, usage, now))
+            else int(rate_limits.remaining_tokens(limit, usage, now))
         ),
-        next_at=opens if opens > now else None,
+        next_at=next_at if next_at > now else None,
         created_by=row["created_by"],
         created_at=row["created_at"],
         updated_at=row["updated_at"],

@@ -1,6 +1,6 @@
-"""What operators need: coordinators, metrics, and a complete reading of the database.
+"""Functions for operators: recovery, metrics, and reads for consistency checks.
 
-coordination: starts a cycle now; logs of coordinators.
+coordination: runs recovery duties now; reads recent logs.
 metrics: counts metrics from events and samples.
-audit: reads everything that consistency checks compare.
+audit: reads the data that consistency checks compare.
 """

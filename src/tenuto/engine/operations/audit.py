@@ -1,4 +1,4 @@
-"""What is left of a database under faults: read by a checker that trusts nothing else."""
+"""Reads the final state of a database after injected faults, for consistency checks."""
 
 from typing import Any
 from uuid import UUID
@@ -8,11 +8,11 @@ import msgspec
 from tenuto.engine.core import Core
 from tenuto.store.protocol import Row, Statement
 
-PAGE = 2000
+PAGE_SIZE = 2000
 
 
 class TaskAuditRow(msgspec.Struct, frozen=True):
-    """A task as it was left, and what its end says."""
+    """A task's final state, and its accepted completions."""
 
     id: UUID
     status: str
@@ -23,51 +23,51 @@ class TaskAuditRow(msgspec.Struct, frozen=True):
     key: str | None
     output: Any
     completed: int
-    """How many of its attempts were accepted as completed."""
+    """Attempts whose completion was accepted; more than one is an error."""
     completed_by: int | None
-    """The number of the last of them."""
+    """The number of the last attempt whose completion was accepted."""
 
 
 class AuditReader:
-    """Reads what must hold when faults are over."""
+    """Reads what consistency checks compare after injected faults."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
     async def tasks(self) -> list[TaskAuditRow]:
-        """Every task there is."""
-        found: list[TaskAuditRow] = []
+        """Returns all tasks of the database."""
+        tasks: list[TaskAuditRow] = []
         after = UUID(int=0)
-        while rows := await self._rows("proof_tasks", after=after, most=PAGE):
-            found += [_remains(row) for row in rows]
-            after = found[-1].id
-        return found
+        while rows := await self._rows("audit_tasks", after=after, most=PAGE_SIZE):
+            tasks += [_task_row(row) for row in rows]
+            after = tasks[-1].id
+        return tasks
 
-    async def moves(self) -> dict[tuple[str, str], int]:
-        """How often tasks went from one status to another."""
-        rows = await self._rows("proof_moves")
+    async def count_transitions(self) -> dict[tuple[str, str], int]:
+        """Returns how often tasks changed from one status to another, by these two statuses."""
+        rows = await self._rows("audit_transitions")
         return {(row["previous"], row["new"]): row["n"] for row in rows}
 
-    async def stalls(self) -> int:
-        """How many attempts lost their lease."""
-        return int((await self._rows("proof_stalls"))[0]["n"])
+    async def count_lost_leases(self) -> int:
+        """Returns how many attempts lost their lease."""
+        return int((await self._rows("audit_lost_leases"))[0]["n"])
 
-    async def open(self) -> int:
-        """How many tasks have not ended."""
-        return int((await self._rows("proof_open"))[0]["n"])
+    async def count_unfinished(self) -> int:
+        """Returns how many tasks are unfinished."""
+        return int((await self._rows("audit_unfinished"))[0]["n"])
 
-    async def untold(self, subscriber: str, *, errors: bool = False) -> int:
-        """Whether there are events that a subscriber was not told."""
-        found = await self._rows("cursor_place", name=subscriber)
-        here = found[0] if found else {"xid": 0, "position": 0}
-        params = {"xid": here["xid"], "position": here["position"], "most": 1}
+    async def count_unread(self, subscriber: str, *, errors: bool = False) -> int:
+        """Returns 1 if a subscriber has unread events, otherwise 0; `errors`: only ERROR events."""
+        cursors = await self._rows("cursor_position", name=subscriber)
+        cursor = cursors[0] if cursors else {"xid": 0, "position": 0}
+        params = {"xid": cursor["xid"], "position": cursor["position"], "most": 1}
         return len(await self._rows("events_after", **params, errors=errors or None))
 
     async def _rows(self, query: str, **params: Any) -> list[Row]:
         return await self._core.store.fetch(Statement(query, params))
 
 
-def _remains(row: Row) -> TaskAuditRow:
+def _task_row(row: Row) -> TaskAuditRow:
     output = row["output"]
     return TaskAuditRow(
         id=row["id"],

@@ -1,4 +1,4 @@
-"""What people ask of coordinators: to look now, and what happened."""
+"""Runs recovery duties on request, and reads recent logs of coordinators and a workspace."""
 
 from collections.abc import Awaitable, Callable
 from uuid import UUID
@@ -12,12 +12,12 @@ from tenuto.engine.tasks.maintenance import BATCH, TaskMaintenance
 from tenuto.engine.tasks.query import TaskQueries
 from tenuto.engine.views import LogLine
 
-ROUNDS = 20
-"""Batches of each duty in one request; the coordinator goes on with the rest."""
+MAX_BATCHES = 20
+"""Batches of each duty in one request; the coordinator continues with the rest."""
 
 
 class RecoverResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How many leases were ended, timers followed, and pieces of flows done."""
+    """Numbers of expired leases, of tasks promoted by timers, and of deferred work done."""
 
     ok: bool = True
     expired: int = 0
@@ -26,34 +26,36 @@ class RecoverResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def recover(core: Core, actor: str, workspace: UUID | None = None) -> RecoverResult:
-    """End expired leases, follow due timers and do what flows left, in one workspace or in all."""
-    upkeep, flows = TaskMaintenance(core), Flows(core, workspace or DEFAULT_WORKSPACE, actor)
+    """Expires leases, promotes due tasks and runs deferred work, in one workspace or in all."""
+    maintenance, flows = TaskMaintenance(core), Flows(core, workspace or DEFAULT_WORKSPACE, actor)
     return RecoverResult(
-        expired=await _all(lambda: upkeep.expire_once(actor, workspace), BATCH),
-        promoted=await _all(lambda: upkeep.promote_once(actor, workspace), BATCH),
-        flowed=await _all(lambda: flows.run_deferred_once(workspace=workspace), 1),
+        expired=await _repeat_while_full(lambda: maintenance.expire_once(actor, workspace), BATCH),
+        promoted=await _repeat_while_full(
+            lambda: maintenance.promote_once(actor, workspace), BATCH
+        ),
+        flowed=await _repeat_while_full(lambda: flows.run_deferred_once(workspace=workspace), 1),
     )
 
 
-async def _all(once: Callable[[], Awaitable[int]], full: int) -> int:
-    """Repeat a duty while it finds full batches; answers what was done."""
-    done = 0
-    for _ in range(ROUNDS):
-        found = await once()
-        done += found
-        if found < full:
+async def _repeat_while_full(duty: Callable[[], Awaitable[int]], batch_size: int) -> int:
+    """Repeats a duty while it returns full batches; returns the sum of the results."""
+    total = 0
+    for _ in range(MAX_BATCHES):
+        done = await duty()
+        total += done
+        if done < batch_size:
             break
-    return done
+    return total
 
 
-async def happened(
+async def recent_logs(
     engine: Engine, level: str, limit: int, workspace: UUID | None = None
 ) -> list[LogLine]:
-    """The newest events of at least that level, of a workspace and of coordinators themselves."""
-    every = TaskQueries(engine.system)
+    """Returns the newest events of at least this level, of one workspace and of coordinators."""
+    system_queries = TaskQueries(engine.system)
     if workspace in (None, engine.workspace):
-        lines = await engine.query.notable(engine.workspace, level, limit)
+        lines = await engine.query.severe_events(engine.workspace, level, limit)
     else:
-        lines = await every.notable(workspace, level, limit)
-    lines += await every.coordinators(level, limit)
+        lines = await system_queries.severe_events(workspace, level, limit)
+    lines += await system_queries.coordinator_events(level, limit)
     return sorted(lines, key=lambda line: line.at)[-limit:]

@@ -2,9 +2,9 @@
 
 schedules: creates, changes, pauses and deletes schedules.
 triggers: creates, changes, pauses and deletes triggers.
-events: publishes events of users and programs.
+events: publishes custom events of users and programs.
 firing: starts the flows of due schedules.
-event_matching: starts the flows of triggers whose event came.
+event_matching: starts the flows of triggers that match an event.
 manifest_rules: stores the schedules and triggers of YAML files.
-rows: maps rows of schedules.
+rows: maps rows of schedules, and builds their writes.
 """

@@ -1,4 +1,8 @@
-"""Triggering: events become flows, all workspaces. Any number may run, and read events again."""
+"""Matches events with triggers and starts the flows, in all workspaces.
+
+Several processes can run this at once, and can read an event again: each event starts a trigger's
+flow only once.
+"""
 
 import logging
 from collections import defaultdict
@@ -12,36 +16,39 @@ import msgspec
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.start import Flows
-from tenuto.engine.rows import decode
-from tenuto.engine.schedules.triggers import condition
+from tenuto.engine.rows import decode_json
+from tenuto.engine.schedules.triggers import compile_filter
 from tenuto.engine.tasks.maintenance import TaskMaintenance
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Incompatible, TenutoError, Unavailable
-from tenuto.model.flows.definition import check_data
+from tenuto.model.flows.definition import check_no_references
 from tenuto.model.flows.plan import Plan
 from tenuto.model.schedules.event_names import (
-    MAX_CAUSED,
+    MAX_CAUSED_FLOWS,
     MAX_DEPTH,
     PUBLISHED,
-    depth_of,
+    build_source,
+    event_names,
     matching_name,
-    names_of,
-    source_of,
+    trigger_depth,
 )
 from tenuto.store.protocol import Row, Script, Statement
 
 log = logging.getLogger("tenuto.engine")
 
 CURSOR = "triggers"
-BATCH = 100
-MOST = 500
-"""Starts at one look, but for those of its last event: whoever looks has other duties."""
-CLIMB = 32
-"""How far up its parents the flow of a task is looked for."""
+MAX_BATCH = 100
+MAX_MATCHES = 500
+"""Matches handled in one poll, because the coordinator has other duties.
+
+The matches of one event stay together, so a poll can handle some more.
+"""
+MAX_PARENTS = 32
+"""Levels of parent tasks in which the flow of a task is searched."""
 
 
 class _TriggerMatch(msgspec.Struct, frozen=True):
-    """An event that a trigger waits for, and the name by which."""
+    """An event that matches a trigger, and the event name that matched."""
 
     trigger: Row
     event: Row
@@ -49,7 +56,7 @@ class _TriggerMatch(msgspec.Struct, frozen=True):
 
 
 class _EventSubject(msgspec.Struct, frozen=True, kw_only=True):
-    """What an event is about, as far as the trail does not say it."""
+    """The task, group or flow an event is about, with facts that its audit row does not have."""
 
     task: UUID | None = None
     group: UUID | None = None
@@ -58,64 +65,66 @@ class _EventSubject(msgspec.Struct, frozen=True, kw_only=True):
     title: str | None = None
     type: str | None = None
     cause: UUID | None = None
-    """The flow whose doing it is, near or far; that of `flow`, or of a parent's."""
+    """The flow that caused the event: that of the subject, or of the nearest parent task."""
 
 
 class _EventSubjects(msgspec.Struct, frozen=True):
-    """What is known of tasks, groups and flows, by id."""
+    """The subjects of events by id, and the rows of the flows that caused them."""
 
-    places: dict[UUID, _EventSubject]
-    flows: dict[UUID, Row]
+    by_id: dict[UUID, _EventSubject]
+    causes: dict[UUID, Row]
 
     def of(self, event: Row) -> _EventSubject:
-        return self.places.get(event["task"], _EventSubject())
+        """Returns the subject of the event; an empty one if it is unknown."""
+        return self.by_id.get(event["task"], _EventSubject())
 
 
 class TriggerRunner:
-    """The system's side of triggers. An event starts a trigger's target once."""
+    """Starts the targets of triggers. One event starts a trigger's target once."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._upkeep = TaskMaintenance(core)
-        self._heard = 0
+        self._maintenance = TaskMaintenance(core)
+        self._match_count = 0
 
     @property
     def is_over_limit(self) -> bool:
-        """Whether what is left had better wait for the next look."""
-        return self._heard >= MOST
+        """True if enough matches were handled; the rest is left for the next poll."""
+        return self._match_count >= MAX_MATCHES
 
-    async def trigger_once(self, limit: int = BATCH) -> int:
-        """Start what the next events call for; answers how many events were read."""
-        ahead = await self._core.store.fetch(Statement("triggers_ahead", {"name": CURSOR}))
-        if not ahead:
+    async def trigger_once(self, limit: int = MAX_BATCH) -> int:
+        """Starts the flows for the next events; returns how many events were read."""
+        unread = await self._core.store.fetch(Statement("triggers_ahead", {"name": CURSOR}))
+        if not unread:
             return 0
-        if ahead[0]["wanted"]:
-            return await self._upkeep.relay_once(CURSOR, self.hear, limit)
+        if unread[0]["wanted"]:
+            return await self._maintenance.relay_once(CURSOR, self.handle_events, limit)
 
         def skip() -> Script[int]:
             yield Statement("triggers_skip", {"name": CURSOR, "now": self._core.now()})
             return 0
 
-        return await self._core.store.once(skip)
+        return await self._core.store.transact_one(skip)
 
-    async def hear(self, events: Sequence[Row]) -> int:
-        """Start what these events call for, as often as they are handed in only once.
+    async def handle_events(self, events: Sequence[Row]) -> int:
+        """Starts the flows for these events; repeated calls with an event start nothing again.
 
-        Answers how many of them, from the first, were looked at.
+        Returns how many of them were handled, counted from the first.
         """
-        matches, taken = _some(await self._matches(events), events)
-        self._heard += len(matches)
+        matches, handled = _limit_matches(await self._find_matches(events), events)
+        self._match_count += len(matches)
         if not matches:
-            return taken
-        told = await self._places([match.event for match in matches])
+            return handled
+        subjects = await self._load_subjects([match.event for match in matches])
         plans: dict[tuple[UUID, str], Plan] = {}
         for match in matches:
-            await self._start_matched(match, told, plans)
-            await self._core.clock.sleep(0)  # a costly filter must not keep others waiting
-        return taken
+            await self._start_matched(match, subjects, plans)
+            await self._core.clock.sleep(0)  # a slow filter must not block the event loop
+        return handled
 
-    async def _matches(self, events: Sequence[Row]) -> list[_TriggerMatch]:
-        named = [(event, names) for event in events if (names := _names(event))]
+    async def _find_matches(self, events: Sequence[Row]) -> list[_TriggerMatch]:
+        """Returns the events' matches with active triggers, in the order of the events."""
+        named = [(event, names) for event in events if (names := _event_names(event))]
         workspaces = sorted({event["workspace"] for event, _ in named})
         if not workspaces:
             return []
@@ -133,55 +142,64 @@ class TriggerRunner:
         ]
 
     async def _start_matched(
-        self, match: _TriggerMatch, told: _EventSubjects, plans: dict[tuple[UUID, str], Plan]
+        self, match: _TriggerMatch, subjects: _EventSubjects, plans: dict[tuple[UUID, str], Plan]
     ) -> None:
-        """Start what one event calls for, or note why it cannot be; it holds up no other."""
+        """Starts the flow of one match, or records the failure; other matches are not affected."""
         trigger = match.trigger
         try:
-            given = _flow_input(match, told.of(match.event))
-            if trigger["filter"] is None or condition(trigger["filter"]).holds({"event": given}):
-                await self._start(match, given, told, plans)
+            flow_input = _flow_input(match, subjects.of(match.event))
+            if trigger["filter"] is None or compile_filter(trigger["filter"]).holds(
+                {"event": flow_input}
+            ):
+                await self._prepare_and_start(match, flow_input, subjects, plans)
         except (Unavailable, Incompatible):
             raise
         except TenutoError as error:
-            await self._failed(trigger, error.message)
+            await self._record_failure(trigger, error.message)
         except Exception as error:
-            log.exception("trigger %s cannot follow an event", trigger["id"])
-            await self._failed(trigger, f"a fault in this program: {error!r}")
+            log.exception("internal error in trigger %s; the next event continues", trigger["id"])
+            await self._record_failure(trigger, f"internal error: {error!r}")
 
-    async def _start(
+    async def _prepare_and_start(
         self,
         match: _TriggerMatch,
-        given: Any,
-        told: _EventSubjects,
+        flow_input: Any,
+        subjects: _EventSubjects,
         plans: dict[tuple[UUID, str], Plan],
     ) -> None:
+        """Prepares the flow of one match and starts it; raises `Conflict` above a limit.
+
+        `plans` caches plans by workspace and target.
+        """
         trigger, event = match.trigger, match.event
-        cause = told.flows.get(told.of(event).cause or UUID(int=0))
-        depth = 1 + (0 if cause is None else depth_of(cause["source"]))
+        cause = subjects.causes.get(subjects.of(event).cause or UUID(int=0))
+        depth = 1 + (0 if cause is None else trigger_depth(cause["source"]))
         root = None if cause is None else cause["cause"]
-        check_data("the event's data", given["data"])
+        check_no_references("the event's data", flow_input["data"])
         if depth > MAX_DEPTH:
-            raise Conflict(f"{MAX_DEPTH} triggers have followed from each other{_since(root)}")
+            text = (
+                f"a chain of more than {MAX_DEPTH} triggers started each other{_since_flow(root)}"
+            )
+            raise Conflict(text)
         actor = f"trigger:{trigger['name']}"
         flows = Flows(self._core, trigger["workspace"], actor)
-        place = (trigger["workspace"], trigger["target"])
-        if place not in plans:
-            plans[place] = await flows.plan(trigger["target"])
+        plan_key = (trigger["workspace"], trigger["target"])
+        if plan_key not in plans:
+            plans[plan_key] = await flows.build_plan(trigger["target"])
         params = await flows.prepare(
-            plans[place],
-            given,
-            source=source_of(str(trigger["id"]), depth),
-            # The position alone: a restore numbers transactions anew.
+            plans[plan_key],
+            flow_input,
+            source=build_source(str(trigger["id"]), depth),
+            # Only the position: after a restore, transactions get other numbers.
             fire_key=f"trigger:{trigger['id']}:{event['position']}",
         )
 
         def script(cascade: Cascade) -> Script[None]:
-            yield from self._begin(cascade, flows, match, params, root)
+            yield from self._start_flow(cascade, flows, match, params, root)
 
         await self._core.run_with_cascade(script, actor)
 
-    def _begin(
+    def _start_flow(
         self,
         cascade: Cascade,
         flows: Flows,
@@ -189,28 +207,36 @@ class TriggerRunner:
         params: dict[str, Any],
         root: UUID | None,
     ) -> Script[None]:
+        """Locks the trigger; if it is active, starts the flow once and records the start.
+
+        `root` is the first flow of the chain of triggers; `None` if this flow is the first.
+        """
         trigger = match.trigger
-        place = {"workspace": trigger["workspace"], "id": trigger["id"]}
-        rows = yield Statement("trigger_locked", place)
+        trigger_key = {"workspace": trigger["workspace"], "id": trigger["id"]}
+        rows = yield Statement("trigger_locked", trigger_key)
         if not rows or rows[0]["status"] != "ACTIVE":
             return
-        if not (yield from flows.begin(cascade, params)):
+        if not (yield from flows.start_prepared(cascade, params)):
             return
         if root is not None:
-            [found] = yield Statement("caused", {"cause": root, "most": MAX_CAUSED})
-            if found["n"] >= MAX_CAUSED:
-                raise Conflict(f"{MAX_CAUSED:,} flows have followed{_since(root)}")
-        yield Statement("flow_caused", {"id": params["id"], "cause": root or params["id"]})
+            [caused] = yield Statement(
+                "flow_caused_count", {"cause": root, "most": MAX_CAUSED_FLOWS}
+            )
+            if caused["n"] >= MAX_CAUSED_FLOWS:
+                started = f"triggers have started {MAX_CAUSED_FLOWS:,} flows"
+                raise Conflict(f"{started}{_since_flow(root)}, the limit")
+        yield Statement("flow_set_cause", {"id": params["id"], "cause": root or params["id"]})
         data = {"event": match.name, "of": match.event["task"], "flow": params["id"]}
-        noted = {"flow": params["id"], "data": msgspec.json.encode(data).decode()}
-        now = {"actor": params["actor"], "now": self._core.now()}
-        yield Statement("trigger_fired", place | noted | now)
+        note = {"flow": params["id"], "data": msgspec.json.encode(data).decode()}
+        actor_and_time = {"actor": params["actor"], "now": self._core.now()}
+        yield Statement("trigger_fired", trigger_key | note | actor_and_time)
 
-    async def _failed(self, trigger: Row, why: str) -> None:
+    async def _record_failure(self, trigger: Row, reason: str) -> None:
+        """Stores the reason as the trigger's last error."""
         params = {
             "id": trigger["id"],
             "workspace": trigger["workspace"],
-            "error": bounds.clean(why, bounds.MAX_ERROR),
+            "error": bounds.make_storable(reason, bounds.MAX_ERROR),
             "actor": f"trigger:{trigger['name']}",
             "now": self._core.now(),
         }
@@ -218,18 +244,18 @@ class TriggerRunner:
         def script() -> Script[None]:
             yield Statement("trigger_failed", params)
 
-        await self._core.store.once(script)
+        await self._core.store.transact_one(script)
 
-    # What events are about.
+    # Subjects of events.
 
-    async def _places(self, events: Sequence[Row]) -> _EventSubjects:
-        """What the events are about, and the flows whose doing they are."""
-        places: dict[UUID, _EventSubject] = {}
-        asked = {event["task"]: event["workspace"] for event in events}
-        groups = await self._fetch("told_groups", asked)
-        flows = await self._fetch("told_flows", asked)
+    async def _load_subjects(self, events: Sequence[Row]) -> _EventSubjects:
+        """Reads the subjects of the events, and the flows that caused them."""
+        subjects: dict[UUID, _EventSubject] = {}
+        workspaces = {event["task"]: event["workspace"] for event in events}
+        groups = await self._fetch("event_groups", workspaces)
+        flows = await self._fetch("event_flows", workspaces)
         for row in groups:
-            places[row["id"]] = _EventSubject(
+            subjects[row["id"]] = _EventSubject(
                 group=row["id"],
                 flow=row["flow"],
                 key=row["key"],
@@ -237,98 +263,104 @@ class TriggerRunner:
                 cause=row["flow"],
             )
         for row in flows:
-            places[row["id"]] = _EventSubject(
+            subjects[row["id"]] = _EventSubject(
                 flow=row["id"], key=row["key"], title=row["title"], cause=row["id"]
             )
-        places |= await self._of_tasks(events)
-        more = {
-            place.cause: asked[subject]
-            for subject, place in places.items()
-            if subject in asked and place.cause is not None
+        subjects |= await self._task_subjects(events)
+        causes = {
+            subject.cause: workspaces[id_]
+            for id_, subject in subjects.items()
+            if id_ in workspaces and subject.cause is not None
         }
-        known = {row["id"]: row for row in await self._fetch("told_flows", more)}
-        return _EventSubjects(places, known)
+        cause_rows = {row["id"]: row for row in await self._fetch("event_flows", causes)}
+        return _EventSubjects(subjects, cause_rows)
 
-    async def _of_tasks(self, events: Sequence[Row]) -> dict[UUID, _EventSubject]:
-        """What events of tasks are about, and what published ones owe to a task."""
+    async def _task_subjects(self, events: Sequence[Row]) -> dict[UUID, _EventSubject]:
+        """Returns the subjects of task events, and of custom events that a task published."""
         published = {event["task"]: event for event in events if event["kind"] == PUBLISHED}
         causes: dict[UUID, UUID] = {}
         if published:
-            asked = Statement("causes", {"ids": sorted(published)})
-            for row in await self._core.store.fetch(asked):
+            statement = Statement("event_causes", {"ids": sorted(published)})
+            for row in await self._core.store.fetch(statement):
                 causes[row["id"]] = UUID(row["causation_id"])
-        subjects = {event["task"]: event["workspace"] for event in events if event["new"]}
-        subjects |= {cause: published[event]["workspace"] for event, cause in causes.items()}
-        tasks = {row["id"]: row for row in await self._fetch("told_tasks", subjects)}
-        found = {}
+        workspaces = {event["task"]: event["workspace"] for event in events if event["new"]}
+        workspaces |= {cause: published[event]["workspace"] for event, cause in causes.items()}
+        tasks = {row["id"]: row for row in await self._fetch("event_tasks", workspaces)}
+        subjects = {}
         for id_, row in tasks.items():
-            found[id_] = _EventSubject(
+            subjects[id_] = _EventSubject(
                 task=id_,
                 group=row["group_id"],
                 flow=row["flow"],
                 key=row["key"],
                 title=row["title"],
                 type=row["task_type"],
-                cause=await self._flow_above(row),
+                cause=await self._nearest_flow(row),
             )
         for event, cause in causes.items():
-            if cause in found:
-                found[event] = _EventSubject(task=cause, cause=found[cause].cause)
-        return found
+            if cause in subjects:
+                subjects[event] = _EventSubject(task=cause, cause=subjects[cause].cause)
+        return subjects
 
-    async def _flow_above(self, row: Row) -> UUID | None:
-        """The flow of a task, or of the nearest parent that has one."""
-        for _ in range(CLIMB):
+    async def _nearest_flow(self, row: Row) -> UUID | None:
+        """Returns the flow of a task, or of its nearest parent in a flow; `None` if none is."""
+        for _ in range(MAX_PARENTS):
             if row["flow"] is not None or row["parent"] is None:
                 break
-            above = await self._fetch("told_tasks", {row["parent"]: row["workspace"]})
-            if not above:
+            parents = await self._fetch("event_tasks", {row["parent"]: row["workspace"]})
+            if not parents:
                 break
-            [row] = above
+            [row] = parents
         flow: UUID | None = row["flow"]
         return flow
 
-    async def _fetch(self, query: str, subjects: dict[UUID, UUID]) -> Sequence[Row]:
-        if not subjects:
+    async def _fetch(self, query: str, workspaces: dict[UUID, UUID]) -> Sequence[Row]:
+        if not workspaces:
             return []
         return await self._core.store.fetch(
-            Statement(query, rows={"wanted": sorted(subjects.items())})
+            Statement(query, rows={"wanted": sorted(workspaces.items())})
         )
 
 
-def _some(matches: list[_TriggerMatch], events: Sequence[Row]) -> tuple[list[_TriggerMatch], int]:
-    """The first of the matches, those of an event together, and how many events that makes."""
-    if len(matches) <= MOST:
+def _limit_matches(
+    matches: list[_TriggerMatch], events: Sequence[Row]
+) -> tuple[list[_TriggerMatch], int]:
+    """Returns the matches to handle now, and how many events these cover.
+
+    At most `MAX_MATCHES` are handled, except that the matches of one event stay together.
+    """
+    if len(matches) <= MAX_MATCHES:
         return matches, len(events)
-    last = matches[MOST - 1].event
-    taken = 1 + next(place for place, event in enumerate(events) if event is last)
-    beyond = next(
-        (place for place in range(MOST, len(matches)) if matches[place].event is not last),
+    last = matches[MAX_MATCHES - 1].event
+    handled = 1 + next(index for index, event in enumerate(events) if event is last)
+    end = next(
+        (index for index in range(MAX_MATCHES, len(matches)) if matches[index].event is not last),
         len(matches),
     )
-    return matches[:beyond], taken
+    return matches[:end], handled
 
 
-def _names(event: Row) -> tuple[str, ...]:
-    whole = isinstance(event["at"], datetime) and isinstance(event["workspace"], UUID)
-    if not whole or not isinstance(event["task"], UUID):
-        return ()  # a damaged row must not keep the others back
-    return names_of(event["kind"], event["previous"], event["new"], event["message"])
+def _event_names(event: Row) -> tuple[str, ...]:
+    """Returns the names of an event that triggers can match; none for an invalid row."""
+    is_valid = isinstance(event["at"], datetime) and isinstance(event["workspace"], UUID)
+    if not is_valid or not isinstance(event["task"], UUID):
+        return ()  # an invalid row must not block the other events
+    return event_names(event["kind"], event["previous"], event["new"], event["message"])
 
 
-def _flow_input(match: _TriggerMatch, place: _EventSubject) -> dict[str, Any]:
-    """The event as filters see it, and flows are started with; what is not known is null."""
+def _flow_input(match: _TriggerMatch, subject: _EventSubject) -> dict[str, Any]:
+    """Returns the event as filters see it and as flow input; unknown fields are null."""
     event = match.event
-    ids = {name: getattr(place, name) for name in ("task", "flow", "group")}
+    ids = {name: getattr(subject, name) for name in ("task", "flow", "group")}
     return {
         "name": match.name,
         "id": str(event["position"]),
         "subject": str(event["task"]),
-        "data": decode(event["data"]),
+        "data": decode_json(event["data"]),
         **{name: None if id_ is None else str(id_) for name, id_ in ids.items()},
-        "key": place.key,
-        "title": place.title,
-        "type": place.type,
+        "key": subject.key,
+        "title": subject.title,
+        "type": subject.type,
         "kind": event["kind"],
         "level": event["level"],
         "message": event["message"],
@@ -341,5 +373,6 @@ def _flow_input(match: _TriggerMatch, place: _EventSubject) -> dict[str, Any]:
     }
 
 
-def _since(root: UUID | None) -> str:
+def _since_flow(root: UUID | None) -> str:
+    """Returns the end of an error text that names the first flow of the chain."""
     return "" if root is None else f" since flow {root}"

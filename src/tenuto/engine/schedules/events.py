@@ -1,4 +1,4 @@
-"""Publishing: events that people and programs tell a workspace of."""
+"""Publishes custom events of users and programs in a workspace."""
 
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,7 @@ from tenuto.store.protocol import Script, Statement
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An event that was published. `task_id` is the task on whose behalf, if any."""
+    """A published event. `task_id` is the task that published it, if a task did."""
 
     id: UUID
     name: str
@@ -28,43 +28,44 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class EventPublisher:
-    """Adds events to the trail of one workspace."""
+    """Adds custom events to the audit trail of one workspace."""
 
-    def __init__(self, core: Core, sealing: TaskSecrets, workspace: UUID) -> None:
+    def __init__(self, core: Core, secrets: TaskSecrets, workspace: UUID) -> None:
         self._core = core
-        self._sealing = sealing
+        self._secrets = secrets
         self._workspace = workspace
 
     async def publish(
         self, name: str, data: Any, task: UUID | None, actor: str | None
     ) -> EventView:
-        """Tell the workspace, and its triggers, that something happened.
+        """Publishes an event to the workspace and its triggers, and returns it.
 
-        Neither what stands under `secrets` in the data is stored, nor the secrets of the task.
+        Values under the key `secrets` of the data and the secrets of the task are not stored.
         """
         check_name(name)
-        bounds.json_text("data", data)
+        bounds.to_json_text("data", data)
         stored, values = extract_secrets(data)
-        told = Redactor(values.values()).value(stored)
+        redacted = Redactor(values.values()).redact_value(stored)
         if task is not None:
-            told = (await self._redactor(task)).value(told)
-        text = bounds.json_text("data", told)
+            redacted = (await self._redactor(task)).redact_value(redacted)
+        text = bounds.to_json_text("data", redacted)
         if text is not None and len(text.encode()) > MAX_DATA:
-            most = f"at most {MAX_DATA:,} are accepted"
-            raise Invalid(f"data is too many bytes of JSON; {most}", "too_large", field="data")
-        now, made = self._core.now(), self._core.clock.new_id()
-        params = {"id": made, "workspace": self._workspace, "name": name, "data": text}
+            message = f"data has {len(text.encode()):,} bytes of JSON, more than {MAX_DATA:,}"
+            raise Invalid(message, "too_large", field="data")
+        now, event_id = self._core.now(), self._core.clock.new_id()
+        params = {"id": event_id, "workspace": self._workspace, "name": name, "data": text}
         params |= {"cause": None if task is None else str(task), "actor": actor, "now": now}
 
         def script() -> Script[None]:
             yield Statement("event_publish", params)
 
-        await self._core.store.once(script)
-        return EventView(id=made, name=name, data=told, task_id=task, at=now)
+        await self._core.store.transact_one(script)
+        return EventView(id=event_id, name=name, data=redacted, task_id=task, at=now)
 
     async def _redactor(self, task: UUID) -> Redactor:
-        rows = await self._core.store.fetch(Statement("task_state", {"ids": [task]}))
+        """Returns the redactor for all secrets of a task; raises `NotFound`."""
+        rows = await self._core.store.fetch(Statement("task_statuses", {"ids": [task]}))
         if not rows or rows[0]["workspace"] != self._workspace:
             raise NotFound(f"no task {task}")
-        # No attempt has the number, so that all secrets of the task are looked up.
-        return await self._sealing.redactor(Fence(task, -1, ""))
+        # No attempt has the number -1, so the secrets of all attempts of the task are read.
+        return await self._secrets.redactor(Fence(task, -1, ""))

@@ -1,4 +1,4 @@
-"""Firing: the times of schedules that have come, all workspaces. Safe in any number."""
+"""Starts the flows of due schedules, in all workspaces. Several processes can run it at once."""
 
 import logging
 from datetime import datetime
@@ -9,19 +9,19 @@ import msgspec
 
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.flows.deferred import end_flow
+from tenuto.engine.flows.deferred import cancel_flow
 from tenuto.engine.flows.rows import flow_of
 from tenuto.engine.flows.start import Flows
-from tenuto.engine.rows import decode
+from tenuto.engine.rows import decode_json
 from tenuto.engine.schedules.rows import (
     ScheduleAuditNote,
     ScheduleRow,
-    changed,
-    queue_text,
+    queue_json,
     schedule_of,
-    settled,
+    update_statement,
+    with_derived_status,
 )
-from tenuto.engine.schedules.schedules import fire_key, fired
+from tenuto.engine.schedules.schedules import fire_key, fired_note
 from tenuto.model import bounds
 from tenuto.model.errors import Incompatible, TenutoError, TooMany, Unavailable
 from tenuto.model.flows.progress import FLOW_OPEN
@@ -30,13 +30,13 @@ from tenuto.store.protocol import Row, Script, Statement
 
 log = logging.getLogger("tenuto.engine")
 
-BATCH = 100
-"""Schedules that are looked at together."""
-MOST_LIVE = 100
+MAX_BATCH = 100
+"""Schedules read in one poll."""
+MAX_OPEN_FLOWS = 100
 
 
 class _PreparedFlow(msgspec.Struct, frozen=True):
-    """What is known before the transaction: the flow to begin, or why there can be none."""
+    """A flow prepared before the transaction: its parameters, or why it cannot start."""
 
     flows: Flows
     params: dict[str, Any] | None = None
@@ -44,134 +44,159 @@ class _PreparedFlow(msgspec.Struct, frozen=True):
 
 
 class ScheduleRunner:
-    """The system's side of schedules. A time starts one flow, whoever looks and how often."""
+    """Starts the targets of due schedules. Each due time starts at most one flow."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    async def fire_once(self, most: int = BATCH) -> int:
-        """Start what is due, each schedule in a transaction; answers how many had a time."""
+    async def fire_once(self, limit: int = MAX_BATCH) -> int:
+        """Fires due schedules, each in its own transaction; returns how many were handled."""
         now = self._core.now()
-        found: dict[UUID, Row] = {}
-        for wanted in (
-            Statement("schedules_due", {"now": now, "most": most}),
-            Statement("schedules_free", {"most": most}),
+        due_rows: dict[UUID, Row] = {}
+        for statement in (
+            Statement("schedules_due", {"now": now, "most": limit}),
+            Statement("schedules_unblocked", {"most": limit}),
         ):
-            found |= {row["id"]: row for row in await self._core.store.fetch(wanted)}
-        return sum([await self._fire(row) for row in found.values()])
+            due_rows |= {row["id"]: row for row in await self._core.store.fetch(statement)}
+        return sum([await self._fire(row) for row in due_rows.values()])
 
     async def _fire(self, row: Row) -> int:
-        """Let one schedule have its turn; one that cannot is paused, and holds up no other."""
+        """Fires one schedule; returns 1 if it was due. A failing one is paused; others go on."""
         actor = f"schedule:{row['name']}"
         try:
-            ready = await self._ready(row, actor)
+            prepared = await self._prepare(row, actor)
             try:
-                return await self._take_turn(row, ready, actor)
-            except TooMany as full:
-                return await self._take_turn(
-                    row, _PreparedFlow(ready.flows, error=full.message), actor
+                return await self._run_decision(row, prepared, actor)
+            except TooMany as too_many:
+                return await self._run_decision(
+                    row, _PreparedFlow(prepared.flows, error=too_many.message), actor
                 )
         except (Unavailable, Incompatible):
             raise
         except Exception as error:
-            log.exception("schedule %s is paused: it cannot be understood", row["id"])
-            return await self._stop(row["id"], f"paused: {error}", actor)
+            log.exception("internal error in schedule %s; it is paused", row["id"])
+            return await self._pause_failed(row["id"], f"paused: {error}", actor)
 
-    async def _take_turn(self, row: Row, ready: _PreparedFlow, actor: str) -> int:
+    async def _run_decision(self, row: Row, prepared: _PreparedFlow, actor: str) -> int:
         return await self._core.run_with_cascade(
-            lambda cascade: self._turn(cascade, row, ready), actor
+            lambda cascade: self._decide_and_start(cascade, row, prepared), actor
         )
 
-    async def _ready(self, row: Row, actor: str) -> _PreparedFlow:
+    async def _prepare(self, row: Row, actor: str) -> _PreparedFlow:
+        """Prepares the schedule's next flow, or returns why it cannot start."""
         flows = Flows(self._core, row["workspace"], actor)
         try:
-            plan = await flows.plan(row["target"])
+            plan = await flows.build_plan(row["target"])
             source = f"schedule:{row['id']}"
-            params = await flows.prepare(plan, decode(row["input"]), source=source)
+            params = await flows.prepare(plan, decode_json(row["input"]), source=source)
         except (Unavailable, Incompatible):
             raise
         except TenutoError as error:
             return _PreparedFlow(flows, error=error.message)
         return _PreparedFlow(flows, params)
 
-    def _turn(self, cascade: Cascade, seen: Row, ready: _PreparedFlow) -> Script[int]:
-        rows = yield Statement("schedule_take", {"id": seen["id"]})
-        if not rows or any(rows[0][name] != seen[name] for name in ("target", "input")):
-            return 0  # somebody is at it, or has changed what was prepared
-        found, now = schedule_of(rows[0]), self._core.now()
-        params = {"workspace": found.workspace, "source": found.source, "most": MOST_LIVE}
-        live = [row["id"] for row in (yield Statement("schedule_flows", params))]
-        due = found.next_at is not None and found.next_at <= now
-        if not due and (live or not found.line):
+    def _decide_and_start(
+        self, cascade: Cascade, read_row: Row, prepared: _PreparedFlow
+    ) -> Script[int]:
+        """Locks the schedule, decides, starts its flow and stores it; returns 1 if it was due."""
+        rows = yield Statement("schedule_lock_active", {"id": read_row["id"]})
+        if not rows or any(rows[0][name] != read_row[name] for name in ("target", "input")):
+            return 0  # another process has locked it, or its target or input was changed
+        schedule, now = schedule_of(rows[0]), self._core.now()
+        params = {
+            "workspace": schedule.workspace,
+            "source": schedule.source,
+            "most": MAX_OPEN_FLOWS,
+        }
+        open_flows = [row["id"] for row in (yield Statement("schedule_flows", params))]
+        is_due = schedule.next_at is not None and schedule.next_at <= now
+        if not is_due and (open_flows or not schedule.queued_times):
             return 0
-        standing = ScheduleState(last=found.last_at, queued=found.line, running=len(live))
-        chosen = decide_firing(found.times, standing, now, self._core.clock.random())
-        begun = None
-        if chosen.start is not None and ready.params is not None:
-            if chosen.cancel:
-                yield from self._cancel(cascade, live, now)
-            begun = ready.params | {"fire_key": fire_key(found.id, chosen.start), "now": now}
-            if not (yield from ready.flows.begin(cascade, begun)):
-                begun = None
-        after, noted = _told(found, chosen, begun, ready.error)
-        yield changed(after, noted, now, f"schedule:{found.name}")
+        state = ScheduleState(
+            last=schedule.last_at, queued=schedule.queued_times, running=len(open_flows)
+        )
+        decision = decide_firing(schedule.times, state, now, self._core.clock.random())
+        started = None
+        if decision.start is not None and prepared.params is not None:
+            if decision.cancel:
+                yield from self._cancel_flows(cascade, open_flows, now)
+            started = prepared.params | {
+                "fire_key": fire_key(schedule.id, decision.start),
+                "now": now,
+            }
+            if not (yield from prepared.flows.start_prepared(cascade, started)):
+                started = None
+        after, notes = _after_decision(schedule, decision, started, prepared.error)
+        yield update_statement(after, notes, now, f"schedule:{schedule.name}")
         return 1
 
-    def _cancel(self, cascade: Cascade, flows: list[UUID], now: datetime) -> Script[None]:
+    def _cancel_flows(self, cascade: Cascade, flows: list[UUID], now: datetime) -> Script[None]:
+        """Cancels those of the flows that are still open."""
         for row in (yield Statement("flows_locked", {"ids": flows})):
             flow = flow_of(row)
             if flow.status in FLOW_OPEN:
-                why = "its schedule has started the next one"
-                yield from end_flow(cascade, flow, why, now)
+                reason = "its schedule started the next flow"
+                yield from cancel_flow(cascade, flow, reason, now)
 
-    async def _stop(self, schedule: UUID, why: str, actor: str) -> int:
+    async def _pause_failed(self, schedule: UUID, reason: str, actor: str) -> int:
+        """Pauses an active schedule and records the error; returns 1, or 0 if it is not active."""
+
         def script() -> Script[int]:
-            rows = yield Statement("schedule_take", {"id": schedule})
+            rows = yield Statement("schedule_lock_active", {"id": schedule})
             for row in rows:
-                error = bounds.clean(why, bounds.MAX_ERROR)
+                error = bounds.make_storable(reason, bounds.MAX_ERROR)
                 after = msgspec.structs.replace(
                     schedule_of(row), status="PAUSED", next_at=None, last_error=error
                 )
-                noted = ScheduleAuditNote("schedule_failed", level="ERROR", message=error)
-                yield changed(after, [noted], self._core.now(), actor)
+                note = ScheduleAuditNote("schedule_failed", level="ERROR", message=error)
+                yield update_statement(after, [note], self._core.now(), actor)
             return len(rows)
 
         return await self._core.store.transact(script)
 
 
-def _told(
-    found: ScheduleRow, chosen: FiringDecision, begun: dict[str, Any] | None, error: str | None
+def _after_decision(
+    schedule: ScheduleRow,
+    decision: FiringDecision,
+    started: dict[str, Any] | None,
+    error: str | None,
 ) -> tuple[ScheduleRow, list[ScheduleAuditNote]]:
-    """The schedule after its turn, and what the trail says of it."""
-    noted = []
-    failed = begun is None and chosen.start is not None and error is not None
-    if chosen.missed:
-        noted.append(ScheduleAuditNote("schedule_missed", {"times": chosen.missed}, "WARN"))
-    for kind, times in (("schedule_skipped", chosen.skipped), ("schedule_queued", chosen.waiting)):
+    """Returns the schedule after a firing decision, and the audit notes of this decision.
+
+    `started` has the parameters of the started flow; `error` says why no flow could be prepared.
+    """
+    notes = []
+    has_failed = started is None and decision.start is not None and error is not None
+    if decision.missed:
+        notes.append(ScheduleAuditNote("schedule_missed", {"times": decision.missed}, "WARN"))
+    for kind, times in (
+        ("schedule_skipped", decision.skipped),
+        ("schedule_queued", decision.waiting),
+    ):
         if times:
             span = {"times": len(times), "first": times[0], "last": times[-1]}
-            noted.append(ScheduleAuditNote(kind, span))
-    if failed:
-        noted.append(ScheduleAuditNote("schedule_failed", {"time": chosen.start}, "ERROR", error))
-    after = settled(
+            notes.append(ScheduleAuditNote(kind, span))
+    if has_failed:
+        notes.append(ScheduleAuditNote("schedule_failed", {"time": decision.start}, "ERROR", error))
+    after = with_derived_status(
         msgspec.structs.replace(
-            found,
-            last_at=chosen.last,
-            next_at=chosen.next,
-            queued=queue_text(chosen.queued),
-            missed=found.missed + chosen.missed + len(chosen.skipped) + failed,
-            last_error=error if failed else found.last_error,
+            schedule,
+            last_at=decision.last,
+            next_at=decision.next,
+            queued=queue_json(decision.queued),
+            missed=schedule.missed + decision.missed + len(decision.skipped) + has_failed,
+            last_error=error if has_failed else schedule.last_error,
         )
     )
-    if begun is not None and chosen.start is not None:
-        noted.append(fired(chosen.start, begun["id"]))
+    if started is not None and decision.start is not None:
+        notes.append(fired_note(decision.start, started["id"]))
         after = msgspec.structs.replace(
             after,
             fired=after.fired + 1,
-            fired_at=chosen.start,
-            last_flow=begun["id"],
+            fired_at=decision.start,
+            last_flow=started["id"],
             last_error=None,
         )
     if after.status == "ENDED":
-        noted.append(ScheduleAuditNote("schedule_ended"))
-    return after, noted
+        notes.append(ScheduleAuditNote("schedule_ended"))
+    return after, notes

@@ -1,4 +1,4 @@
-"""Rules of files: schedules and triggers, stored in the transaction of their definitions."""
+"""Stores the schedules and triggers of YAML files, in the transaction of their definitions."""
 
 from typing import Literal
 from uuid import UUID
@@ -14,14 +14,14 @@ from tenuto.store.protocol import Script
 
 
 class RuleChange(msgspec.Struct, frozen=True):
-    """What became of a schedule or a trigger that files have."""
+    """A schedule or trigger of a file, and what was done with it: `created`, `updated`, ..."""
 
     kind: Literal["schedule", "trigger"]
     name: str
     action: str
 
 
-def keep_rules(
+def store_rules(
     core: Core,
     workspace: UUID,
     actor: str | None,
@@ -30,29 +30,43 @@ def keep_rules(
     *,
     dry_run: bool,
 ) -> Script[list[RuleChange]]:
-    """Make schedules and triggers what files say, by name; in a dry run only say what changes."""
-    found = []
+    """Stores the files' schedules and triggers by name; returns what was done with each.
+
+    In a dry run, only returns what would be done.
+    """
+    changes = []
     if manifest.schedules:
-        by_time = schedules.Schedules(core, workspace, actor, caller)
-        timed = [
+        schedule_engine = schedules.Schedules(core, workspace, actor, caller)
+        desired_schedules = [
             schedules.DesiredSchedule(
-                name=each.name,
-                target=each.target,
-                schedule=msgspec.convert(each.spec, ScheduleSpec),
-                input=each.input,
+                name=declared.name,
+                target=declared.target,
+                schedule=msgspec.convert(declared.spec, ScheduleSpec),
+                input=declared.input,
             )
-            for each in manifest.schedules
+            for declared in manifest.schedules
         ]
-        done = yield from (by_time.compare(timed) if dry_run else by_time.put(timed))
-        found += [RuleChange("schedule", name, action) for name, action in done.items()]
+        actions = yield from (
+            schedule_engine.compare(desired_schedules)
+            if dry_run
+            else schedule_engine.put(desired_schedules)
+        )
+        changes += [RuleChange("schedule", name, action) for name, action in actions.items()]
     if manifest.triggers:
-        by_event = triggers.Triggers(core, workspace, actor)
-        told = [
+        trigger_engine = triggers.Triggers(core, workspace, actor)
+        desired_triggers = [
             triggers.DesiredTrigger(
-                name=each.name, event=each.event, target=each.target, filter=each.filter
+                name=declared.name,
+                event=declared.event,
+                target=declared.target,
+                filter=declared.filter,
             )
-            for each in manifest.triggers
+            for declared in manifest.triggers
         ]
-        done = yield from (by_event.compare(told) if dry_run else by_event.put(told))
-        found += [RuleChange("trigger", name, action) for name, action in done.items()]
-    return found
+        actions = yield from (
+            trigger_engine.compare(desired_triggers)
+            if dry_run
+            else trigger_engine.put(desired_triggers)
+        )
+        changes += [RuleChange("trigger", name, action) for name, action in actions.items()]
+    return changes

@@ -1,4 +1,4 @@
-"""Between rows and schedules: read, changed, and spelled out with what the trail says."""
+"""Maps rows of schedules, and builds their writes with the audit notes."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,11 +12,11 @@ from tenuto.model.schedules.schedule import ScheduleSpec
 from tenuto.store.protocol import Row, Statement
 
 MAX_SCHEDULES = 1_000
-"""Of a workspace."""
+"""Schedules in one workspace."""
 
 
 class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule as its row has it; `spec`, `input` and `queued` are JSON text."""
+    """A schedule as stored in its row; `spec`, `input` and `queued` are JSON text."""
 
     id: UUID
     workspace: UUID
@@ -26,7 +26,7 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
     input: str | None
     status: str = "ACTIVE"
     last_at: datetime
-    """Up to here every time is handled."""
+    """All due times up to this one are handled."""
     next_at: datetime | None = None
     fired: int = 0
     missed: int = 0
@@ -41,24 +41,24 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def times(self) -> ScheduleSpec:
-        """When it starts its target."""
+        """Returns the decoded `spec`: the times at which it starts its target."""
         return msgspec.json.decode(self.spec, type=ScheduleSpec)
 
     @property
-    def line(self) -> tuple[datetime, ...]:
-        """The times that wait for a start before to end."""
+    def queued_times(self) -> tuple[datetime, ...]:
+        """Returns the due times that wait until the running flow finishes."""
         if self.queued is None:
             return ()
         return msgspec.json.decode(self.queued, type=tuple[datetime, ...])
 
     @property
     def source(self) -> str:
-        """What its flows say of where they come from."""
+        """Returns the `source` of flows that this schedule starts."""
         return f"schedule:{self.id}"
 
 
 class ScheduleAuditNote(msgspec.Struct, frozen=True):
-    """Something that the trail says of a schedule."""
+    """An event of a schedule, to be stored in the audit trail."""
 
     kind: str
     data: Any = None
@@ -67,77 +67,82 @@ class ScheduleAuditNote(msgspec.Struct, frozen=True):
 
 
 def schedule_of(row: Row) -> ScheduleRow:
-    """The schedule in a row."""
+    """Returns the schedule of a row."""
     return ScheduleRow(**{name: row[name] for name in ScheduleRow.__struct_fields__})
 
 
-def encoded(spec: ScheduleSpec) -> str:
-    """When to start, as a row keeps it."""
+def spec_json(spec: ScheduleSpec) -> str:
+    """Returns the schedule's times as JSON, for its row."""
     return msgspec.json.encode(spec).decode()
 
 
-def queue_text(times: Sequence[datetime]) -> str | None:
-    """Times that wait, as a row keeps them."""
+def queue_json(times: Sequence[datetime]) -> str | None:
+    """Returns queued times as JSON, for a row; `None` if there are none."""
     return msgspec.json.encode(list(times)).decode() if times else None
 
 
-def retimed(schedule: ScheduleRow, spec: ScheduleSpec, now: datetime, roll: float) -> ScheduleRow:
-    """The schedule with other times: those from now on, and an old fixed time only if it moved."""
-    same = spec.kind == "datetime-event" and schedule.times.at == spec.at
-    last = schedule.last_at if same else initial_cursor(spec, now)
-    line = schedule.line if spec.overlap == "queue" else ()
+def with_new_times(
+    schedule: ScheduleRow, spec: ScheduleSpec, now: datetime, roll: float
+) -> ScheduleRow:
+    """Returns the schedule with new times, from now on.
+
+    A fixed time that has passed starts only if it was changed. `roll` in [0, 1) sets the jitter.
+    """
+    is_unchanged = spec.kind == "datetime-event" and schedule.times.at == spec.at
+    last = schedule.last_at if is_unchanged else initial_cursor(spec, now)
+    queued = schedule.queued_times if spec.overlap == "queue" else ()
     after = msgspec.structs.replace(
         schedule,
-        spec=encoded(spec),
+        spec=spec_json(spec),
         last_at=last,
         next_at=next_poll_at(spec, last, roll),
-        queued=queue_text((now,) if spec.kind == "immediate" else line),
+        queued=queue_json((now,) if spec.kind == "immediate" else queued),
     )
     if schedule.status == "PAUSED":
         return msgspec.structs.replace(after, next_at=None)
-    return settled(after)
+    return with_derived_status(after)
 
 
-def settled(schedule: ScheduleRow) -> ScheduleRow:
-    """The schedule with the status that follows from what is still to come."""
-    over = schedule.next_at is None and schedule.queued is None
-    return msgspec.structs.replace(schedule, status="ENDED" if over else "ACTIVE")
+def with_derived_status(schedule: ScheduleRow) -> ScheduleRow:
+    """Returns the schedule as ENDED if no time is left, otherwise as ACTIVE."""
+    has_ended = schedule.next_at is None and schedule.queued is None
+    return msgspec.structs.replace(schedule, status="ENDED" if has_ended else "ACTIVE")
 
 
-def added(
-    schedule: ScheduleRow, noted: Sequence[ScheduleAuditNote], now: datetime, actor: str | None
+def insert_statement(
+    schedule: ScheduleRow, notes: Sequence[ScheduleAuditNote], now: datetime, actor: str | None
 ) -> Statement:
-    """Write a new schedule, and tell of it."""
-    params = _params(schedule, len(noted), now, actor) | {
+    """Returns the statement that inserts a schedule with its audit notes."""
+    params = _statement_params(schedule, len(notes), now, actor) | {
         "name": schedule.name,
         "most": MAX_SCHEDULES,
     }
-    return Statement("schedule_add", params, _rows(schedule, noted))
+    return Statement("schedule_add", params, _note_rows(schedule, notes))
 
 
-def changed(
-    schedule: ScheduleRow, noted: Sequence[ScheduleAuditNote], now: datetime, actor: str | None
+def update_statement(
+    schedule: ScheduleRow, notes: Sequence[ScheduleAuditNote], now: datetime, actor: str | None
 ) -> Statement:
-    """Write a schedule, and tell of it."""
-    params = _params(schedule, schedule.version + len(noted), now, actor)
-    return Statement("schedule_change", params, _rows(schedule, noted))
+    """Returns the statement that updates a schedule with its audit notes."""
+    params = _statement_params(schedule, schedule.version + len(notes), now, actor)
+    return Statement("schedule_update", params, _note_rows(schedule, notes))
 
 
-def _params(
+def _statement_params(
     schedule: ScheduleRow, version: int, now: datetime, actor: str | None
 ) -> dict[str, Any]:
-    left_out = {"name", "version", "created_by", "created_at", "updated_at"}
-    names = [name for name in ScheduleRow.__struct_fields__ if name not in left_out]
+    excluded = {"name", "version", "created_by", "created_at", "updated_at"}
+    names = [name for name in ScheduleRow.__struct_fields__ if name not in excluded]
     fields = {name: getattr(schedule, name) for name in names}
     return fields | {"version": version, "now": now, "actor": actor}
 
 
-def _rows(
-    schedule: ScheduleRow, noted: Sequence[ScheduleAuditNote]
+def _note_rows(
+    schedule: ScheduleRow, notes: Sequence[ScheduleAuditNote]
 ) -> dict[str, list[tuple[Any, ...]]]:
     rows = []
-    for seq, each in enumerate(noted, schedule.version + 1):
-        data = None if each.data is None else msgspec.json.encode(each.data).decode()
-        message = each.message or schedule.name
-        rows.append((schedule.id, seq, each.kind, each.level, message, data))
+    for seq, note in enumerate(notes, schedule.version + 1):
+        data = None if note.data is None else msgspec.json.encode(note.data).decode()
+        message = note.message or schedule.name
+        rows.append((schedule.id, seq, note.kind, note.level, message, data))
     return {"noted": rows}

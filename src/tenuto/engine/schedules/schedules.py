@@ -1,4 +1,4 @@
-"""Schedules: definitions that are started by time, as people make and change them."""
+"""Schedules, which start definitions by time: create, change, pause, resume, delete."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -11,18 +11,18 @@ from msgspec import UNSET, UnsetType
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.start import Flows
-from tenuto.engine.rows import decode
+from tenuto.engine.rows import decode_json
 from tenuto.engine.schedules.rows import (
     MAX_SCHEDULES,
     ScheduleAuditNote,
     ScheduleRow,
-    added,
-    changed,
-    encoded,
-    queue_text,
-    retimed,
+    insert_statement,
+    queue_json,
     schedule_of,
-    settled,
+    spec_json,
+    update_statement,
+    with_derived_status,
+    with_new_times,
 )
 from tenuto.engine.tenancy.secret_use import check_value
 from tenuto.model import bounds
@@ -45,7 +45,7 @@ from tenuto.store.protocol import Row, Script, Statement
 class ScheduleTimes(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
 ):
-    """A `ScheduleSpec` as REST spells it."""
+    """A `ScheduleSpec` with the field names of REST."""
 
     type: ScheduleType
     expression: str | None = None
@@ -59,17 +59,17 @@ class ScheduleTimes(
     jitter_s: float = 0.0
 
     def spec(self) -> ScheduleSpec:
-        """The same in the model's words."""
+        """Returns the same times as a `ScheduleSpec`."""
         return ScheduleSpec(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 
 def times_of(spec: ScheduleSpec) -> ScheduleTimes:
-    """When to start, as REST spells it."""
+    """Returns the times with the field names of REST."""
     return ScheduleTimes(**{name: getattr(spec, name) for name in ScheduleTimes.__struct_fields__})
 
 
 class ScheduleView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A schedule as people see it; `missed` counts its times that started nothing."""
+    """A schedule as the API and the CLI show it; `missed` counts times that started no flow."""
 
     id: UUID
     name: str
@@ -91,14 +91,14 @@ class ScheduleView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class SchedulePage(msgspec.Struct, frozen=True, rename="camel"):
-    """Some schedules and where the next ones begin."""
+    """One page of schedules; `next_cursor` is `None` on the last page."""
 
     schedules: list[ScheduleView]
     next_cursor: UUID | None = None
 
 
 class ScheduleChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person changes of a schedule; the rest stays."""
+    """Fields of a schedule to change; unset fields stay as they are."""
 
     target: str | UnsetType = UNSET
     schedule: ScheduleSpec | UnsetType = UNSET
@@ -106,7 +106,7 @@ class ScheduleChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DesiredSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule as a file asks for it."""
+    """A schedule as declared in a file."""
 
     name: str
     target: str
@@ -115,7 +115,7 @@ class DesiredSchedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Schedules:
-    """The schedules of one workspace, on behalf of one actor. One is named by its name or id."""
+    """The schedules of one workspace, for one actor. Methods accept a schedule's name or id."""
 
     def __init__(
         self, core: Core, workspace: UUID, actor: str | None, caller: Caller | None = None
@@ -133,131 +133,147 @@ class Schedules:
         schedule: ScheduleSpec,
         input: Any = None,  # noqa: A002  the name that users know
     ) -> ScheduleView:
-        """Start a definition by time from now on; an immediate schedule starts it with this."""
+        """Creates a schedule and returns it; an `immediate` one starts its flow in this call."""
         check_key("name", name)
         check(schedule)
-        made = self._made(name, target, schedule, _input(input))
-        plan = await self._flows.plan(target)
-        begun = None
+        new = self._new_row(name, target, schedule, _input_json(input))
+        plan = await self._flows.build_plan(target)
+        flow_params = None
         if schedule.kind == "immediate":
-            key = fire_key(made.id, made.created_at)
-            begun = await self._flows.prepare(plan, input, source=made.source, fire_key=key)
-        elif made.next_at is None:
-            raise Invalid("no time of the schedule is still to come", "schedule_invalid")
+            key = fire_key(new.id, new.created_at)
+            flow_params = await self._flows.prepare(plan, input, source=new.source, fire_key=key)
+        elif new.next_at is None:
+            raise Invalid("the schedule has no time in the future", "schedule_invalid")
         await self._core.run_with_cascade(
-            lambda cascade: self._create(cascade, made, begun), self._actor
+            lambda cascade: self._insert_and_start(cascade, new, flow_params), self._actor
         )
-        return await self.get(made.id)
+        return await self.get(new.id)
 
     async def page(
         self, limit: int = 100, cursor: UUID | None = None, name: str | None = None
     ) -> SchedulePage:
-        """The schedules, newest first; with a name, the one that has it."""
-        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
-        bounds.text("name", name or "", bounds.MAX_TEXT)
+        """Returns schedules, newest first; with `name`, only the one with this name."""
+        bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
+        bounds.check_text("name", name or "", bounds.MAX_TEXT)
         params = {"workspace": self._workspace, "name": name, "before": cursor, "most": limit + 1}
         rows = await self._core.store.fetch(Statement("schedules", params))
-        found = [_view(row) for row in rows[:limit]]
-        return SchedulePage(found, found[-1].id if len(rows) > limit else None)
+        schedules = [_view(row) for row in rows[:limit]]
+        return SchedulePage(schedules, schedules[-1].id if len(rows) > limit else None)
 
     async def get(self, schedule: UUID | str) -> ScheduleView:
-        """One schedule."""
-        return _view(await self._find(schedule))
+        """Returns one schedule; raises `NotFound`."""
+        return _view(await self._require_row(schedule))
 
     async def next(self, schedule: UUID | str, n: int = 5) -> list[datetime]:
-        """Its next times, in UTC and without jitter."""
-        found = schedule_of(await self._find(schedule))
-        if found.status == "ENDED":
+        """Returns at most `n` coming times, in UTC and without jitter; none if it has ended."""
+        row = schedule_of(await self._require_row(schedule))
+        if row.status == "ENDED":
             return []
-        fixed = found.times.kind == "datetime-event"
-        return following(found.times, found.last_at if fixed else self._core.now(), n)
+        has_fixed_time = row.times.kind == "datetime-event"
+        return following(row.times, row.last_at if has_fixed_time else self._core.now(), n)
 
     async def update(
         self, schedule: UUID | str, change: ScheduleChange, version: int | None = None
     ) -> ScheduleView:
-        """Change a schedule, if it still has the version; other times hold from now on."""
+        """Changes a schedule and returns it; new times apply from now on.
+
+        Raises `Conflict` (`version_conflict`) if the schedule no longer has the given version.
+        """
         if change.schedule is not UNSET:
             check(change.schedule)
         if change.target is not UNSET:
-            await self._flows.plan(change.target)
-        text = UNSET if change.input is UNSET else _input(change.input)
-        id_ = (await self._find(schedule))["id"]
+            await self._flows.build_plan(change.target)
+        text = UNSET if change.input is UNSET else _input_json(change.input)
+        id_ = (await self._require_row(schedule))["id"]
 
         def script() -> Script[None]:
-            found = yield from self._locked(id_)
-            if version is not None and found.version != version:
+            row = yield from self._lock_row(id_)
+            if version is not None and row.version != version:
                 raise Conflict(
-                    f"the schedule has version {found.version}, not {version}", "version_conflict"
+                    f"schedule {schedule} has version {row.version}, not {version};"
+                    " read it again and repeat the change",
+                    "version_conflict",
                 )
-            yield from self._set(found, change, text)
+            yield from self._apply_change(row, change, text)
 
         await self._core.store.transact(script)
         return await self.get(id_)
 
     async def pause(self, schedule: UUID | str) -> ScheduleView:
-        """Start nothing until it is resumed; what runs goes on."""
+        """Pauses the schedule until it is resumed; running flows continue."""
 
-        def paused(found: ScheduleRow) -> ScheduleRow:
-            if found.status != "ACTIVE":
-                raise Conflict(f"the schedule is {found.status}")
-            return msgspec.structs.replace(found, status="PAUSED", next_at=None)
+        def pause_row(row: ScheduleRow) -> ScheduleRow:
+            if row.status != "ACTIVE":
+                text = f"schedule {schedule} is {row.status}; only an ACTIVE one can be paused"
+                raise Conflict(text)
+            return msgspec.structs.replace(row, status="PAUSED", next_at=None)
 
-        return await self._move(schedule, "schedule_paused", paused)
+        return await self._update_row(schedule, "schedule_paused", pause_row)
 
     async def resume(self, schedule: UUID | str) -> ScheduleView:
-        """Go on with the times from now on; a fixed time that has passed still starts."""
+        """Resumes the schedule from now on; a fixed time that has passed meanwhile still starts."""
 
-        def resumed(found: ScheduleRow) -> ScheduleRow:
-            if found.status != "PAUSED":
-                raise Conflict(f"the schedule is {found.status}")
-            spec, now = found.times, self._core.now()
-            last = found.last_at if spec.kind == "datetime-event" else max(now, found.last_at)
+        def resume_row(row: ScheduleRow) -> ScheduleRow:
+            if row.status != "PAUSED":
+                text = f"schedule {schedule} is {row.status}; only a PAUSED one can be resumed"
+                raise Conflict(text)
+            spec, now = row.times, self._core.now()
+            last = row.last_at if spec.kind == "datetime-event" else max(now, row.last_at)
             upcoming = next_poll_at(spec, last, self._core.clock.random())
-            return settled(msgspec.structs.replace(found, last_at=last, next_at=upcoming))
+            return with_derived_status(msgspec.structs.replace(row, last_at=last, next_at=upcoming))
 
-        return await self._move(schedule, "schedule_resumed", resumed)
+        return await self._update_row(schedule, "schedule_resumed", resume_row)
 
     async def delete(self, schedule: UUID | str) -> None:
-        """Forget a schedule; what it started goes on."""
-        found = await self._find(schedule)
-        params = {"workspace": self._workspace, "id": found["id"]}
+        """Deletes a schedule; flows that it started continue."""
+        row = await self._require_row(schedule)
+        params = {"workspace": self._workspace, "id": row["id"]}
         params |= {"actor": self._actor, "now": self._core.now()}
 
         def script() -> Script[None]:
-            _known((yield Statement("schedule_remove", params)), schedule)
+            _require_one((yield Statement("schedule_delete", params)), schedule)
 
-        await self._core.store.once(script)
+        await self._core.store.transact_one(script)
 
-    def put(self, wanted: Sequence[DesiredSchedule]) -> Script[dict[str, str]]:
-        """Keep schedules under their names, as files ask for them; says what became of each.
+    def put(self, requested: Sequence[DesiredSchedule]) -> Script[dict[str, str]]:
+        """Creates or updates the schedules of files; returns the action by name.
 
-        What they start may be stored by the same transaction, so it is not looked for.
+        Targets are not checked: the same transaction can store them.
         """
-        actions = yield from self.compare(wanted)
-        rows = yield self._named(list(actions))
+        actions = yield from self.compare(requested)
+        rows = yield self._by_name_statement(list(actions))
         stored = {row["name"]: schedule_of(row) for row in rows}
-        for each in wanted:
-            if actions[each.name] == "created":
-                made = self._made(each.name, each.target, each.schedule, _input(each.input))
-                if each.schedule.kind == "immediate":
-                    made = msgspec.structs.replace(made, queued=queue_text([made.created_at]))
-                yield from self._add(settled(made), [ScheduleAuditNote("schedule_created")])
-            elif actions[each.name] == "updated":
-                told = ScheduleChange(target=each.target, schedule=each.schedule)
-                yield from self._set(stored[each.name], told, _input(each.input))
+        for desired in requested:
+            if actions[desired.name] == "created":
+                new = self._new_row(
+                    desired.name, desired.target, desired.schedule, _input_json(desired.input)
+                )
+                if desired.schedule.kind == "immediate":
+                    new = msgspec.structs.replace(new, queued=queue_json([new.created_at]))
+                yield from self._insert(
+                    with_derived_status(new), [ScheduleAuditNote("schedule_created")]
+                )
+            elif actions[desired.name] == "updated":
+                change = ScheduleChange(target=desired.target, schedule=desired.schedule)
+                yield from self._apply_change(
+                    stored[desired.name], change, _input_json(desired.input)
+                )
         return actions
 
-    def compare(self, wanted: Sequence[DesiredSchedule]) -> Script[dict[str, str]]:
-        """What `put` would do; raises `Invalid` for what cannot be kept."""
-        for each in wanted:
-            check_key("name", each.name)
-            check(each.schedule)
-            _input(each.input)
-        rows = yield self._named([each.name for each in wanted])
+    def compare(self, requested: Sequence[DesiredSchedule]) -> Script[dict[str, str]]:
+        """Returns what `put` would do, by name; raises `Invalid` for an invalid schedule."""
+        for desired in requested:
+            check_key("name", desired.name)
+            check(desired.schedule)
+            _input_json(desired.input)
+        rows = yield self._by_name_statement([desired.name for desired in requested])
         stored = {row["name"]: schedule_of(row) for row in rows}
-        return {each.name: _action(stored, each) for each in wanted}
+        return {desired.name: _action(stored, desired) for desired in requested}
 
-    def _made(self, name: str, target: str, spec: ScheduleSpec, given: str | None) -> ScheduleRow:
+    def _new_row(
+        self, name: str, target: str, spec: ScheduleSpec, input_json: str | None
+    ) -> ScheduleRow:
+        """Returns the row of a new schedule, whose times count from now; stores nothing."""
         now = self._core.now()
         last = initial_cursor(spec, now)
         return ScheduleRow(
@@ -265,94 +281,104 @@ class Schedules:
             workspace=self._workspace,
             name=name,
             target=target,
-            spec=encoded(spec),
-            input=given,
+            spec=spec_json(spec),
+            input=input_json,
             last_at=last,
             next_at=next_poll_at(spec, last, self._core.clock.random()),
             created_at=now,
             updated_at=now,
         )
 
-    def _create(
-        self, cascade: Cascade, made: ScheduleRow, begun: dict[str, Any] | None
+    def _insert_and_start(
+        self, cascade: Cascade, new: ScheduleRow, flow_params: dict[str, Any] | None
     ) -> Script[None]:
-        if (yield self._named([made.name])):
-            raise _taken(made.name)
-        noted = [ScheduleAuditNote("schedule_created")]
-        if begun is not None:
-            yield from self._flows.begin(cascade, begun)
-            made = msgspec.structs.replace(
-                made, status="ENDED", fired=1, fired_at=made.created_at, last_flow=begun["id"]
+        """Inserts the schedule; with `flow_params`, also starts that flow and ends the schedule."""
+        if (yield self._by_name_statement([new.name])):
+            raise _name_taken_error(new.name)
+        notes = [ScheduleAuditNote("schedule_created")]
+        if flow_params is not None:
+            yield from self._flows.start_prepared(cascade, flow_params)
+            new = msgspec.structs.replace(
+                new, status="ENDED", fired=1, fired_at=new.created_at, last_flow=flow_params["id"]
             )
-            noted += [fired(made.created_at, begun["id"]), ScheduleAuditNote("schedule_ended")]
-        yield from self._add(made, noted)
+            notes += [
+                fired_note(new.created_at, flow_params["id"]),
+                ScheduleAuditNote("schedule_ended"),
+            ]
+        yield from self._insert(new, notes)
 
-    def _add(self, made: ScheduleRow, noted: Sequence[ScheduleAuditNote]) -> Script[None]:
-        yield from check_value(self._workspace, self._caller, decode(made.input))
-        if (yield added(made, noted, self._core.now(), self._actor)):
+    def _insert(self, new: ScheduleRow, notes: Sequence[ScheduleAuditNote]) -> Script[None]:
+        """Inserts a schedule, after a check of the secrets that its input names."""
+        yield from check_value(self._workspace, self._caller, decode_json(new.input))
+        if (yield insert_statement(new, notes, self._core.now(), self._actor)):
             return
-        if (yield self._named([made.name])):
-            raise _taken(made.name)
-        raise Invalid(f"a workspace has at most {MAX_SCHEDULES:,} schedules", "too_large")
+        if (yield self._by_name_statement([new.name])):
+            raise _name_taken_error(new.name)
+        text = f"the workspace has {MAX_SCHEDULES:,} schedules, the maximum; delete one first"
+        raise Invalid(text, "too_large")
 
-    def _set(
-        self, found: ScheduleRow, change: ScheduleChange, text: str | UnsetType | None
+    def _apply_change(
+        self, stored: ScheduleRow, change: ScheduleChange, input_json: str | UnsetType | None
     ) -> Script[None]:
-        now, after = self._core.now(), found
+        """Updates the schedule if the change makes a difference. The caller has locked its row."""
+        now, after = self._core.now(), stored
         if change.target is not UNSET:
             after = msgspec.structs.replace(after, target=change.target)
-        if text is not UNSET:
-            after = msgspec.structs.replace(after, input=text)
+        if input_json is not UNSET:
+            after = msgspec.structs.replace(after, input=input_json)
         immediate = after.times.kind == "immediate"
-        if change.schedule is not UNSET and (immediate or change.schedule != found.times):
-            after = retimed(after, change.schedule, now, self._core.clock.random())
-        if after != found:
-            # Another target gets the input that is there, too.
-            yield from check_value(self._workspace, self._caller, decode(after.input))
-            yield changed(after, [ScheduleAuditNote("schedule_changed")], now, self._actor)
+        if change.schedule is not UNSET and (immediate or change.schedule != stored.times):
+            after = with_new_times(after, change.schedule, now, self._core.clock.random())
+        if after != stored:
+            # The stored input is checked again, because a new target receives it.
+            yield from check_value(self._workspace, self._caller, decode_json(after.input))
+            yield update_statement(after, [ScheduleAuditNote("schedule_changed")], now, self._actor)
 
-    async def _move(self, schedule: UUID | str, kind: str, decide: Any) -> ScheduleView:
-        id_ = (await self._find(schedule))["id"]
+    async def _update_row(self, schedule: UUID | str, kind: str, decide: Any) -> ScheduleView:
+        """Locks the schedule, stores what `decide` returns for it, with an event of this kind."""
+        id_ = (await self._require_row(schedule))["id"]
 
         def script() -> Script[None]:
-            after = decide((yield from self._locked(id_)))
-            yield changed(after, [ScheduleAuditNote(kind)], self._core.now(), self._actor)
+            after = decide((yield from self._lock_row(id_)))
+            yield update_statement(after, [ScheduleAuditNote(kind)], self._core.now(), self._actor)
 
         await self._core.store.transact(script)
         return await self.get(id_)
 
-    def _named(self, names: Sequence[str]) -> Statement:
+    def _by_name_statement(self, names: Sequence[str]) -> Statement:
         params = {"workspace": self._workspace, "names": sorted(names)}
-        return Statement("schedules_named", params)
+        return Statement("schedules_by_name", params)
 
-    def _locked(self, schedule: UUID) -> Script[ScheduleRow]:
+    def _lock_row(self, schedule: UUID) -> Script[ScheduleRow]:
+        """Locks and returns the schedule; raises `NotFound`."""
         params = {"workspace": self._workspace, "id": schedule}
-        return schedule_of(_known((yield Statement("schedule_locked", params)), schedule))
+        return schedule_of(_require_one((yield Statement("schedule_locked", params)), schedule))
 
-    async def _find(self, schedule: UUID | str) -> Row:
-        id_ = id_in(schedule)
+    async def _require_row(self, schedule: UUID | str) -> Row:
+        """Returns the row of the schedule with this id or name; raises `NotFound`."""
+        id_ = parse_id(schedule)
         if id_ is None:
-            name = bounds.text("name", str(schedule), bounds.MAX_TEXT)
+            name = bounds.check_text("name", str(schedule), bounds.MAX_TEXT)
             params = {"workspace": self._workspace, "name": name, "before": None}
             rows = await self._core.store.fetch(Statement("schedules", params | {"most": 1}))
         else:
             params = {"workspace": self._workspace, "id": id_}
             rows = await self._core.store.fetch(Statement("schedule", params))
-        return _known(rows, schedule)
+        return _require_one(rows, schedule)
 
 
 def fire_key(schedule: UUID, time: datetime) -> str:
-    """What makes the start of a schedule at one of its times the only one."""
+    """Returns the idempotency key of a schedule's start at one of its times."""
     return f"schedule:{schedule}:{time.isoformat()}"
 
 
-def fired(time: datetime, flow: UUID) -> ScheduleAuditNote:
-    """What the trail says of a start."""
+def fired_note(time: datetime, flow: UUID) -> ScheduleAuditNote:
+    """Returns the audit note of a start."""
     return ScheduleAuditNote("schedule_fired", {"time": time, "flow": flow})
 
 
-def id_in(name: UUID | str) -> UUID | None:
-    """The id that something was named by, if it was."""
+def parse_id(name: UUID | str) -> UUID | None:
+    """Returns the id if the text is one; `None` for a name."""
     if isinstance(name, UUID):
         return name
     try:
@@ -361,46 +387,48 @@ def id_in(name: UUID | str) -> UUID | None:
         return None
 
 
-def _input(given: Any) -> str | None:
-    """What flows are started with, as it is stored; `Invalid` when it holds a secret itself."""
-    if extract_secrets(given)[1]:
-        text = 'input has secrets, but it is stored as written; use {"$secret": NAME}'
+def _input_json(value: Any) -> str | None:
+    """Returns the flow input as JSON, for the row; raises `Invalid` if it contains a secret."""
+    if extract_secrets(value)[1]:
+        text = 'input contains secrets, but it is stored unencrypted; use {"$secret": NAME}'
         raise Invalid(text, "secret_in_definition", field="input")
-    return bounds.json_text("input", given)
+    return bounds.to_json_text("input", value)
 
 
-def _differs(found: ScheduleRow, wanted: DesiredSchedule) -> bool:
-    there = (found.target, found.times, decode(found.input))
-    return there != (wanted.target, wanted.schedule, wanted.input)
+def _differs(stored: ScheduleRow, desired: DesiredSchedule) -> bool:
+    current = (stored.target, stored.times, decode_json(stored.input))
+    return current != (desired.target, desired.schedule, desired.input)
 
 
-def _action(stored: Mapping[str, ScheduleRow], wanted: DesiredSchedule) -> str:
-    found = stored.get(wanted.name)
-    if found is None:
+def _action(stored: Mapping[str, ScheduleRow], desired: DesiredSchedule) -> str:
+    """Returns `created`, `updated` or `unchanged`."""
+    existing = stored.get(desired.name)
+    if existing is None:
         return "created"
-    return "updated" if _differs(found, wanted) else "unchanged"
+    return "updated" if _differs(existing, desired) else "unchanged"
 
 
-def _taken(name: str) -> Conflict:
-    return Conflict(f"there is a schedule {name!r} already", "name_taken")
+def _name_taken_error(name: str) -> Conflict:
+    return Conflict(f"schedule {name!r} already exists; choose another name", "name_taken")
 
 
-def _known(rows: Sequence[Row], schedule: UUID | str) -> Row:
+def _require_one(rows: Sequence[Row], schedule: UUID | str) -> Row:
+    """Returns the first row; raises `NotFound` if there is none."""
     if not rows:
         raise NotFound(f"no schedule {schedule}")
     return rows[0]
 
 
 def _view(row: Row) -> ScheduleView:
-    found = schedule_of(row)
+    schedule = schedule_of(row)
     names = (
         "id name target status next_at fired missed fired_at last_error version created_by"
         " created_at updated_at"
     ).split()
     return ScheduleView(
-        **{name: getattr(found, name) for name in names},
-        schedule=times_of(found.times),
-        input=decode(found.input),
-        queued=list(found.line),
-        last_flow_id=found.last_flow,
+        **{name: getattr(schedule, name) for name in names},
+        schedule=times_of(schedule.times),
+        input=decode_json(schedule.input),
+        queued=list(schedule.queued_times),
+        last_flow_id=schedule.last_flow,
     )

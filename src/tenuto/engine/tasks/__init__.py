@@ -7,7 +7,7 @@ finish: stores the outcome of an attempt.
 control: cancel, retry, pause and other actions by id or filter.
 edit: changes and deletes tasks.
 retry: retries finished tasks, with their group and flow.
-dependencies: tasks that wait for other tasks from the start.
+dependencies: dependencies of newly submitted tasks.
 references: checks that tasks and agents named by a new task exist.
 query: lists and reads tasks.
 explain: explains why a task is not running.

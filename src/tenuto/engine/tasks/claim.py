@@ -1,4 +1,4 @@
-"""Claim: an agent takes up to n tasks over its lanes, under a lease."""
+"""Claims tasks for an agent: up to n tasks of its open lanes, each under a lease."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,18 +14,18 @@ from tenuto.engine.agents.lanes import OpenLanes
 from tenuto.engine.core import Core
 from tenuto.engine.flows.chains import claim_snapshot
 from tenuto.engine.flows.inputs import InputBuilder
-from tenuto.engine.flows.plans import refers
+from tenuto.engine.flows.plans import may_have_references
 from tenuto.engine.limits import rate_limits
 from tenuto.engine.limits.rate_limits import RateLimitedClaim
-from tenuto.engine.rows import decode
+from tenuto.engine.rows import decode_json
 from tenuto.engine.tenancy.encryption import DecryptedInput, TaskSecrets
 from tenuto.engine.tenancy.secret_use import Claimant
 from tenuto.model import bounds
-from tenuto.model.agents.lifecycle import ENDING, refusal
+from tenuto.model.agents.lifecycle import ENDING, claim_refusal
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Forbidden, TenutoError, Unavailable
-from tenuto.model.limits.quota import effective, quota_of
-from tenuto.model.limits.rate_limits import Group
+from tenuto.model.limits.quota import effective_quota, parse_quota
+from tenuto.model.limits.rate_limits import LimitNames
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.decide import token_hash
 from tenuto.model.tasks.retry import ErrorClass, RetryPolicy
@@ -37,7 +37,7 @@ from tenuto.store.protocol import Row, Rows, Script, Statement
 
 
 class ClaimedTask(msgspec.Struct, frozen=True):
-    """A claimed task as its attempt sees it."""
+    """A claimed task with all the data that its attempt receives."""
 
     fence: Fence
     workspace: UUID
@@ -62,62 +62,69 @@ class ClaimedTask(msgspec.Struct, frozen=True):
     flow: UUID | None = None
     key: str | None = None
     previous: Any = None
-    """What the task before it in its flow has made."""
+    """The result of the previous task in its flow."""
     secrets: tuple[str, ...] = ()
-    """The secret values among all this: to be struck from whatever the attempt says."""
+    """The secret values in the fields above; they are redacted from everything it reports."""
 
 
-_RANK = itemgetter("rank")
-_LOOKED_AT = itemgetter("watched", "input", "env", "flow")
-_COLUMNS = itemgetter(
+_BY_RANK = itemgetter("rank")
+_CHECKED_COLUMNS = itemgetter("watched", "input", "env", "flow")
+_TASK_COLUMNS = itemgetter(
     *("id", "attempt", "workspace", "tries", "max_attempts", "lease_until", "timeout_s"),
     *("checkpoint_seq", "title", "prompt", "system_prompt", "model", "task_type", "command"),
     *("cwd", "env", "input", "metadata", "parent", "trace_id", "checkpoint", "flow", "key"),
 )
-"""What a work is made of, in the order of its fields."""
-_MADE: Callable[..., ClaimedTask] = ClaimedTask
-"""Makes a work by position: rows have no types that could be checked beforehand."""
+"""The columns of a `ClaimedTask`, in the order of its fields."""
+_NEW_CLAIMED_TASK: Callable[..., ClaimedTask] = ClaimedTask
+"""Creates a `ClaimedTask` from positional values, which have no static types."""
 
 
 class _ClaimRequest(msgspec.Struct, frozen=True):
+    """One claim as it waits for its batch: query parameters and open lanes."""
+
     params: dict[str, Any]
     lanes: list[int]
     agent: UUID
-    counted: bool
-    """Whether the agent or the workspace may run only so many tasks at once."""
-    limited: dict[Group, list[int]] = {}
+    has_running_limit: bool
+    """True if the agent or the workspace limits the number of running tasks."""
+    rate_limited_lanes: dict[LimitNames, list[int]] = {}
     """Lanes whose tasks count against rate limits."""
-    repeats: bool = False
-    """Whether the caller brought the token, and may ask with it at several processes at once."""
+    has_caller_token: bool = False
+    """True if the caller sent the token, and may repeat the claim with it at other processes."""
 
 
 class ClaimOutcomeUnknown(Exception):
-    """A claim failed with an outage, and its tasks were not found: its commit may still come."""
+    """An outage interrupted a claim, and a second query did not find its tasks.
 
-    def __init__(self, why: Unavailable) -> None:
+    The claim may still commit.
+    """
+
+    def __init__(self, outage: Unavailable) -> None:
         super().__init__()
-        self.why = why
+        self.outage = outage
 
 
 class _UnknownClaims(msgspec.Struct, eq=False):
-    """Tokens of claims by one agent and worker whose outcome is not known yet."""
+    """Tokens of claims by one agent and worker with an unknown outcome."""
 
     tokens: list[str]
-    asking: asyncio.Lock
-    """Held by the caller who finds out; the others wait for it."""
+    lock: asyncio.Lock
+    """Held by the caller that queries the outcome; other callers wait for it."""
 
 
 class TaskClaimer:
-    """The claim family, for the agents of one workspace or of all."""
+    """Claims tasks for the agents of one workspace, or of all if `workspace` is `None`."""
 
-    def __init__(self, core: Core, sealing: TaskSecrets, workspace: UUID | None = None) -> None:
+    def __init__(
+        self, core: Core, task_secrets: TaskSecrets, workspace: UUID | None = None
+    ) -> None:
         self._core = core
         self._workspace = workspace
-        self._sealing = sealing
-        self._dressing = InputBuilder(core.plans)
-        self._kind = WriteKind("claim", self._script, one_statement=True, alone=True)
-        self._counted = WriteKind("claim_counted", self._counted_script, alone=True)
-        self._doubts: dict[tuple[UUID, str], _UnknownClaims] = {}
+        self._task_secrets = task_secrets
+        self._input_builder = InputBuilder(core.plans)
+        self._plain_kind = WriteKind("claim", self._plain_script, one_statement=True, alone=True)
+        self._limited_kind = WriteKind("claim_counted", self._limited_script, alone=True)
+        self._unknown_claims: dict[tuple[UUID, str], _UnknownClaims] = {}
         """Claims whose outcome is unknown, by agent and worker."""
 
     async def claim(
@@ -130,45 +137,54 @@ class TaskClaimer:
         status: Status = Status.RUNNING,
         caller: Caller | None = None,
     ) -> list[ClaimedTask]:
-        """Up to n tasks that the agent may take, best rank first, now RUNNING and its own.
+        """Claims up to `n` tasks for the agent and returns them, best rank first.
 
-        `caller` decides which secrets they are handed; none is the database itself. A caller that
-        may not hear the answer brings the token, and asks `claimed` by it. One that still has to
-        start a session has them ASSIGNED.
+        `caller` decides which secrets the tasks receive; `None` is a program on the database. A
+        caller that may lose the response sends its own `token`, and later passes the token to
+        `claimed_by_token`. A caller that still has to start a session claims with status ASSIGNED.
         """
-        bounds.text("worker", worker, bounds.MAX_TITLE, empty=False)
-        bounds.number("n", max(n, 0), 0, bounds.MAX_CLAIM)
-        bounds.number("lease_s", lease_s, 1, bounds.MAX_LEASE_S)
+        bounds.check_text("worker", worker, bounds.MAX_TITLE, empty=False)
+        bounds.check_number("n", max(n, 0), 0, bounds.MAX_CLAIM)
+        bounds.check_number("lease_s", lease_s, 1, bounds.MAX_LEASE_S)
         if self._workspace not in (None, agent.workspace):
             return []
-        who = (agent.id, worker)
-        doubted = n > 0 and token is None and who in self._doubts
-        if doubted and (late := await self._claimed_before(agent, worker, n, caller)):
-            return late
-        taken: list[ClaimedTask] = []
-        while len(taken) < n:
-            found = await self._core.lanes.eligible(agent, self._core.now())
-            if found.free or found.limited:
-                mine = token or self._core.clock.new_token()
-                params = self._params(agent, worker, n - len(taken), lease_s, found.version, mine)
+        key = (agent.id, worker)
+        has_unknown = n > 0 and token is None and key in self._unknown_claims
+        if has_unknown and (
+            recovered := await self._recover_unknown_claims(agent, worker, n, caller)
+        ):
+            return recovered
+        claimed: list[ClaimedTask] = []
+        while len(claimed) < n:
+            open_lanes = await self._core.lanes.open_lanes(agent, self._core.now())
+            if open_lanes.free or open_lanes.limited:
+                own_token = token or self._core.clock.new_token()
+                params = self._params(
+                    agent, worker, n - len(claimed), lease_s, open_lanes.version, own_token
+                )
                 params["status"] = status
                 try:
-                    rows = await self._take(found.agent, params, found, repeats=token is not None)
+                    rows = await self._submit_claim(
+                        open_lanes.agent, params, open_lanes, has_caller_token=token is not None
+                    )
                 except ClaimOutcomeUnknown as error:
                     if token is None:
-                        doubt = self._doubts.setdefault(who, _UnknownClaims([], asyncio.Lock()))
-                        doubt.tokens.append(mine)
-                    raise error.why from error
-                taken += await self._parse_rows(rows, mine, Claimant(agent.id, caller))
+                        unknown = self._unknown_claims.setdefault(
+                            key, _UnknownClaims([], asyncio.Lock())
+                        )
+                        unknown.tokens.append(own_token)
+                    raise error.outage from error
+                claimed += await self._parse_rows(rows, own_token, Claimant(agent.id, caller))
                 if rows:
                     break
             if not await self._core.lanes.reload_if_changed(agent.workspace):
                 break
-        return taken
+        return claimed
 
     def _params(
         self, agent: AgentProfile, worker: str, n: int, lease_s: int, version: int, token: str
     ) -> dict[str, Any]:
+        """Returns the parameters of the claim queries, with the hash of the token."""
         return {
             "n": n,
             "status": Status.RUNNING,
@@ -181,176 +197,211 @@ class TaskClaimer:
             "now": self._core.now(),
         }
 
-    async def _take(
-        self, agent: AgentProfile, params: dict[str, Any], found: OpenLanes, *, repeats: bool
+    async def _submit_claim(
+        self,
+        agent: AgentProfile,
+        params: dict[str, Any],
+        open_lanes: OpenLanes,
+        *,
+        has_caller_token: bool,
     ) -> Rows:
-        bounded = self._core.lanes.running(agent.workspace) is not None
-        counted = agent.max_concurrent is not None or bounded
-        wish = _ClaimRequest(params, found.free, agent.id, counted, found.limited, repeats)
-        slow = counted or bool(found.limited) or repeats
+        """Claims in a shared transaction and returns the rows of the claimed tasks.
+
+        Raises `ClaimOutcomeUnknown` if the store is away and the claim may still have committed.
+        """
+        has_quota = self._core.lanes.running(agent.workspace) is not None
+        has_running_limit = agent.max_concurrent is not None or has_quota
+        request = _ClaimRequest(
+            params,
+            open_lanes.free,
+            agent.id,
+            has_running_limit,
+            open_lanes.limited,
+            has_caller_token,
+        )
+        is_limited = has_running_limit or bool(open_lanes.limited) or has_caller_token
         try:
-            taken: RateLimitedClaim = await self._core.batcher.submit(
-                self._counted if slow else self._kind, wish, key=agent.id.int
+            result: RateLimitedClaim = await self._core.batcher.submit(
+                self._limited_kind if is_limited else self._plain_kind, request, key=agent.id.int
             )
         except Unavailable as error:
-            # The answer may be lost and the commit not: the token tells what became ours.
+            # The claim may have committed although its response is lost: find it by its token.
             try:
-                rows = await self._taken(agent.id, params["token"])
-            except Unavailable as away:
-                raise ClaimOutcomeUnknown(away) from error
+                rows = await self._fetch_by_token(agent.id, params["token"])
+            except Unavailable as fetch_error:
+                raise ClaimOutcomeUnknown(fetch_error) from error
             if not rows:
                 # A commit that waits for a standby is not visible yet.
                 raise ClaimOutcomeUnknown(error) from error
             return rows
-        if taken.held:
-            self._core.lanes.exclude_limited(agent.workspace, found.version, taken.held)
-        return taken.rows
+        if result.held:
+            self._core.lanes.exclude_limited(agent.workspace, open_lanes.version, result.held)
+        return result.rows
 
-    async def _claimed_before(
+    async def _recover_unknown_claims(
         self, agent: AgentProfile, worker: str, n: int, caller: Caller | None
     ) -> list[ClaimedTask]:
-        """Up to n tasks that claims of unknown outcome took; surplus tasks are released.
+        """Returns up to `n` tasks of claims with an unknown outcome; releases surplus tasks.
 
         Raises `Unavailable` while an outcome stays unknown: until then nothing else is claimed.
         """
-        who = (agent.id, worker)
-        doubt = self._doubts[who]
-        taken: list[ClaimedTask] = []
-        async with doubt.asking:
+        key = (agent.id, worker)
+        claims = self._unknown_claims[key]
+        recovered: list[ClaimedTask] = []
+        async with claims.lock:
             try:
-                while doubt.tokens:
-                    taken += await self._settled(agent, doubt.tokens[0], caller)
-                    doubt.tokens.pop(0)
+                while claims.tokens:
+                    recovered += await self._recover_claim(agent, claims.tokens[0], caller)
+                    claims.tokens.pop(0)
             except Unavailable:
-                if not taken:
+                if not recovered:
                     raise
-            if not doubt.tokens and self._doubts.get(who) is doubt:
-                del self._doubts[who]
-        for work in taken[n:]:
+            if not claims.tokens and self._unknown_claims.get(key) is claims:
+                del self._unknown_claims[key]
+        for surplus in recovered[n:]:
             with suppress(TenutoError):
-                command = commands.Release(fence=work.fence)
-                await self._core.apply_command(work.fence.task, command, actor="engine")
-        return taken[:n]
+                command = commands.Release(fence=surplus.fence)
+                await self._core.apply_command(surplus.fence.task, command, actor="engine")
+        return recovered[:n]
 
-    async def _settled(
+    async def _recover_claim(
         self, agent: AgentProfile, token: str, caller: Caller | None
     ) -> list[ClaimedTask]:
-        """What a claim took of which nothing was known; `Unavailable` while that may change."""
-        if found := await self.claimed_by_token(agent.id, token, caller):
-            return found
+        """Returns the tasks of one claim with an unknown outcome.
 
-        def mark() -> Script[None]:
+        Raises `Unavailable` while the claim may still commit.
+        """
+        if tasks := await self.claimed_by_token(agent.id, token, caller):
+            return tasks
+
+        def write_marker() -> Script[None]:
             yield Statement("commit_mark", {"workspace": agent.workspace})
 
-        # Standbys confirm commits in order: after a later one the claim's is visible or lost.
-        await self._core.store.once(mark)
+        # Standbys confirm commits in order: after this later commit, the claim is visible or lost.
+        await self._core.store.transact_one(write_marker)
         return await self.claimed_by_token(agent.id, token, caller)
 
     async def claimed_by_token(
         self, agent: UUID, token: str, caller: Caller | None = None
     ) -> list[ClaimedTask]:
-        """What an earlier claim took with that token and still holds."""
-        rows = await self._taken(agent, token_hash(token))
+        """Returns the tasks that an earlier claim with this token still owns."""
+        rows = await self._fetch_by_token(agent, token_hash(token))
         return await self._parse_rows(rows, token, Claimant(agent, caller))
 
-    async def _taken(self, agent: UUID, token: str) -> Rows:
+    async def _fetch_by_token(self, agent: UUID, token: str) -> Rows:
+        """Returns the rows of the tasks that the agent holds with this hashed lease token."""
         params = {"agent": agent, "token": token}
         return await self._core.store.fetch(Statement("claimed_by_token", params))
 
-    def _script(self, wishes: list[_ClaimRequest]) -> Script[Answers]:
+    def _plain_script(self, requests: list[_ClaimRequest]) -> Script[Answers]:
+        """Claims for several requests without limits, one statement each."""
         answers = []
-        for wish in wishes:
-            answers.append(RateLimitedClaim((yield _statement(wish.params, wish.lanes)), {}))
-        return answers
-
-    def _counted_script(self, wishes: list[_ClaimRequest]) -> Script[Answers]:
-        answers: list[Any] = []
-        for wish in wishes:
-            if wish.repeats and (before := (yield from _taken_before(wish))):
-                answers.append(RateLimitedClaim(before, {}))
-                continue
-            n = wish.params["n"]
-            if wish.counted:
-                n = yield from self._within_capacity(wish)
+        for request in requests:
             answers.append(
-                n if isinstance(n, Forbidden) else (yield from _claim_within_limits(wish, n))
+                RateLimitedClaim((yield _claim_statement(request.params, request.lanes)), {})
             )
         return answers
 
-    def _within_capacity(self, wish: _ClaimRequest) -> Script[int | Forbidden]:
-        """How many of the tasks wished for the agent and the workspace may run."""
-        # Counts are statements of their own: they must see what the last holder of the lock did.
-        n = yield from self._within_quota(wish)
-        agents = yield Statement("agent_lock", {"agent": wish.agent})
+    def _limited_script(self, requests: list[_ClaimRequest]) -> Script[Answers]:
+        """Claims within quotas and rate limits; a repeated token returns its earlier claim."""
+        answers: list[Any] = []
+        for request in requests:
+            if request.has_caller_token and (earlier := (yield from _fetch_earlier_claim(request))):
+                answers.append(RateLimitedClaim(earlier, {}))
+                continue
+            n = request.params["n"]
+            if request.has_running_limit:
+                n = yield from self._free_capacity(request)
+            answers.append(
+                n if isinstance(n, Forbidden) else (yield from _claim_within_limits(request, n))
+            )
+        return answers
+
+    def _free_capacity(self, request: _ClaimRequest) -> Script[int | Forbidden]:
+        """Returns how many of the requested tasks the agent and the workspace may still run.
+
+        Returns `Forbidden` if the agent is unknown or accepts no tasks. Locks workspace and agent.
+        """
+        # The count is a separate statement: it must see the writes of the previous lock holder.
+        n = yield from self._free_quota(request)
+        agents = yield Statement("agent_lock", {"agent": request.agent})
         if not agents:
-            return Forbidden("the agent was never registered", "agent_terminated")
+            text = f'agent {request.agent} is not registered; use "orchestrate agent create"'
+            return Forbidden(text, "agent_terminated")
         if agents[0]["status"] in ENDING:
-            return refusal(agents[0]["status"])
-        most = agents[0]["max_concurrent"]
-        load = (yield Statement("agent_load", {"agent": wish.agent}))[0]["load"]
-        if most is not None:
-            n = min(n, most - load)
+            return claim_refusal(agents[0]["status"])
+        max_running = agents[0]["max_concurrent"]
+        running = (yield Statement("agent_load", {"agent": request.agent}))[0]["load"]
+        if max_running is not None:
+            n = min(n, max_running - running)
         return n
 
-    def _within_quota(self, wish: _ClaimRequest) -> Script[int]:
-        """How many of the tasks wished for the workspace's quota allows."""
-        n: int = wish.params["n"]
-        workspace = {"workspace": wish.params["workspace"]}
+    def _free_quota(self, request: _ClaimRequest) -> Script[int]:
+        """Returns how many of the requested tasks the workspace's quota allows to run."""
+        n: int = request.params["n"]
+        workspace = {"workspace": request.params["workspace"]}
         if self._core.lanes.running(workspace["workspace"]) is None:
             return n
         rows = yield Statement("workspace_lock", workspace)
-        quota = quota_of(rows[0]["quota"] if rows else None)
-        most = effective(quota, self._core.lanes.ceiling).running if rows else 0
-        if most is None:
+        quota = parse_quota(rows[0]["quota"] if rows else None)
+        max_running = effective_quota(quota, self._core.lanes.ceiling).running if rows else 0
+        if max_running is None:
             return n
-        load: int = (yield Statement("workspace_load", workspace))[0]["load"]
-        return min(n, most - load)
+        running: int = (yield Statement("workspace_load", workspace))[0]["load"]
+        return min(n, max_running - running)
 
     async def _parse_rows(self, rows: Rows, token: str, claimant: Claimant) -> list[ClaimedTask]:
-        works = []
-        secret = []
-        placed = []
-        for row in sorted(rows, key=_RANK):
+        """Returns the claimed tasks with secrets and flow inputs, best rank first.
+
+        Tasks with an invalid row are quarantined, and tasks without their secrets or inputs are
+        reported as not started or failed.
+        """
+        tasks = []
+        secret_rows = []
+        flow_rows = []
+        for row in sorted(rows, key=_BY_RANK):
             try:
-                works.append(_work(row, token))
+                tasks.append(_parse_row(row, token))
             except (ValueError, TypeError, msgspec.MsgspecError) as error:
                 await self._quarantine(row, error)
                 continue
-            watched, given, env, flow = _LOOKED_AT(row)
+            watched, input_text, env, flow = _CHECKED_COLUMNS(row)
             if watched:
-                self._core.watched.add(row["id"], claim_snapshot(row))
-            if may_have_secrets(given) or may_have_secrets(env):
-                secret.append(row)
-            if flow is not None or refers(given):
-                placed.append(row)
-        # Secrets first: what a result says in the place of a reference names none.
-        if secret:
-            works = await self._with_secrets(works, await self._sealing.open(secret, claimant))
-        if placed:
-            works = await self._add_flow_inputs(works, placed)
-        for work in works:
-            self._sealing.remember(work.fence, work.secrets)
-        return works
+                self._core.claim_snapshots.add(row["id"], claim_snapshot(row))
+            if may_have_secrets(input_text) or may_have_secrets(env):
+                secret_rows.append(row)
+            if flow is not None or may_have_references(input_text):
+                flow_rows.append(row)
+        # Secrets first: text that a referenced result inserts must not be read as a secret name.
+        if secret_rows:
+            tasks = await self._add_secrets(
+                tasks, await self._task_secrets.decrypt_inputs(secret_rows, claimant)
+            )
+        if flow_rows:
+            tasks = await self._add_flow_inputs(tasks, flow_rows)
+        for task in tasks:
+            self._task_secrets.cache_redactor(task.fence, task.secrets)
+        return tasks
 
-    async def _add_flow_inputs(self, works: list[ClaimedTask], rows: Rows) -> list[ClaimedTask]:
-        """The works with what their flows add; those that lack something fail for good."""
-        given = {work.fence.task: work.input for work in works}
-        ready = [row for row in rows if row["id"] in given]
-        dressed = await self._core.read(self._dressing.build_inputs(ready, given))
-        whole = []
-        for work in works:
-            found = dressed.get(work.fence.task)
-            if isinstance(found, TenutoError):
-                failure = commands.Failure(message=found.message, retryable=False)
-                await self._fail(work.fence, failure)
-            elif found is None:
-                whole.append(work)
+    async def _add_flow_inputs(self, tasks: list[ClaimedTask], rows: Rows) -> list[ClaimedTask]:
+        """Adds group prompts and referenced results; tasks with a missing result fail for good."""
+        inputs = {task.fence.task: task.input for task in tasks}
+        valid_rows = [row for row in rows if row["id"] in inputs]
+        built = await self._core.read(self._input_builder.build_inputs(valid_rows, inputs))
+        complete = []
+        for task in tasks:
+            result = built.get(task.fence.task)
+            if isinstance(result, TenutoError):
+                failure = commands.Failure(message=result.message, retryable=False)
+                await self._fail_for_good(task.fence, failure)
+            elif result is None:
+                complete.append(task)
             else:
-                whole.append(msgspec.structs.replace(work, **found))
-        return whole
+                complete.append(msgspec.structs.replace(task, **result))
+        return complete
 
-    async def _fail(self, fence: Fence, failure: commands.Failure) -> None:
-        """End a task for good that lacks something, whether it runs or was only assigned."""
+    async def _fail_for_good(self, fence: Fence, failure: commands.Failure) -> None:
+        """Fails a RUNNING or ASSIGNED task without a retry."""
         command: commands.Command = commands.Fail(fence=fence, failure=failure)
         try:
             await self._core.apply_command(fence.task, command, actor="engine")
@@ -360,90 +411,111 @@ class TaskClaimer:
                 with suppress(TenutoError):
                     await self._core.apply_command(fence.task, command, actor="engine")
 
-    async def _with_secrets(
-        self, works: list[ClaimedTask], opened: dict[UUID, DecryptedInput | TenutoError]
+    async def _add_secrets(
+        self, tasks: list[ClaimedTask], decrypted: dict[UUID, DecryptedInput | TenutoError]
     ) -> list[ClaimedTask]:
-        """The works with what was left out of them; those that lack something do not start."""
-        whole = []
-        for work in works:
-            found = opened.get(work.fence.task)
-            if isinstance(found, TenutoError):
-                await self._cannot_start(work.fence, found)
-            elif found is None:
-                whole.append(work)
+        """Adds the decrypted values; tasks with missing secrets are reported as not started."""
+        complete = []
+        for task in tasks:
+            result = decrypted.get(task.fence.task)
+            if isinstance(result, TenutoError):
+                await self._report_not_started(task.fence, result)
+            elif result is None:
+                complete.append(task)
             else:
-                change = {"input": found.input, "env": found.env, "secrets": found.values}
-                whole.append(msgspec.structs.replace(work, **change))
-        return whole
+                change = {"input": result.input, "env": result.env, "secrets": result.values}
+                complete.append(msgspec.structs.replace(task, **change))
+        return complete
 
-    async def _cannot_start(self, fence: Fence, error: TenutoError) -> None:
-        """Give a task back whose secrets are out of reach; if that fails, its lease runs out."""
+    async def _report_not_started(self, fence: Fence, error: TenutoError) -> None:
+        """Ends an attempt whose secrets cannot be decrypted; if this fails, its lease expires."""
         failure = commands.Failure(message=error.message, error_class=ErrorClass.CRASH)
         command = commands.NotStarted(fence=fence, failure=failure)
         with suppress(TenutoError):
             await self._core.apply_command(fence.task, command, actor="engine")
 
     async def _quarantine(self, row: Row, error: Exception) -> None:
+        """Quarantines a claimed task whose row cannot be parsed."""
+
         def script() -> Script[None]:
             yield Statement(
                 "quarantine",
                 {
                     "id": row["id"],
-                    "message": f"unreadable task: {error}",
+                    "message": f"invalid row: {error}",
                     "now": self._core.now(),
                     "actor": "engine",
                 },
             )
 
-        await self._core.store.once(script)
+        await self._core.store.transact_one(script)
 
 
-def _statement(params: dict[str, Any], lanes: list[int]) -> Statement:
+def _claim_statement(params: dict[str, Any], lanes: list[int]) -> Statement:
+    """Returns the claim query; one lane has a query of its own."""
     if len(lanes) == 1:
         return Statement("claim_lane", params | {"lane": lanes[0]})
     return Statement("claim", params | {"lanes": lanes})
 
 
-def _taken_before(wish: _ClaimRequest) -> Script[Rows]:
-    """What another claim with the token took; until this one is over, no other looks."""
-    token = {"agent": wish.agent, "token": wish.params["token"]}
-    yield Statement("claim_turn", {"token": token["token"]})
-    # A statement of its own: it must see what the last holder of the lock took.
-    return (yield Statement("claimed_by_token", token))
+def _fetch_earlier_claim(request: _ClaimRequest) -> Script[Rows]:
+    """Returns the rows that another claim with the same token took.
+
+    Locks the token, so that claims with one token run one after the other.
+    """
+    params = {"agent": request.agent, "token": request.params["token"]}
+    yield Statement("claim_token_lock", {"token": params["token"]})
+    # A separate statement: it must see the claim of the previous lock holder.
+    return (yield Statement("claimed_by_token", params))
 
 
-def _claim_within_limits(wish: _ClaimRequest, n: int) -> Script[RateLimitedClaim]:
-    """Claim up to n of the tasks wished for, within the rate limits that hold for them."""
+def _claim_within_limits(request: _ClaimRequest, n: int) -> Script[RateLimitedClaim]:
+    """Claims up to `n` of the requested tasks, within the rate limits of their lanes."""
     if n <= 0:
         return RateLimitedClaim([], {})
-    if not wish.limited:
-        return RateLimitedClaim((yield _statement(wish.params | {"n": n}, wish.lanes)), {})
+    if not request.rate_limited_lanes:
+        return RateLimitedClaim(
+            (yield _claim_statement(request.params | {"n": n}, request.lanes)), {}
+        )
 
-    def claim(lanes: list[int], share: int) -> Statement:
-        return _statement(wish.params | {"n": share}, lanes)
+    def claim(lanes: list[int], max_tasks: int) -> Statement:
+        return _claim_statement(request.params | {"n": max_tasks}, lanes)
 
-    groups = wish.limited | ({(): wish.lanes} if wish.lanes else {})
-    workspace, now = wish.params["workspace"], wish.params["now"]
-    return (yield from rate_limits.take(workspace, groups, n, now, claim))
+    groups = request.rate_limited_lanes | ({(): request.lanes} if request.lanes else {})
+    workspace, now = request.params["workspace"], request.params["now"]
+    return (yield from rate_limits.claim_within_limits(workspace, groups, n, now, claim))
 
 
-def _work(row: Row, token: str) -> ClaimedTask:
-    task, attempt, *plain, command, cwd, env, given, metadata, parent, trace, saved, flow, key = (
-        _COLUMNS(row)
-    )
+def _parse_row(row: Row, token: str) -> ClaimedTask:
+    """Returns the claimed task in a row; raises an error of msgspec for invalid JSON."""
+    (
+        task,
+        attempt,
+        *unparsed,
+        command,
+        cwd,
+        env,
+        input_text,
+        metadata,
+        parent,
+        trace_id,
+        checkpoint,
+        flow,
+        key,
+    ) = _TASK_COLUMNS(row)
     if (retry := row["retry"]) is not None:
         msgspec.json.decode(retry, type=RetryPolicy)
-    return _MADE(
+    return _NEW_CLAIMED_TASK(
         Fence(task, attempt, token),
-        *plain,
+        *unparsed,
         None if command is None else msgspec.json.decode(command, type=list[str]),
         cwd,
         {} if env is None else msgspec.json.decode(env, type=dict[str, str | SecretReference]),
-        decode(given),
+        decode_json(input_text),
         {} if metadata is None else msgspec.json.decode(metadata, type=dict[str, Any]),
         parent,
-        trace,
-        decode(saved),
+        trace_id,
+        decode_json(checkpoint),
         flow,
         key,
     )

@@ -1,4 +1,4 @@
-"""Control: what people ask of tasks, one by one or by filter."""
+"""User actions on tasks, for one task or by filter: cancel, retry, pause, assign, rerun."""
 
 from typing import Any, Literal, TypeVar
 from uuid import UUID
@@ -8,7 +8,7 @@ import msgspec
 from tenuto.engine.agents.registry import AgentRegistry
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.rows import decode
+from tenuto.engine.rows import decode_json
 from tenuto.engine.tasks.query import Filter, TaskQueries
 from tenuto.engine.tasks.retry import TaskRetry
 from tenuto.engine.tasks.submit import Submitted, TaskSubmitter
@@ -37,45 +37,53 @@ _RERUN_FIELDS = (
 
 
 class ActionResult(msgspec.Struct, frozen=True):
-    """What an action by filter did: the ids it changed, and why others were left."""
+    """The result of an action by filter: the changed ids, and the error message per refused id."""
 
     done: list[UUID]
     refused: dict[str, str]
 
 
 class TaskController:
-    """The control family."""
+    """Applies user actions to tasks."""
 
     def __init__(
-        self, core: Core, submitting: TaskSubmitter, querying: TaskQueries, sealing: TaskSecrets
+        self, core: Core, submitter: TaskSubmitter, queries: TaskQueries, task_secrets: TaskSecrets
     ) -> None:
         self._core = core
-        self._sealing = sealing
-        self._submitting = submitting
-        self._querying = querying
+        self._task_secrets = task_secrets
+        self._submitter = submitter
+        self._queries = queries
 
     async def command(
         self, task: UUID, workspace: UUID, command: commands.Command, actor: str | None
     ) -> TaskChange | None:
-        """Apply one command of a person to one task."""
+        """Applies a user's command to one task and returns the change; `None` if repeated.
+
+        A retry of a task with a flow, concurrency key or dependencies returns `None`, too.
+        """
         reason = getattr(command, "reason", None)
         if reason is not None:
-            bounds.text("reason", reason, bounds.MAX_ERROR)
+            bounds.check_text("reason", reason, bounds.MAX_ERROR)
         if isinstance(command, commands.Retry):
-            if await self._is_tied(task, workspace):
-                await self.retry(task, workspace, actor, deep=False)
+            if await self._needs_cascade(task, workspace):
+                await self.retry(task, workspace, actor, with_dependents=False)
                 return None
             await self._restore_lane(task, workspace)
         return await self._core.apply_command(task, command, workspace=workspace, actor=actor)
 
-    async def retry(self, task: UUID, workspace: UUID, actor: str | None, *, deep: bool) -> int:
-        """Try an ended task again, and, `deep`, what ended because of it; answers how many."""
+    async def retry(
+        self, task: UUID, workspace: UUID, actor: str | None, *, with_dependents: bool
+    ) -> int:
+        """Retries a finished task and returns how many tasks were reopened.
+
+        With `with_dependents`, also reopens tasks that failed or were skipped because of the task.
+        """
         await self._restore_lane(task, workspace)
 
         def script(cascade: Cascade) -> Script[int]:
-            revival = TaskRetry(cascade, workspace, deep=deep)
-            yield from revival.retry(task)
-            return revival.revived
+            task_retry = TaskRetry(cascade, workspace, with_dependents=with_dependents)
+            yield from task_retry.retry(task)
+            return task_retry.reopened
 
         return await self._core.run_with_cascade(script, actor)
 
@@ -88,23 +96,25 @@ class TaskController:
         *,
         take: bool = False,
     ) -> None:
-        """Only the agent may take the task; `take` takes it from whoever runs it.
+        """Restricts the task to one agent, or lifts the restriction if `agent` is `None`.
 
-        The attempt that runs has lost its lease, so nothing it says counts any more.
+        With `take`, a running attempt loses its lease at once, so its later reports are refused.
+        Raises `Conflict` for a running task without `take`, and for a finished task.
         """
         if agent is not None:
             await AgentRegistry(self._core, workspace).profile(agent)
-        new = await self._asked_for(task, workspace)
-        needs = requirements(msgspec.structs.replace(new, target_agent=agent), workspace)
-        lane = (await self._core.lanes.ensure({needs}))[needs]
+        request = await self._load_request(task, workspace)
+        required = requirements(msgspec.structs.replace(request, target_agent=agent), workspace)
+        lane = (await self._core.lanes.ensure({required}))[required]
 
         def script(cascade: Cascade) -> Script[None]:
             rows = yield Statement("tasks_locked", {"ids": [task]})
             status = Status(rows[0]["status"])
             if status in TERMINAL:
-                raise Conflict(f"cannot assign a task that is {status}")
+                raise Conflict(f"task {task} is {status} and cannot be assigned")
             if status in LEASED and not take:
-                raise Conflict("the task is being run; reassign it to take it away")
+                text = f'task {task} is {status}; use "orchestrate task reassign" to move it'
+                raise Conflict(text)
             yield from cascade.apply_to_each(
                 [task], lambda _: commands.Assign(lane=lane, agent=agent)
             )
@@ -115,10 +125,10 @@ class TaskController:
 
         await self._core.run_with_cascade(script, actor)
 
-    async def _is_tied(self, task: UUID, workspace: UUID) -> bool:
-        """Whether the task has a flow, a concurrency key, or others that it waits for."""
+    async def _needs_cascade(self, task: UUID, workspace: UUID) -> bool:
+        """True if the task has a flow, a concurrency key or dependencies."""
         rows = await self._core.store.fetch(
-            Statement("places", rows={"wanted": [(task, workspace)]})
+            Statement("flow_positions", rows={"wanted": [(task, workspace)]})
         )
         if rows and (rows[0]["flow"] is not None or rows[0]["concurrency"] is not None):
             return True
@@ -126,9 +136,9 @@ class TaskController:
         return bool(await self._core.store.fetch(Statement("dependencies", params)))
 
     async def _restore_lane(self, task: UUID, workspace: UUID) -> None:
-        """A task that ended long ago may have outlived its lane."""
-        new = await self._asked_for(task, workspace)
-        await self._core.lanes.ensure({requirements(new, workspace)})
+        """Creates the task's lane again if the lane was pruned after the task finished."""
+        request = await self._load_request(task, workspace)
+        await self._core.lanes.ensure({requirements(request, workspace)})
 
     async def act(
         self,
@@ -141,12 +151,15 @@ class TaskController:
         limit: int = 1000,
         dry_run: bool = False,
     ) -> ActionResult:
-        """The same command for every task that the filter picks, newest first, up to `limit`."""
-        bounds.number("limit", limit, 1, bounds.MAX_BULK)
-        ids = await self._querying.ids(where, workspace, limit)
+        """Applies one action to up to `limit` tasks that match the filter, newest first.
+
+        With `dry_run`, returns the ids of the matching tasks and changes nothing.
+        """
+        bounds.check_number("limit", limit, 1, bounds.MAX_BULK)
+        ids = await self._queries.ids(where, workspace, limit)
         if dry_run:
             return ActionResult(ids, {})
-        done: list[UUID] = []
+        changed: list[UUID] = []
         refused: dict[str, str] = {}
         for task in ids:
             try:
@@ -154,53 +167,56 @@ class TaskController:
             except TenutoError as error:
                 refused[str(task)] = error.message
             else:
-                done.append(task)
-        return ActionResult(done, refused)
+                changed.append(task)
+        return ActionResult(changed, refused)
 
     async def rerun(
         self, task: UUID, workspace: UUID, actor: str | None, caller: Caller | None
     ) -> Submitted:
-        """A new task that asks for the same; the old one stays as it is."""
-        new = await self._asked_for(task, workspace)
-        await self._core.read(check_tasks(workspace, caller, [new]))
-        new = await self._sealing.decrypt_request(new, task, workspace)
-        return (await self._submitting.many([new], workspace, actor, rerun_of=task))[0]
+        """Submits a new task with the same request; the old task stays unchanged."""
+        request = await self._load_request(task, workspace)
+        await self._core.read(check_tasks(workspace, caller, [request]))
+        request = await self._task_secrets.decrypt_request(request, task, workspace)
+        return (await self._submitter.submit_many([request], workspace, actor, rerun_of=task))[0]
 
-    async def _asked_for(self, task: UUID, workspace: UUID) -> NewTask:
-        """What was asked for when the task was submitted; raises `Conflict` if that is gone."""
-        rows = await self._core.store.fetch(Statement("show", {"workspace": workspace, "id": task}))
+    async def _load_request(self, task: UUID, workspace: UUID) -> NewTask:
+        """Returns the request that the task was submitted with; `Conflict` if it was deleted."""
+        rows = await self._core.store.fetch(
+            Statement("task_show", {"workspace": workspace, "id": task})
+        )
         if not rows:
             raise NotFound(f"no task {task}")
         row = rows[0]
         check_payload_present(row["current_step"])
-        labels = await self._querying.labels([task])
+        labels = await self._queries.labels([task])
         fields: dict[str, Any] = {name: row[name] for name in _RERUN_FIELDS}
         retry = row["retry"]
         try:
             return NewTask(
                 **fields,
-                command=decode(row["command"]),
-                env=decode(row["env"]),
-                input=decode(row["input"]),
-                metadata=decode(row["metadata"]),
+                command=decode_json(row["command"]),
+                env=decode_json(row["env"]),
+                input=decode_json(row["input"]),
+                metadata=decode_json(row["metadata"]),
                 retry=None if retry is None else msgspec.json.decode(retry, type=RetryPolicy),
-                escalation=_read(row["escalation"], commands.Escalation),
-                concurrency=_read(row["concurrency"], Concurrency),
-                budget=_read(row["budget"], Budget),
+                escalation=_decode_optional(row["escalation"], commands.Escalation),
+                concurrency=_decode_optional(row["concurrency"], Concurrency),
+                budget=_decode_optional(row["budget"], Budget),
                 tags=labels[task].get("label", []),
                 task_tags=labels[task].get("tag", []),
                 capabilities=labels[task].get("capability", []),
             )
         except msgspec.MsgspecError as error:
-            raise Conflict(f"the row of task {task} is unreadable: {error}", "corrupt") from error
+            raise Conflict(f"task {task} has an invalid row: {error}", "corrupt") from error
 
 
-def _read(text: str | None, kind: type[T]) -> T | None:
+def _decode_optional(text: str | None, kind: type[T]) -> T | None:
+    """Returns the decoded JSON; `None` for no text."""
     return None if text is None else msgspec.json.decode(text, type=kind)
 
 
 def command_for(action: Action, reason: str | None) -> commands.Command:
-    """The model's command for an action's name."""
+    """Returns the command for an action's name."""
     match action:
         case "cancel":
             return commands.Cancel(reason=reason)

@@ -1,4 +1,4 @@
-"""Edit: what a task says about itself, and taking away what an ended one carried."""
+"""Edits fields of tasks and deletes the payload of finished tasks."""
 
 from typing import Any, Literal
 from uuid import UUID
@@ -16,7 +16,7 @@ from tenuto.store.protocol import Row, Script, Statement
 
 
 class TaskChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What to change of a task; what is unset stays."""
+    """Changes of a task's fields; unset fields stay unchanged."""
 
     title: str | msgspec.UnsetType = msgspec.UNSET
     description: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -24,22 +24,22 @@ class TaskChanges(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     priority: int | msgspec.UnsetType = msgspec.UNSET
     status: Literal["PAUSED", "PENDING"] | msgspec.UnsetType = msgspec.UNSET
-    """PAUSED holds the task, PENDING lets it go on."""
+    """PAUSED pauses the task, PENDING resumes it."""
 
-    def named(self) -> list[str]:
-        """The fields that are set."""
+    def changed_fields(self) -> list[str]:
+        """Returns the names of the fields to change."""
         return [name for name in self.__struct_fields__ if getattr(self, name) is not msgspec.UNSET]
 
 
 class _EditResult(msgspec.Struct, frozen=True):
-    """What orders have changed, and what followed."""
+    """The changes that were written, and the cascades of their follow-ups."""
 
     changed: list[TaskChange]
     cascades: list[Cascade]
 
 
 class TaskEditor:
-    """The edit family."""
+    """Edits tasks and deletes their payloads."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -53,108 +53,122 @@ class TaskEditor:
         *,
         version: int | None = None,
     ) -> None:
-        """Change a task, all or nothing; `version` is the one that the caller has seen."""
-        _check(changes)
-        named = changes.named()
-        orders: list[commands.Command] = []
-        if "priority" in named:
+        """Applies all changes to a task, or none.
+
+        Raises `Conflict` (`version_conflict`) if `version` is given and is not the task's version.
+        """
+        _check_changes(changes)
+        fields = changes.changed_fields()
+        edits: list[commands.Command] = []
+        if "priority" in fields:
             assert isinstance(changes.priority, int)
-            orders.append(commands.SetPriority(priority=changes.priority))
-            named.remove("priority")
-        statements = _statements(task, workspace, changes)
-        if said := [name for name in named if name != "status"]:
-            orders.append(commands.Edit(fields=tuple(said)))
-        if "status" in named:
-            orders.append(commands.Pause() if changes.status == "PAUSED" else commands.Resume())
+            edits.append(commands.SetPriority(priority=changes.priority))
+            fields.remove("priority")
+        statements = _edit_statements(task, workspace, changes)
+        if column_fields := [name for name in fields if name != "status"]:
+            edits.append(commands.Edit(fields=tuple(column_fields)))
+        if "status" in fields:
+            edits.append(commands.Pause() if changes.status == "PAUSED" else commands.Resume())
 
         def script() -> Script[_EditResult]:
-            applied = yield from self._applied(task, workspace, orders, actor, version)
-            for statement in statements:  # noqa: UP028  a list cannot be sent the answers
+            result = yield from self._apply_commands(task, workspace, edits, actor, version)
+            for statement in statements:  # noqa: UP028  a list cannot receive the rows
                 yield statement
-            return applied
+            return result
 
         applied = await self._core.store.transact(script)
         self._core.send_hints(applied.changed)
         for cascade in applied.cascades:
-            self._core.announce_cascade(cascade)
+            self._core.send_cascade_hints(cascade)
 
     async def erase(self, task: UUID, workspace: UUID, actor: str | None) -> None:
-        """Remove what an ended task carried, unless somebody alive may ask for it."""
-        own = {"id": task, "workspace": workspace}
+        """Deletes the payload of a finished task: its input, result and texts.
+
+        Raises `Conflict` if an unfinished task may still need its result.
+        """
+        params = {"id": task, "workspace": workspace}
 
         def script() -> Script[None]:
-            yield from self._applied(task, workspace, [commands.DeletePayload()], actor, None)
-            if (yield Statement("needed_still", own)):
-                raise Conflict("something that has not ended may still ask what the task has made")
-            yield Statement("erase", own)
+            yield from self._apply_commands(
+                task, workspace, [commands.DeletePayload()], actor, None
+            )
+            if (yield Statement("output_still_needed", params)):
+                raise Conflict(
+                    f"task {task} cannot be deleted: an unfinished task still needs its output"
+                )
+            yield Statement("payload_delete", params)
 
         await self._core.store.transact(script)
 
-    def _applied(
+    def _apply_commands(
         self,
         task: UUID,
         workspace: UUID,
-        orders: list[commands.Command],
+        edits: list[commands.Command],
         actor: str | None,
         version: int | None,
     ) -> Script[_EditResult]:
-        applied = _EditResult([], [])
+        """Locks the task, checks its version and applies the commands in order."""
+        result = _EditResult([], [])
         if version is not None:
-            row = yield from _own(task, workspace)
+            row = yield from _lock_task(task, workspace)
             if row["version"] != version:
-                raise Conflict("somebody changed the task since", "version_conflict")
-        for order in orders:
-            row = yield from _own(task, workspace)
+                text = f"task {task} has version {row['version']}, not {version}; read it again"
+                raise Conflict(text, "version_conflict")
+        for command in edits:
+            row = yield from _lock_task(task, workspace)
             try:
-                decided = self._core.try_decide(row, order, actor)
+                decided = self._core.try_decide(row, command, actor)
             except CorruptRow as error:
-                raise Conflict(f"the row of task {task} is unreadable", "corrupt") from error
+                raise Conflict(f"task {task} has an invalid row", "corrupt") from error
             if isinstance(decided, TenutoError):
                 raise decided
             if decided is not None:
-                applied.changed.append(decided)
-                cascade = yield from self._core.write_with_cascade([(decided, order)], [], actor)
+                result.changed.append(decided)
+                cascade = yield from self._core.write_with_cascade([(decided, command)], [], actor)
                 if cascade is not None:
-                    applied.cascades.append(cascade)
-        return applied
+                    result.cascades.append(cascade)
+        return result
 
 
-def _own(task: UUID, workspace: UUID) -> Script[Row]:
-    """The task's row, locked."""
+def _lock_task(task: UUID, workspace: UUID) -> Script[Row]:
+    """Locks and returns the task's row; raises `NotFound` outside the workspace."""
     rows = yield Statement("tasks_locked", {"ids": [task]})
     if not rows or rows[0]["workspace"] != workspace:
         raise NotFound(f"no task {task}")
     return rows[0]
 
 
-def _check(changes: TaskChanges) -> None:
+def _check_changes(changes: TaskChanges) -> None:
+    """Raises `Invalid` if a value is out of its bounds."""
     if isinstance(changes.title, str):
-        bounds.text("title", changes.title, bounds.MAX_TITLE, empty=False)
+        bounds.check_text("title", changes.title, bounds.MAX_TITLE, empty=False)
     if isinstance(changes.description, str):
-        bounds.text("description", changes.description, bounds.MAX_TEXT)
+        bounds.check_text("description", changes.description, bounds.MAX_TEXT)
     if isinstance(changes.priority, int):
-        bounds.number("priority", changes.priority, 1, 10)
+        bounds.check_number("priority", changes.priority, 1, 10)
     if changes.status not in (msgspec.UNSET, "PAUSED", "PENDING"):
-        raise Invalid("status can be changed to PAUSED and PENDING", field="status")
+        raise Invalid("status can only be changed to PAUSED or PENDING", field="status")
     if isinstance(changes.tags, tuple):
-        bounds.number("the number of tags", len(changes.tags), 0, bounds.MAX_TAGS)
+        bounds.check_number("the number of tags", len(changes.tags), 0, bounds.MAX_TAGS)
         for tag in changes.tags:
-            bounds.text("tags", tag, bounds.MAX_NAME, empty=False)
+            bounds.check_text("tags", tag, bounds.MAX_NAME, empty=False)
 
 
-def _statements(task: UUID, workspace: UUID, changes: TaskChanges) -> list[Statement]:
-    own = {"id": task, "workspace": workspace}
-    found = []
+def _edit_statements(task: UUID, workspace: UUID, changes: TaskChanges) -> list[Statement]:
+    """Returns the statements that write title, description, metadata and tags."""
+    key = {"id": task, "workspace": workspace}
+    statements = []
     params: dict[str, Any] = {}
     if isinstance(changes.title, str):
         params |= {"set_title": True, "title": changes.title}
     if changes.description is not msgspec.UNSET:
         params |= {"set_description": True, "description": changes.description}
     if changes.metadata is not msgspec.UNSET:
-        encoded = bounds.json_text("metadata", changes.metadata)
+        encoded = bounds.to_json_text("metadata", changes.metadata)
         params |= {"set_metadata": True, "metadata": encoded}
     if params:
-        found.append(Statement("edit", own | params))
+        statements.append(Statement("edit", key | params))
     if isinstance(changes.tags, tuple):
-        found.append(Statement("relabel", own | {"labels": list(dict.fromkeys(changes.tags))}))
-    return found
+        statements.append(Statement("relabel", key | {"labels": list(dict.fromkeys(changes.tags))}))
+    return statements

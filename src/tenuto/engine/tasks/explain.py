@@ -1,4 +1,4 @@
-"""Why a task is not running. Pure: from what was read to sentences."""
+"""Explains why a task is not running. Pure functions over rows that were read before."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -7,14 +7,14 @@ import msgspec
 
 from tenuto.engine.agents.lanes import Lane
 from tenuto.engine.views import Explanation, Gate
-from tenuto.model.agents.matching import FETCHES, AgentProfile, obstacles
+from tenuto.model.agents.matching import WORKERLESS_RUNTIMES, AgentProfile, find_mismatches
 from tenuto.model.limits import pauses as model
-from tenuto.model.tasks.task import LEASED, TERMINAL, Status, Task, queue_expiry
+from tenuto.model.tasks.task import LEASED, TERMINAL, Status, Task, queue_expires_at
 from tenuto.store.protocol import Row
 
 
 def waiting_for(task: Task, now: datetime) -> str | None:
-    """The one word for what a task waits for."""
+    """Returns the reason for WAITING in one word, for example `dependencies`; else `None`."""
     if task.status is not Status.WAITING:
         return None
     if task.hold is not None:
@@ -27,18 +27,18 @@ def waiting_for(task: Task, now: datetime) -> str | None:
 
 
 class ActiveGates(msgspec.Struct, frozen=True):
-    """What holds lanes back: gates, and for each agent by name the rate limits that are used up."""
+    """The active gates of a workspace: pauses and, per agent name, exhausted rate limits."""
 
     gates: Sequence[model.ClaimPause] = ()
     limits: Mapping[str, Mapping[str, datetime]] = {}
     holds: Mapping[str, str] = {}
-    """What there is to say of the task's own hold, by its word."""
+    """Texts about the task's own hold, by its kind; they replace the general text."""
     gateways: Mapping[str, str | None] = {}
-    """Of agents by name that a gateway spawns sessions for, what keeps it from doing so."""
+    """For agents with a gateway, by name: why the gateway cannot start sessions, or `None`."""
     quota: Sequence[Gate] = ()
-    """That the workspace may run no more."""
+    """Gates of the workspace's quota."""
     agents: Mapping[str, Sequence[str]] = {}
-    """Why agents by name take nothing now: silent, about to end, at their limit."""
+    """Why agents, by name, claim no tasks now: stale, draining or at their limit."""
 
 
 def explain(
@@ -49,18 +49,18 @@ def explain(
     ahead: int,
     now: datetime,
     needs: Sequence[Row] = (),
-    held: ActiveGates = ActiveGates(),  # noqa: B008  frozen
+    active: ActiveGates = ActiveGates(),  # noqa: B008  frozen
 ) -> Explanation:
-    """Every gate before the task, and for each agent what keeps it from taking the task."""
-    gates = _own_gates(task, now, needs, held.holds)
+    """Returns all gates that block the task, and for each agent why it cannot claim the task."""
+    gates = _own_gates(task, now, needs, active.holds)
     reasons: dict[str, list[str]] = {}
     if task.status not in TERMINAL and task.status not in LEASED:
-        gates += [*_lane_gates(lane, now, held), *held.quota]
-        reasons, waits = _agents(lane, agents, workers, now, held)
-        if all(reasons.values()) and waits:
-            gates += waits
+        gates += [*_lane_gates(lane, now, active), *active.quota]
+        reasons, delays = _agent_reasons(lane, agents, workers, now, active)
+        if all(reasons.values()) and delays:
+            gates += delays
         elif all(reasons.values()):
-            detail = "no agent with a live worker may take it" if reasons else "no agent is known"
+            detail = "no agent with a live worker can run it" if reasons else "no agent exists"
             gates.append(Gate(gate="agent", detail=detail))
         elif ahead:
             gates.append(Gate(gate="queue", detail=f"{ahead:,} tasks of its lane are before it"))
@@ -74,118 +74,130 @@ def explain(
     )
 
 
-_HOLDS = {
+_HOLD_TEXTS = {
     "turn": "waits for its turn in its group",
-    "approval": "waits for a person's yes or no; `inbox list` shows it",
+    "approval": "waits for a person's approval; `inbox list` shows the request",
     "input": "waits for a person's answer; `inbox list` shows the question",
-    "children": "its handler waits for tasks that it made; `task tree` shows them",
+    "children": "its handler waits for its subtasks; `task tree` shows them",
     "paused": "its flow is paused; `flow resume` continues",
-    "act": "the engine does it once nothing is in its way",
-    "budget": "its budget, or that of a task above it, is used up; `inbox list` shows it",
+    "act": "the engine runs this control task once nothing blocks it",
+    "budget": "the budget of the task or of a parent is used up; `inbox list` shows it",
 }
 
 
 def _own_gates(
     task: Task, now: datetime, needs: Sequence[Row], holds: Mapping[str, str]
 ) -> list[Gate]:
+    """Returns the gates of the task itself: pause, retry, hold, dependencies, start time, TTL."""
     gates = []
     if task.status is Status.PAUSED:
-        gates.append(Gate(gate="paused", detail="a person paused it; `task resume` continues"))
+        gates.append(Gate(gate="paused", detail="a user paused it; `task resume` continues"))
     if task.status is Status.RETRY_WAIT:
-        left = f"try {task.tries + 1} of {task.max_attempts}; last: {task.last_error}"
-        gates.append(Gate(gate="retry", detail=left, clears_at=task.next_attempt_at))
+        progress = f"try {task.tries + 1} of {task.max_attempts}; last: {task.last_error}"
+        gates.append(Gate(gate="retry", detail=progress, clears_at=task.next_attempt_at))
     if task.hold is not None:
-        what = task.hold.partition(":")[0]
-        detail = holds.get(what) or _HOLDS.get(what, f"waits for {what}")
-        gates.append(Gate(gate=what, detail=detail, clears_at=task.resume_at))
+        kind = task.hold.partition(":")[0]
+        detail = holds.get(kind) or _HOLD_TEXTS.get(kind, f"waits for {kind}")
+        gates.append(Gate(gate=kind, detail=detail, clears_at=task.resume_at))
     if task.unmet > 0:
-        gates.append(Gate(gate="dependencies", detail=_waits_for(task, needs)))
+        gates.append(Gate(gate="dependencies", detail=_format_dependencies(task, needs)))
     if task.run_at is not None and task.run_at > now and task.status not in TERMINAL:
         gates.append(Gate(gate="schedule", detail="starts later", clears_at=task.run_at))
     if task.cancel_requested_at is not None and task.status in LEASED:
         gates.append(Gate(gate="cancel", detail="its session is being stopped"))
-    expiry = queue_expiry(task)
+    expiry = queue_expires_at(task)
     if expiry is not None and task.status not in TERMINAL:
-        gates.append(Gate(gate="ttl", detail="fails unless it has started by", clears_at=expiry))
+        gates.append(Gate(gate="ttl", detail="fails unless it starts by then", clears_at=expiry))
     return gates
 
 
-def _waits_for(task: Task, needs: Sequence[Row]) -> str:
-    open_ = [row for row in needs if not row["met"]]
-    shown = ", ".join(f"{row['title']} ({row['id']}, {row['status']})" for row in open_[:5])
+def _format_dependencies(task: Task, needs: Sequence[Row]) -> str:
+    """Returns a text with the number of unmet dependencies and the first five of them."""
+    unmet = [row for row in needs if not row["met"]]
+    shown = ", ".join(f"{row['title']} ({row['id']}, {row['status']})" for row in unmet[:5])
     more = f" and {task.unmet - 5:,} more" if task.unmet > 5 else ""
-    return f"{task.unmet:,} tasks have to end first: {shown}{more}"
+    return f"{task.unmet:,} tasks must finish first: {shown}{more}"
 
 
-def _lane_gates(lane: Lane | None, now: datetime, held: ActiveGates) -> list[Gate]:
+def _lane_gates(lane: Lane | None, now: datetime, active: ActiveGates) -> list[Gate]:
+    """Returns the active pauses of the lane, and its closing by a provider's limit."""
     if lane is None:
-        return [Gate(gate="lane", detail="its lane is not known; cancel and `task rerun` it")]
-    found = [
-        Gate(gate="pause", detail=f"{gate.describe}; `resume` continues", clears_at=gate.until)
-        for gate in held.gates
-        if gate.holds(now) and gate.blocks_lane(lane.id, lane.requirements)
+        return [Gate(gate="lane", detail="its lane does not exist; cancel it and use `task rerun`")]
+    gates = [
+        Gate(gate="pause", detail=f"{gate.description}; `resume` continues", clears_at=gate.until)
+        for gate in active.gates
+        if gate.is_active(now) and gate.blocks_lane(lane.id, lane.requirements)
     ]
     if lane.closed_until is not None and lane.closed_until > now:
-        why = lane.closed_why or "closed"
-        found.append(Gate(gate="lane", detail=f"lane closed: {why}", clears_at=lane.closed_until))
-    return found
+        reason = lane.closed_why or "closed"
+        gates.append(
+            Gate(gate="lane", detail=f"lane closed: {reason}", clears_at=lane.closed_until)
+        )
+    return gates
 
 
-def _agents(
+def _agent_reasons(
     lane: Lane | None,
     agents: Mapping[str, AgentProfile],
     workers: Iterable[Row],
     now: datetime,
-    held: ActiveGates,
+    active: ActiveGates,
 ) -> tuple[dict[str, list[str]], list[Gate]]:
-    """What keeps each agent from the task, and what those wait for who else could take it."""
-    live: dict[str, int] = {}
+    """Returns why each agent cannot claim the task, and the gates that only delay an agent."""
+    free_slots: dict[str, int] = {}
     for worker in workers:
         if worker["status"] == "RUNNING":
             free = worker["slots"] - worker["running"]
             for name in msgspec.json.decode(worker["agents"], type=list[str]):
-                live[name] = live.get(name, 0) + max(free, 0)
+                free_slots[name] = free_slots.get(name, 0) + max(free, 0)
     reasons: dict[str, list[str]] = {}
-    waits: dict[str, Gate] = {}
+    delays: dict[str, Gate] = {}
     for name, agent in agents.items():
-        why = [] if lane is None else obstacles(agent, lane.requirements)
-        waiting = [] if why else _waits(name, now, held)
-        if not why and name in held.gateways:
-            broken = held.gateways[name]
-            why = [] if broken is None else [broken]
-            waits |= {gate.detail: gate for gate in waiting}
-        elif not why and name not in live and FETCHES.isdisjoint(agent.runtimes):
-            why = ["no live worker hosts it"]
-        elif not why and live.get(name) == 0:
-            why = ["all its slots are busy"]
-        elif not why:
-            waits |= {gate.detail: gate for gate in waiting}
-        reasons[name] = [gate.detail for gate in waiting] + why + list(held.agents.get(name, ()))
-    return reasons, list(waits.values())
+        obstacles = [] if lane is None else find_mismatches(agent, lane.requirements)
+        gates = [] if obstacles else _agent_gates(name, now, active)
+        if not obstacles and name in active.gateways:
+            problem = active.gateways[name]
+            obstacles = [] if problem is None else [problem]
+            delays |= {gate.detail: gate for gate in gates}
+        elif (
+            not obstacles
+            and name not in free_slots
+            and WORKERLESS_RUNTIMES.isdisjoint(agent.runtimes)
+        ):
+            obstacles = ["no live worker hosts this agent"]
+        elif not obstacles and free_slots.get(name) == 0:
+            obstacles = ["all its slots are busy"]
+        elif not obstacles:
+            delays |= {gate.detail: gate for gate in gates}
+        reasons[name] = (
+            [gate.detail for gate in gates] + obstacles + list(active.agents.get(name, ()))
+        )
+    return reasons, list(delays.values())
 
 
-def _waits(agent: str, now: datetime, held: ActiveGates) -> list[Gate]:
-    """What holds an agent back that may take the task."""
-    found = [
-        Gate(gate="pause", detail=gate.describe, clears_at=gate.until)
-        for gate in held.gates
-        if gate.holds(now) and gate.blocks_agent(agent)
+def _agent_gates(agent: str, now: datetime, active: ActiveGates) -> list[Gate]:
+    """Returns the pauses and rate limits of an agent that is able to run the task."""
+    gates = [
+        Gate(gate="pause", detail=gate.description, clears_at=gate.until)
+        for gate in active.gates
+        if gate.is_active(now) and gate.blocks_agent(agent)
     ]
-    for name, at in held.limits.get(agent, {}).items():
+    for name, at in active.limits.get(agent, {}).items():
         when = at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         detail = f"rate limit {name}: next at {when}"
-        found.append(Gate(gate="rate_limit", detail=detail, clears_at=at))
-    return found
+        gates.append(Gate(gate="rate_limit", detail=detail, clears_at=at))
+    return gates
 
 
 def _summary(task: Task, gates: list[Gate]) -> str:
+    """Returns the task's state in one line; for an open task, the details of all gates."""
     if task.status in TERMINAL:
-        ended = f"ended {task.status}"
-        return f"{ended}: {task.last_error}" if task.last_error else ended
+        outcome = f"ended {task.status}"
+        return f"{outcome}: {task.last_error}" if task.last_error else outcome
     if task.status is Status.RUNNING:
         return f"running: attempt {task.attempt} on {task.worker}"
     if task.status is Status.ASSIGNED:
-        return f"assigned: attempt {task.attempt}, its session has not begun"
+        return f"assigned: attempt {task.attempt}, its session has not started"
     if not gates:
-        return "ready: the next free slot takes it"
+        return "ready: the next free slot claims it"
     return "; ".join(gate.detail for gate in gates)

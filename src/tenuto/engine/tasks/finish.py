@@ -1,4 +1,4 @@
-"""Ends: how an attempt's end is recorded, once and only for the attempt that owns the task."""
+"""Stores the outcome of an attempt, once, and only for the attempt that owns the task."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,9 +11,14 @@ from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.chains import ChainedCompletion, ClaimSnapshot
 from tenuto.engine.flows.outcomes import FinishedTask
-from tenuto.engine.limits.budgets import counted, spend
+from tenuto.engine.limits.budgets import count_in_metrics, record_usage
 from tenuto.engine.tenancy.encryption import TaskSecrets
-from tenuto.engine.tenancy.output_redaction import IN_ITS_WORDS, check_fence, check_report, redacted
+from tenuto.engine.tenancy.output_redaction import (
+    REPORTED_TEXT_FIELDS,
+    check_fence,
+    check_report,
+    redact_command,
+)
 from tenuto.model import bounds
 from tenuto.model.flows.progress import ControlTaskFailed
 from tenuto.model.limits.budgets import Usage, check_usage
@@ -25,31 +30,36 @@ from tenuto.store.protocol import Script, Statement
 
 
 class _Completion(msgspec.Struct, frozen=True):
+    """One completion as it waits for its batch."""
+
     command: commands.Complete
     workspace: UUID
     actor: str | None
     usage: Usage | None = None
-    standing: ClaimSnapshot | None = None
+    snapshot: ClaimSnapshot | None = None
 
 
 class _CompletionResult(msgspec.Struct, frozen=True):
-    """Whether a completion was accepted; one of a batch brings what followed."""
+    """The result of a completion; the first one of a batch has the cascade of all."""
 
-    moved: bool
+    is_stored: bool
     cascade: Cascade | None = None
     lanes: set[int] = set()
 
 
 class AttemptFinisher:
-    """The ends of one workspace's attempts, and their beginnings."""
+    """Stores outcomes and starts of the attempts of one workspace."""
 
-    def __init__(self, core: Core, sealing: TaskSecrets, workspace: UUID) -> None:
+    def __init__(self, core: Core, task_secrets: TaskSecrets, workspace: UUID) -> None:
         self._core = core
         self._workspace = workspace
-        self._sealing = sealing
-        self._complete = WriteKind("complete", self._complete_script, one_statement=True)
-        self._watched = WriteKind(
-            "complete_watched", self._watched_script, leads=True, single=self._linked
+        self._task_secrets = task_secrets
+        self._plain_kind = WriteKind("complete", self._complete_script, one_statement=True)
+        self._watched_kind = WriteKind(
+            "complete_watched",
+            self._watched_script,
+            leads=True,
+            single=self._chained_script_factory,
         )
 
     async def complete(
@@ -61,161 +71,188 @@ class AttemptFinisher:
         actor: str | None,
         usage: Usage | None = None,
     ) -> None:
-        """Record the result; accepted once, and only from the attempt that owns the task."""
+        """Stores the result; accepted once, and only from the attempt that owns the task."""
         check_fence(fence)
-        redactor = self._sealing.known(fence) or await self._sealing.redactor(fence)
+        redactor = self._task_secrets.cached_redactor(fence) or await self._task_secrets.redactor(
+            fence
+        )
         if summary is not None:
-            summary = redactor.text(bounds.text("summary", summary, bounds.MAX_TEXT))
-        text = redactor.json(bounds.json_text("output", output))
+            summary = redactor.redact_text(bounds.check_text("summary", summary, bounds.MAX_TEXT))
+        text = redactor.redact_json(bounds.to_json_text("output", output))
         command = commands.Complete(fence=fence, output=text, summary=summary)
         _check_usage(usage)
-        standing = self._core.watched.take(fence.task)
-        known = standing is not None or usage is not None
-        result = _Completion(command, workspace, actor, usage, standing)
-        moved = not known and await self._core.batcher.submit(
-            self._complete, result, key=fence.task.int
+        snapshot = self._core.claim_snapshots.pop(fence.task)
+        needs_cascade = snapshot is not None or usage is not None
+        completion = _Completion(command, workspace, actor, usage, snapshot)
+        is_stored = not needs_cascade and await self._core.batcher.submit(
+            self._plain_kind, completion, key=fence.task.int
         )
-        if not moved:
-            await self._complete_with_cascade(result)
-        self._sealing.forget(fence)
+        if not is_stored:
+            await self._complete_with_cascade(completion)
+        self._task_secrets.evict(fence)
 
-    async def _complete_with_cascade(self, result: _Completion) -> None:
-        """Finish a task together with what follows from it."""
-        fence = result.command.fence
+    async def _complete_with_cascade(self, completion: _Completion) -> None:
+        """Completes a task and writes all follow-ups in the same transaction."""
+        fence = completion.command.fence
         try:
-            done: _CompletionResult = await self._core.batcher.submit(
-                self._watched, result, key=fence.task.int
+            result: _CompletionResult = await self._core.batcher.submit(
+                self._watched_kind, completion, key=fence.task.int
             )
         except ControlTaskFailed as error:
             failure = commands.Failure(message=error.message, retryable=False)
             fail = commands.Fail(fence=fence, failure=failure)
-            await self.order(fail, result.actor, result.usage)
+            await self.apply(fail, completion.actor, completion.usage)
             return
-        if result.usage is not None and done.moved:
-            counted(result.usage)
-        if done.cascade is not None:
-            self._core.announce_cascade(done.cascade)
-        if done.lanes:
-            self._core.wakeups.announce([f"lane:{lane}" for lane in done.lanes])
-        if not done.moved:
-            # Neither of the plain cases: the model says what it is.
-            await self._ordered(result.command, result.workspace, result.actor)
+        if completion.usage is not None and result.is_stored:
+            count_in_metrics(completion.usage)
+        if result.cascade is not None:
+            self._core.send_cascade_hints(result.cascade)
+        if result.lanes:
+            self._core.wakeups.notify([f"lane:{lane}" for lane in result.lanes])
+        if not result.is_stored:
+            # The fast path did not match the row: the model decides, or raises the error.
+            await self._apply_with_usage(completion.command, completion.workspace, completion.actor)
 
-    async def _ordered(
+    async def _apply_with_usage(
         self,
         command: commands.AttemptCommand,
         workspace: UUID,
         actor: str | None,
         usage: Usage | None = None,
     ) -> TaskChange | None:
-        """Apply a command, and count with it what its attempt has used."""
+        """Applies a command and records the attempt's usage in the same transaction."""
         task = command.fence.task
         first = None
         if usage is not None:
-            first = partial(spend, self._core, workspace, command.fence, usage, at_end=True)
+            first = partial(record_usage, self._core, workspace, command.fence, usage, at_end=True)
         return await self._core.apply_command(
             task, command, workspace=workspace, actor=actor, first=first
         )
 
-    def _watched_script(self, results: list[_Completion]) -> Script[Answers]:
-        plain = yield from self._count_usage(results)
-        rows = yield self._completion("complete_watched", results)
-        cascade = self._core.cascade(results[0].actor, strict=True)
+    def _watched_script(self, completions: list[_Completion]) -> Script[Answers]:
+        """Completes watched tasks and writes their follow-ups in one cascade."""
+        unwatched = yield from self._store_usage(completions)
+        rows = yield self._completion_statement("complete_watched", completions)
+        cascade = self._core.cascade(completions[0].actor, strict=True)
         yield from cascade.run(
             FinishedTask(row["id"], row["workspace"], Status.COMPLETED, row)
             for row in sorted(rows, key=lambda row: row["id"].int)
         )
-        moved = {row["id"] for row in rows} | plain
-        told = [_CompletionResult(each.command.fence.task in moved) for each in results]
-        told[0] = _CompletionResult(told[0].moved, cascade)
-        return told
+        stored = {row["id"] for row in rows} | unwatched
+        answers = [
+            _CompletionResult(completion.command.fence.task in stored) for completion in completions
+        ]
+        answers[0] = _CompletionResult(answers[0].is_stored, cascade)
+        return answers
 
-    def _linked(self, result: _Completion) -> Callable[[], Script[_CompletionResult | None]] | None:
-        """A completion and what follows from it in one statement, if that is known to be plain."""
-        if result.standing is None or result.usage is not None:
+    def _chained_script_factory(
+        self, completion: _Completion
+    ) -> Callable[[], Script[_CompletionResult | None]] | None:
+        """Returns a script that completes the task and activates its successor in one statement.
+
+        Returns `None` if the completion needs a cascade.
+        """
+        if completion.snapshot is None or completion.usage is not None:
             return None
-        link = self._core.link(result.command.fence.task, result.standing, result.actor)
-        return None if link is None else partial(self._linked_script, result, link)
+        link = self._core.chained_completion(
+            completion.command.fence.task, completion.snapshot, completion.actor
+        )
+        return None if link is None else partial(self._chained_script, completion, link)
 
-    def _linked_script(
-        self, result: _Completion, link: ChainedCompletion
+    def _chained_script(
+        self, completion: _Completion, link: ChainedCompletion
     ) -> Script[_CompletionResult | None]:
-        fence, found = result.command.fence, _found(result)
+        """Runs the statement of `_chained_script_factory`; `None` if the row did not match."""
+        fence, result_row = completion.command.fence, _result_row(completion)
         params = {
             "id": fence.task,
             "attempt": fence.attempt,
             "token": token_hash(fence.token),
-            "workspace": result.workspace,
+            "workspace": completion.workspace,
             "now": self._core.now(),
         }
-        rows = yield link.statement(params, [] if found is None else [found])
+        rows = yield link.statement(params, [] if result_row is None else [result_row])
         if not rows:
             return None
-        woken = {row["lane"] for row in rows if row.get("status") == Status.PENDING}
-        return _CompletionResult(moved=True, lanes=woken | link.lanes)
+        woken_lanes = {row["lane"] for row in rows if row.get("status") == Status.PENDING}
+        return _CompletionResult(is_stored=True, lanes=woken_lanes | link.lanes)
 
-    def _count_usage(self, results: list[_Completion]) -> Script[set[UUID]]:
-        """Count what attempts used that say so at their end; those whose end nobody watches end."""
-        paying = []
-        for each in results:
-            if each.usage is not None:
-                yield from spend(
-                    self._core, self._workspace, each.command.fence, each.usage, at_end=True
+    def _store_usage(self, completions: list[_Completion]) -> Script[set[UUID]]:
+        """Records the usage sent with completions, and completes their unwatched tasks.
+
+        Returns the ids of the completed tasks.
+        """
+        with_usage = []
+        for completion in completions:
+            if completion.usage is not None:
+                yield from record_usage(
+                    self._core,
+                    self._workspace,
+                    completion.command.fence,
+                    completion.usage,
+                    at_end=True,
                 )
-                paying.append(each)
-        if not paying:
+                with_usage.append(completion)
+        if not with_usage:
             return set()
-        rows = yield self._completion("complete_if_owned", paying)
+        rows = yield self._completion_statement("complete_if_owned", with_usage)
         return {row["id"] for row in rows}
 
-    def _complete_script(self, results: list[_Completion]) -> Script[Answers]:
-        rows = yield self._completion("complete_if_owned", results)
-        if len(rows) == len(results):
-            return [True] * len(results)
-        moved = {row["id"] for row in rows}
-        return [result.command.fence.task in moved for result in results]
+    def _complete_script(self, completions: list[_Completion]) -> Script[Answers]:
+        """Completes unwatched tasks; answers per completion whether it was stored."""
+        rows = yield self._completion_statement("complete_if_owned", completions)
+        if len(rows) == len(completions):
+            return [True] * len(completions)
+        stored = {row["id"] for row in rows}
+        return [completion.command.fence.task in stored for completion in completions]
 
-    def _completion(self, query: str, results: list[_Completion]) -> Statement:
-        done = []
-        found = []
-        for result in sorted(results, key=lambda each: each.command.fence.task.int):
-            fence = result.command.fence
-            done.append((fence.task, fence.attempt, token_hash(fence.token)))
-            if (each := _found(result)) is not None:
-                found.append(each)
+    def _completion_statement(self, query: str, completions: list[_Completion]) -> Statement:
+        """Returns the statement that completes these tasks, in task order, with their results."""
+        fences = []
+        result_rows = []
+        for completion in sorted(completions, key=lambda item: item.command.fence.task.int):
+            fence = completion.command.fence
+            fences.append((fence.task, fence.attempt, token_hash(fence.token)))
+            if (row := _result_row(completion)) is not None:
+                result_rows.append(row)
         params = {"now": self._core.now(), "workspace": self._workspace}
-        return Statement(query, params, {"done": done, "result": found})
+        return Statement(query, params, {"done": fences, "result": result_rows})
 
-    async def order(
+    async def apply(
         self, command: commands.AttemptCommand, actor: str | None, usage: Usage | None = None
     ) -> TaskChange | None:
-        """Any other end of an attempt, or its beginning, as the model decides."""
+        """Applies any other command of an attempt (fail, park, begin, ...) and its usage.
+
+        Returns the change; `None` for a repeated command.
+        """
         check_report(command)
         _check_usage(usage)
-        if any(getattr(command, field, None) is not None for field in IN_ITS_WORDS):
-            command = redacted(command, await self._sealing.redactor(command.fence))
-        change = await self._ordered(command, self._workspace, actor, usage)
+        if any(getattr(command, field, None) is not None for field in REPORTED_TEXT_FIELDS):
+            command = redact_command(command, await self._task_secrets.redactor(command.fence))
+        change = await self._apply_with_usage(command, self._workspace, actor, usage)
         if usage is not None and change is not None:
-            counted(usage)
+            count_in_metrics(usage)
         if not isinstance(command, commands.Begin):
-            self._sealing.forget(command.fence)
+            self._task_secrets.evict(command.fence)
         return change
 
-    async def receipt(self, fence: Fence, receipt: dict[str, Any]) -> dict[str, Any]:
-        """A receipt as it may be stored."""
-        bounds.json_text("receipt", receipt)
-        struck_out: dict[str, Any] = (await self._sealing.redactor(fence)).value(receipt)
-        return struck_out
+    async def redact_receipt(self, fence: Fence, receipt: dict[str, Any]) -> dict[str, Any]:
+        """Returns a receipt without the task's secret values."""
+        bounds.to_json_text("receipt", receipt)
+        redactor = await self._task_secrets.redactor(fence)
+        redacted: dict[str, Any] = redactor.redact_value(receipt)
+        return redacted
 
 
-def _found(result: _Completion) -> tuple[Any, ...] | None:
-    """The row of what an attempt has made, if it has made anything."""
-    command = result.command
+def _result_row(completion: _Completion) -> tuple[Any, ...] | None:
+    """Returns the row with output and summary; `None` if the attempt has neither."""
+    command = completion.command
     if command.output is None and command.summary is None:
         return None
-    return command.fence.task, result.workspace, command.output, command.summary
+    return command.fence.task, completion.workspace, command.output, command.summary
 
 
 def _check_usage(usage: Usage | None) -> None:
+    """Raises `Invalid` for a usage out of its bounds."""
     if usage is not None:
         check_usage(usage)

@@ -1,4 +1,7 @@
-"""Upkeep: what a coordinator repairs and promotes. Bounded, repeatable, safe in any number."""
+"""The duties of a coordinator: expire, promote, archive, prune, relay, elect.
+
+Each duty is bounded and idempotent, and any number of coordinators can run it at the same time.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -9,43 +12,43 @@ import msgspec
 
 from tenuto.clock import EPOCH
 from tenuto.crash_points import crash_point
-from tenuto.engine.agents.escalation import escalate, lost
-from tenuto.engine.agents.subtask_tree import close_forsaken
-from tenuto.engine.agents.subtasks import lapsed
+from tenuto.engine.agents.escalation import escalate, failed_for_good
+from tenuto.engine.agents.subtask_tree import close_open_questions
+from tenuto.engine.agents.subtasks import store_default_answers
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.outcomes import FinishedTask
-from tenuto.engine.rows import CorruptRow, task_of, write_changes
+from tenuto.engine.rows import CorruptRow, changes_statement, parse_task
 from tenuto.model import bounds
 from tenuto.model.errors import TenutoError
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.commands import Command, DecisionContext
-from tenuto.model.tasks.decide import decide, on_due
-from tenuto.model.tasks.task import TERMINAL, Task, TaskChange, due_at
+from tenuto.model.tasks.decide import decide, due_command
+from tenuto.model.tasks.task import TERMINAL, Task, TaskChange, next_due_at
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 BATCH = 500
-LOOK_AGAIN = timedelta(seconds=10)
+RECHECK_AFTER = timedelta(seconds=10)
 ARCHIVE_AFTER = timedelta(days=7)
 PAYLOAD_AFTER = timedelta(days=30)
 AUDIT_AFTER = timedelta(days=365)
 DELIVERY_AFTER = timedelta(days=30)
 LANE_AFTER = timedelta(days=1)
-ANSWER_AFTER = timedelta(days=1)
+STORED_RESPONSE_AFTER = timedelta(days=1)
 WORKER_LOST_AFTER = timedelta(minutes=2)
-WORKER_FORGET_AFTER = timedelta(days=1)
+WORKER_DELETE_AFTER = timedelta(days=1)
 
 STANDBY_S = 90.0
-"""How long somebody who said to stand by is believed."""
-APART = UUID(int=0)
-"""The workspace of what belongs to no tenant: the events of coordinators themselves."""
+"""Seconds for which a standby counts as alive after its last report."""
+SYSTEM_WORKSPACE = UUID(int=0)
+"""The workspace of data without a tenant: the events of coordinators."""
 
 Sink = Callable[[Sequence[Row]], Awaitable[int | None]]
-"""A subscriber: answers how many of the events, from the first, it has taken; nothing means all."""
+"""A subscriber. Returns how many of the events, from the first, it accepted; `None` means all."""
 
 
 class CycleReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How a leader's last cycle went: seconds, in all and by duty, what it did, what failed."""
+    """The report of a leader's last cycle: seconds, total and by duty, counts per duty, error."""
 
     seconds: float
     duties: dict[str, float] = {}
@@ -54,7 +57,7 @@ class CycleReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leadership(msgspec.Struct, frozen=True):
-    """Who leads since when, the how-manieth leader it is, and how its last cycle went."""
+    """The current or last leader: holder, epoch, lease, and the report of its last cycle."""
 
     holder: str
     epoch: int
@@ -66,10 +69,11 @@ class Leadership(msgspec.Struct, frozen=True):
 
 
 class LeaseExemption(msgspec.Struct, frozen=True):
-    """Leases that end in a span of time: their owners, perhaps alive, could not renew them.
+    """Time range in which expired leases are kept: live workers could not renew them.
 
-    None of them is ended, for its own end or by a timer. What comes after the span does not count
-    yet, so that whoever stands still between asking for it and using it ends nothing by that.
+    An attempt whose lease expires in the range is ended neither by expiry nor by a timer. Times
+    after the range do not count yet, so a process that is suspended between reading the range and
+    using it ends no attempt by mistake.
     """
 
     since: datetime
@@ -80,166 +84,178 @@ EVERY_LEASE = LeaseExemption(EPOCH, datetime.max.replace(tzinfo=UTC))
 
 
 class TaskMaintenance:
-    """The upkeep family. Each `*_once` answers how many rows it changed."""
+    """Runs the duties of a coordinator. Each `*_once` returns the number of changed rows."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._turn: UUID | None = None
+        self._next_workspace: UUID | None = None
 
     async def expire_once(
-        self, actor: str, workspace: UUID | None = None, *, spared: LeaseExemption | None = None
+        self, actor: str, workspace: UUID | None = None, *, exempt: LeaseExemption | None = None
     ) -> int:
-        """End the attempts whose lease ran out, of one workspace or of all."""
-        params = {"now": self._expiry_cutoff(spared), "workspace": workspace, "most": BATCH}
+        """Ends the attempts with an expired lease, of one workspace or of all."""
+        params = {"now": self._expiry_cutoff(exempt), "workspace": workspace, "most": BATCH}
         return await self._expire(Statement("leases_expired", params), actor)
 
-    async def expire_fairly(self, actor: str, *, spared: LeaseExemption | None = None) -> int:
-        """The same for all, as many of each workspace as of any other."""
-        params = {"now": self._expiry_cutoff(spared), "most": BATCH}
-        return await self._expire(Statement("leases_expired_in_turns", params), actor)
+    async def expire_shared(self, actor: str, *, exempt: LeaseExemption | None = None) -> int:
+        """Ends the attempts with an expired lease, with an equal share for each workspace."""
+        params = {"now": self._expiry_cutoff(exempt), "most": BATCH}
+        return await self._expire(Statement("leases_expired_by_workspace", params), actor)
 
-    def _expiry_cutoff(self, spared: LeaseExemption | None) -> datetime:
-        """The instant before which a lease must have ended to be taken for lost."""
+    def _expiry_cutoff(self, exempt: LeaseExemption | None) -> datetime:
+        """Returns the time before which a lease must have expired to count as lost."""
         now = self._core.now()
-        return now if spared is None else min(now, spared.since)
+        return now if exempt is None else min(now, exempt.since)
 
-    async def _expire(self, found: Statement, actor: str) -> int:
-        return await self._decide_each(found, actor, lambda _task, _now: commands.Expire())
+    async def _expire(self, expired: Statement, actor: str) -> int:
+        """Ends the attempts that the query returns as expired; returns how many."""
+        return await self._decide_each(expired, actor, lambda _task, _now: commands.Expire())
 
     async def expire_worker(self, worker: str, actor: str) -> int:
-        """End all attempts of a worker that was seen to die, at once, a batch at a time."""
-        found = Statement("leases_of_worker", {"worker": worker, "most": BATCH})
+        """Ends all attempts of a worker that is known to be dead, in batches, without waiting.
+
+        Returns the number of ended attempts.
+        """
+        leases = Statement("leases_of_worker", {"worker": worker, "most": BATCH})
         ended = 0
-        # The dead claim nothing, so each batch leaves less.
-        while done := await self._decide_each(
-            found, actor, lambda _task, _now: commands.Expire(seen_dead=True)
+        # A dead worker claims no tasks, so each batch leaves fewer leases.
+        while n := await self._decide_each(
+            leases, actor, lambda _task, _now: commands.Expire(seen_dead=True)
         ):
-            ended += done
+            ended += n
         return ended
 
     async def promote_once(
-        self, actor: str, workspace: UUID | None = None, *, spared: LeaseExemption | None = None
+        self, actor: str, workspace: UUID | None = None, *, exempt: LeaseExemption | None = None
     ) -> int:
-        """Do what tasks' timers call for: retries, schedules, TTLs, hung and overdue runs."""
-        params = self._due(spared) | {"workspace": workspace, "most": BATCH}
-        return await self._decide_each(Statement("tasks_due", params), actor, on_due)
+        """Handles tasks whose timer is due: retries, start times, TTLs, hung and overdue runs."""
+        params = self._timer_params(exempt) | {"workspace": workspace, "most": BATCH}
+        return await self._decide_each(Statement("tasks_due", params), actor, due_command)
 
-    async def promote_in_turns(self, actor: str, *, spared: LeaseExemption | None = None) -> int:
-        """The same, as many of each workspace as of any other.
+    async def promote_shared(self, actor: str, *, exempt: LeaseExemption | None = None) -> int:
+        """Handles tasks whose timer is due, with an equal share for each workspace.
 
-        The first of each workspace are found by an index of its own, whatever waits in others; so
-        a share costs a probe per workspace, which is why a batch by time is tried before.
+        An index finds the first due tasks of each workspace, however many are due in others. This
+        costs one index probe per workspace, so callers try a batch by time (`promote_once`) first.
         """
-        due = self._due(spared)
-        params = due | {"after": self._turn, "most": BATCH}
-        rows = await self._core.store.fetch(Statement("workspaces_due", params))
-        # More than have room in one batch: the others are next.
-        self._turn = rows[-1]["id"] if len(rows) == BATCH else None
+        timers = self._timer_params(exempt)
+        workspace_params = timers | {"after": self._next_workspace, "most": BATCH}
+        rows = await self._core.store.fetch(Statement("workspaces_due", workspace_params))
+        # More workspaces than one batch can hold: the next call continues after this one.
+        self._next_workspace = rows[-1]["id"] if len(rows) == BATCH else None
         if not rows:
             return 0
-        share = due | {"each": max(1, BATCH // len(rows))}
-        found = Statement("tasks_due_shared", share, {"share": [(row["id"],) for row in rows]})
-        return await self._decide_each(found, actor, on_due)
+        params = timers | {"each": max(1, BATCH // len(rows))}
+        due_tasks = Statement(
+            "tasks_due_by_workspace", params, {"share": [(row["id"],) for row in rows]}
+        )
+        return await self._decide_each(due_tasks, actor, due_command)
 
-    def _due(self, spared: LeaseExemption | None) -> dict[str, Any]:
-        """By when a timer must have come, and whose timers do not count."""
+    def _timer_params(self, exempt: LeaseExemption | None) -> dict[str, Any]:
+        """Returns the query parameters: the time of due timers, and the exempt range of leases."""
         now = self._core.now()
-        if spared is None:
+        if exempt is None:
             return {"now": now, "spared_from": None, "spared_to": None}
-        span = {"spared_from": spared.since, "spared_to": spared.until}
-        return {"now": min(now, spared.until)} | span
+        exempt_range = {"spared_from": exempt.since, "spared_to": exempt.until}
+        return {"now": min(now, exempt.until)} | exempt_range
 
     async def _decide_each(
         self,
-        found: Statement,
+        query: Statement,
         actor: str,
         choose: Callable[[Task, DecisionContext], Command | None],
     ) -> int:
+        """Applies the command that `choose` returns to each task of a query, in one transaction.
+
+        Tasks without a command get a later timer. Returns the number of changed tasks.
+        """
+
         def script() -> Script[tuple[list[TaskChange], Cascade]]:
-            rows = yield found
+            rows = yield query
             decided: list[tuple[TaskChange, Command]] = []
-            ended: list[FinishedTask] = []
+            finished: list[FinishedTask] = []
             timers: list[tuple[UUID, datetime | None]] = []
             for row in rows:
                 try:
-                    change = self._consider(row, actor, choose)
+                    change = self._decide(row, actor, choose)
                 except CorruptRow as error:
-                    yield self._core.quarantine(error)
+                    yield self._core.quarantine_statement(error)
                     continue
                 if change is None:
-                    timers.append((row["id"], self._look_again(task_of(row))))
+                    timers.append((row["id"], self._recheck_at(parse_task(row))))
                 else:
                     decided.append(change)
-                    after = change[0].task
-                    if row["watched"] and after.status in TERMINAL:
-                        ended.append(FinishedTask(after.id, after.workspace, after.status))
+                    task = change[0].task
+                    if row["watched"] and task.status in TERMINAL:
+                        finished.append(FinishedTask(task.id, task.workspace, task.status))
             if decided:
-                yield write_changes(decided)
+                yield changes_statement(decided)
             if timers:
                 yield Statement("timer_set", rows={"timer": timers})
-            if bad := lost(decided):
-                yield from escalate(self._core.clock, bad)
-            gone = [change for change, _ in decided]
-            yield from close_forsaken(gone, self._core.now(), actor)
-            if woken := [change.task for change, command in decided if _woke(command)]:
-                yield from lapsed(self._core, woken)
+            if failed := failed_for_good(decided):
+                yield from escalate(self._core.clock, failed)
+            task_changes = [change for change, _ in decided]
+            yield from close_open_questions(task_changes, self._core.now(), actor)
+            if woken := [change.task for change, command in decided if _is_wait_timeout(command)]:
+                yield from store_default_answers(self._core, woken)
             cascade = self._core.cascade(actor)
-            yield from cascade.run(ended)
+            yield from cascade.run(finished)
             return [change for change, _ in decided], cascade
 
         changes, cascade = await self._core.store.transact(script)
         self._core.send_hints(changes)
-        self._core.announce_cascade(cascade)
+        self._core.send_cascade_hints(cascade)
         return len(changes)
 
-    def _consider(
+    def _decide(
         self, row: Row, actor: str, choose: Callable[[Task, DecisionContext], Command | None]
     ) -> tuple[TaskChange, Command] | None:
-        task = task_of(row)
-        moment = self._core.moment(actor)
+        """Returns the decided change; `None` if `choose` has no command or the model refuses it."""
+        task = parse_task(row)
+        context = self._core.decision_context(actor)
         try:
-            command = choose(task, moment)
+            command = choose(task, context)
             if command is None:
                 return None
-            change = decide(task, command, moment)
+            change = decide(task, command, context)
         except TenutoError:
             return None
         except (TypeError, ValueError, OverflowError) as error:
-            raise CorruptRow(task.id, f"unreadable row: {error!r}") from error
+            raise CorruptRow(task.id, f"invalid row: {error!r}") from error
         return None if change is None else (change, command)
 
-    def _look_again(self, task: Task) -> datetime | None:
-        """When to look at a task whose timer called for nothing: never again at once."""
-        timer = due_at(task)
-        return None if timer is None else max(timer, self._core.now() + LOOK_AGAIN)
+    def _recheck_at(self, task: Task) -> datetime | None:
+        """Returns the next timer of a task without a command: `RECHECK_AFTER` from now or later."""
+        timer = next_due_at(task)
+        return None if timer is None else max(timer, self._core.now() + RECHECK_AFTER)
 
     async def archive_once(self, actor: str) -> int:
-        """Put away what ended long ago."""
+        """Archives tasks that finished more than `ARCHIVE_AFTER` ago."""
         before = self._core.now() - ARCHIVE_AFTER
         rows = await self._core.store.fetch(
             Statement("archivable", {"before": before, "most": BATCH})
         )
-        done = 0
+        archived = 0
         for row in rows:
             try:
                 await self._core.apply_command(row["id"], commands.Archive(), actor=actor)
             except TenutoError:
                 continue
-            done += 1
-        return done
+            archived += 1
+        return archived
 
     async def prune_once(self) -> int:
-        """Remove payloads, audit rows, deliveries and lanes that are past their age."""
+        """Deletes payloads, audit rows, deliveries, lanes and workers older than their limits."""
         now = self._core.now()
         statements = [
             Statement("prune_payload", {"before": now - PAYLOAD_AFTER, "most": BATCH}),
             Statement("prune_events", {"before": now - AUDIT_AFTER, "most": BATCH}),
-            Statement("prune_other", {"before": now - AUDIT_AFTER, "most": BATCH}),
+            Statement("prune_other_events", {"before": now - AUDIT_AFTER, "most": BATCH}),
             Statement("deliveries_prune", {"before": now - DELIVERY_AFTER, "most": BATCH}),
             Statement("lane_prune", {"before": now - LANE_AFTER, "most": BATCH}),
-            Statement("idempotency_prune", {"before": now - ANSWER_AFTER}),
-            Statement("worker_lost", {"before": now - WORKER_LOST_AFTER}),
-            Statement("worker_forget", {"before": now - WORKER_FORGET_AFTER}),
+            Statement("idempotency_prune", {"before": now - STORED_RESPONSE_AFTER}),
+            Statement("workers_stale", {"before": now - WORKER_LOST_AFTER}),
+            Statement("workers_prune", {"before": now - WORKER_DELETE_AFTER}),
         ]
 
         def script() -> Script[int]:
@@ -248,60 +264,67 @@ class TaskMaintenance:
                 n += len((yield statement))
             return n
 
-        return await self._core.store.unhurried().transact(script)
+        return await self._core.store.for_maintenance().transact(script)
 
-    async def sweep_once(self, worker: str, host: str, runs: Callable[[str, UUID], bool]) -> int:
-        """Confirm the unconfirmed ends of a worker and its host of which nothing runs any more.
+    async def sweep_once(self, worker: str, host: str, may_run: Callable[[str, UUID], bool]) -> int:
+        """Confirms unconfirmed ends of the worker and its host if no process of them is left.
 
-        `runs` says whether a worker may still run a session of a task.
+        `may_run(worker, task)` returns True if a session of the task may still run.
         """
         params = {"worker": worker, "prefix": f"{host}:", "most": BATCH}
-        rows = await self._core.store.fetch(Statement("unconfirmed", params))
-        gone = [(row["id"], row["attempt"]) for row in rows if not runs(row["worker"], row["id"])]
-        if not gone:
+        rows = await self._core.store.fetch(Statement("attempts_unconfirmed", params))
+        attempts = [
+            (row["id"], row["attempt"]) for row in rows if not may_run(row["worker"], row["id"])
+        ]
+        if not attempts:
             return 0
         receipt = {"state": "swept", "how": "nothing of it runs on its host"}
-        return await self.confirm_gone(gone, receipt, worker)
+        return await self.confirm_gone(attempts, receipt, worker)
 
     async def confirm_gone(
-        self, gone: Sequence[tuple[UUID, int]], receipt: dict[str, Any], actor: str | None
+        self, attempts: Sequence[tuple[UUID, int]], receipt: dict[str, Any], actor: str | None
     ) -> int:
-        """Note that the sessions of unconfirmed ends, by task and attempt, are gone after all."""
+        """Records that the sessions of these attempts (task, number) are gone.
+
+        Returns how many unconfirmed ends were confirmed.
+        """
         params = {
-            "receipt": bounds.json_text("receipt", receipt),
+            "receipt": bounds.to_json_text("receipt", receipt),
             "actor": actor,
             "now": self._core.now(),
         }
 
         def script() -> Script[Rows]:
-            found: Rows = yield Statement("confirm_swept", params, {"swept": gone})
-            return found
+            rows: Rows = yield Statement("attempts_confirm_gone", params, {"swept": attempts})
+            return rows
 
-        return len(await self._core.store.once(script))
+        return len(await self._core.store.transact_one(script))
 
     async def relay_once(
         self, subscriber: str, sink: Sink, limit: int = BATCH, *, errors: bool = False
     ) -> int:
-        """Hand the next events to a subscriber, then move its cursor. At least once, in order.
+        """Passes the next events to a subscriber, then moves its cursor. At least once, in order.
 
-        With `errors`, a subscriber gets only events of level ERROR and above, by their own index.
+        With `errors`, the subscriber gets only events of level ERROR and above, from their own
+        index. Returns the number of accepted events.
         """
         params: dict[str, Any] = {"name": subscriber, "now": self._core.now()}
 
-        def place() -> Script[Row]:
+        def lock_cursor() -> Script[Row]:
+            """Locks the subscriber's cursor, creates it if missing, and returns it."""
             rows = yield Statement("cursor_lock", {"name": subscriber})
             if not rows:
-                yield Statement("cursor_make", params)
+                yield Statement("cursor_insert", params)
                 rows = yield Statement("cursor_lock", {"name": subscriber})
             return rows[0]
 
-        here = await self._core.store.transact(place)
+        cursor = await self._core.store.transact(lock_cursor)
         events = await self._core.store.fetch(
             Statement(
                 "events_after",
                 {
-                    "xid": here["xid"],
-                    "position": here["position"],
+                    "xid": cursor["xid"],
+                    "position": cursor["position"],
                     "most": limit,
                     "errors": errors or None,
                 },
@@ -314,21 +337,22 @@ class TaskMaintenance:
         crash_point("relay.published")
         last = {"xid": events[-1]["xid"], "position": events[-1]["position"]}
 
-        def move() -> Script[None]:
+        def move_cursor() -> Script[None]:
+            """Moves the cursor, unless another process has moved it meanwhile."""
             rows = yield Statement("cursor_lock", {"name": subscriber})
-            if (rows[0]["xid"], rows[0]["position"]) == (here["xid"], here["position"]):
+            if (rows[0]["xid"], rows[0]["position"]) == (cursor["xid"], cursor["position"]):
                 yield Statement("cursor_move", params | last)
 
-        await self._core.store.transact(move)
+        await self._core.store.transact(move_cursor)
         crash_point("relay.moved")
         return len(events)
 
     async def acquire_leadership(
         self, name: str, holder: str, seconds: float, cycle: CycleReport | None = None
     ) -> Leadership | None:
-        """Become or stay the leader for so long; `None` when another one is.
+        """Becomes or stays the leader for `seconds`; returns `None` if another process leads.
 
-        `cycle` is how the last one went; it is kept for whoever asks.
+        `cycle` is the report of the last cycle; it is stored for status queries.
         """
         now = self._core.now()
         params = {
@@ -337,27 +361,27 @@ class TaskMaintenance:
             "now": now,
             "until": now + timedelta(seconds=seconds),
             "data": None if cycle is None else msgspec.json.encode(cycle).decode(),
-            "trail": uuid5(APART, name),
-            "apart": APART,
+            "trail": uuid5(SYSTEM_WORKSPACE, name),
+            "apart": SYSTEM_WORKSPACE,
         }
 
         def script() -> Script[Rows]:
-            rows: Rows = yield Statement("leader_take", params)
+            rows: Rows = yield Statement("leader_acquire", params)
             return rows
 
-        rows = await self._core.store.once(script)
+        rows = await self._core.store.transact_one(script)
         if not rows:
             return None
-        found = rows[0]
-        return Leadership(holder, found["epoch"], found["until"], since=found["led_at"])
+        row = rows[0]
+        return Leadership(holder, row["epoch"], row["until"], since=row["led_at"])
 
     async def resign(self, name: str, holder: str) -> None:
-        """Let somebody else lead at once."""
+        """Gives up leadership, so that a standby can lead at once."""
         params = {"name": name, "holder": holder, "now": self._core.now()}
-        await self._write(Statement("leader_resign", params | {"standby": f"standby:{holder}"}))
+        await self._execute(Statement("leader_resign", params | {"standby": f"standby:{holder}"}))
 
     async def leader(self, name: str) -> Leadership | None:
-        """Who leads, or led last."""
+        """Returns the current or last leader."""
         rows = await self._core.store.fetch(Statement("leader", {"name": name}))
         if not rows:
             return None
@@ -375,69 +399,80 @@ class TaskMaintenance:
         )
 
     async def record_standby(self, holder: str) -> None:
-        """Say that somebody would lead if nobody else did."""
+        """Records that a process is ready to lead (a standby), for `STANDBY_S` seconds."""
         now = self._core.now()
         until = now + timedelta(seconds=STANDBY_S)
         params = {"name": f"standby:{holder}", "holder": holder, "now": now, "until": until}
-        await self._write(Statement("standby_note", params))
+        await self._execute(Statement("standby_record", params))
 
     async def standbys(self, leader: str) -> list[str]:
-        """Who would lead if the leader did not."""
-        wanted = Statement("standbys", {"leader": leader, "now": self._core.now()})
-        return [row["holder"] for row in await self._core.store.fetch(wanted)]
+        """Returns the names of the live standbys of a leader."""
+        query = Statement("standbys", {"leader": leader, "now": self._core.now()})
+        return [row["holder"] for row in await self._core.store.fetch(query)]
 
-    async def note(self, kind: str, level: str, message: str, actor: str, data: Any = None) -> None:
-        """Add an event of a coordinator itself to the trail that belongs to no tenant."""
+    async def record_event(
+        self, kind: str, level: str, message: str, actor: str, data: Any = None
+    ) -> None:
+        """Adds an event of a coordinator to the audit trail of `SYSTEM_WORKSPACE`."""
         params = {
             "id": self._core.clock.new_id(),
-            "apart": APART,
+            "apart": SYSTEM_WORKSPACE,
             "kind": kind,
             "level": level,
-            "message": bounds.clean(message, bounds.MAX_ERROR),
+            "message": bounds.make_storable(message, bounds.MAX_ERROR),
             "actor": actor,
-            "data": bounds.json_text("data", data),
+            "data": bounds.to_json_text("data", data),
             "now": self._core.now(),
         }
-        await self._write(Statement("coordinator_note", params))
+        await self._execute(Statement("coordinator_event_add", params))
 
-    async def _write(self, statement: Statement) -> None:
+    async def _execute(self, statement: Statement) -> None:
+        """Runs one statement in a transaction of its own."""
+
         def script() -> Script[None]:
             yield statement
 
-        await self._core.store.once(script)
+        await self._core.store.transact_one(script)
 
     async def renumber_events(self) -> bool:
-        """Make events readable that were restored from another server; answers whether any were.
+        """Makes events readable that were restored from another server; True if there were any.
 
-        For a database that nobody else uses meanwhile. Subscribers may get events again.
+        No other process may use the database meanwhile. Subscribers may get events again.
         """
-        store = self._core.store.unhurried()
-        if not await store.fetch(Statement("events_ahead")):
+        store = self._core.store.for_maintenance()
+        if not await store.fetch(Statement("events_with_future_xid")):
             return False
 
         def script() -> Script[None]:
-            yield Statement("restamp")
+            yield Statement("renumber_events")
 
-        await store.once(script)
+        await store.transact_one(script)
         return True
 
     async def audit(self, limit: int = 100) -> list[str]:
-        """Where a row disagrees with its trail or with its own status: nowhere, but for a fault."""
-        found = []
-        store = self._core.store.unhurried()
+        """Returns up to `limit` findings per check; an empty list unless there is a bug.
+
+        Checks that each task's row agrees with its audit trail and with its own status.
+        """
+        problems = []
+        store = self._core.store.for_maintenance()
         params: dict[str, Any] = {"most": limit}
-        since = {"before": self._core.now() - AUDIT_AFTER}
-        for row in await store.fetch(Statement("audit_mismatches", params | since)):
-            found.append(f"task {row['id']}: row at version {row['version']}, trail differs")
-        for row in await store.fetch(Statement("unsound_tasks", params)):
-            found.append(f"task {row['id']}: {row['status']} without what belongs to it")
-        for row in await store.fetch(Statement("chain_breaks", params)):
-            found.append(
-                f"task {row['id']}: event {row['seq']} does not follow from the one before"
+        age = {"before": self._core.now() - AUDIT_AFTER}
+        for row in await store.fetch(Statement("audit_mismatches", params | age)):
+            problems.append(
+                f"task {row['id']}: row at version {row['version']}, audit trail differs"
             )
-        return found
+        for row in await store.fetch(Statement("inconsistent_tasks", params)):
+            problems.append(
+                f"task {row['id']}: {row['status']}, but columns of this status are missing"
+            )
+        for row in await store.fetch(Statement("chain_breaks", params)):
+            problems.append(
+                f"task {row['id']}: event {row['seq']} does not continue the previous event"
+            )
+        return problems
 
 
-def _woke(command: Command) -> bool:
-    """Whether a handler's wait was too long."""
+def _is_wait_timeout(command: Command) -> bool:
+    """True if the command ends a handler's wait because of its timeout."""
     return isinstance(command, commands.Unpark)

@@ -1,4 +1,4 @@
-"""Query: list, show, history, explain. Reads only."""
+"""Lists and reads tasks, their history, counters and explanations. Reads only."""
 
 import string
 from collections import defaultdict
@@ -9,17 +9,17 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.agents.gateways import GatewayState, obstacle
+from tenuto.engine.agents.gateways import GatewayState, unavailable_reason
 from tenuto.engine.agents.lanes import Lane
 from tenuto.engine.agents.registry import claim_blockers, profile_of
 from tenuto.engine.core import Core
-from tenuto.engine.limits.budgets import spent_by_attempt
-from tenuto.engine.limits.concurrency import standing
+from tenuto.engine.limits.budgets import usage_by_attempt
+from tenuto.engine.limits.concurrency import describe_position
 from tenuto.engine.limits.quotas import quota_gates
-from tenuto.engine.limits.rate_limits import limit_rows, used_up
-from tenuto.engine.rows import CorruptRow, task_of
+from tenuto.engine.limits.rate_limits import exhausted_limits, limit_rows
+from tenuto.engine.rows import CorruptRow, parse_task
 from tenuto.engine.tasks.explain import ActiveGates, explain, waiting_for
-from tenuto.engine.tasks.maintenance import APART
+from tenuto.engine.tasks.maintenance import SYSTEM_WORKSPACE
 from tenuto.engine.views import (
     AttemptView,
     Explanation,
@@ -27,9 +27,9 @@ from tenuto.engine.views import (
     LogLine,
     Page,
     TaskView,
-    readable,
-    summary_of,
-    view_of,
+    decode_or_excerpt,
+    task_summary,
+    task_view,
 )
 from tenuto.model import bounds
 from tenuto.model.agents.matching import AgentProfile
@@ -43,11 +43,11 @@ _ATTENTION = frozenset("WAITING PAUSED RETRY_WAIT FAILED DEAD CANCELLED SKIPPED"
 _ALIASES = {"QUEUED": "PENDING", "SUCCEEDED": "COMPLETED"}
 _OUTCOMES = frozenset({Outcome.STALLED.value, Outcome.ABORTED.value})
 _ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-"""What `lower` does in both databases."""
+"""The part of `lower` that both databases do alike: ASCII letters only."""
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which tasks. Everything given must hold; of several statuses, any."""
+    """Selects tasks. All given fields must match; a task matches any of several statuses."""
 
     status: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
@@ -61,11 +61,13 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str | None = None
 
 
-def statement(name: str, where: Filter, workspace: UUID, most: int, before: UUID | None) -> Any:
-    """The listing statement for a filter."""
+def list_statement(
+    name: str, where: Filter, workspace: UUID, limit: int, before: UUID | None
+) -> Any:
+    """Returns the statement of query `name` that lists the tasks of a filter, newest first."""
     params: dict[str, Any] = {
         "workspace": workspace,
-        "most": most,
+        "most": limit,
         "before": before,
         "min_priority": where.min_priority,
         "priority": where.priority,
@@ -76,7 +78,7 @@ def statement(name: str, where: Filter, workspace: UUID, most: int, before: UUID
         "until": where.until,
     }
     literals: dict[str, tuple[str, ...]] = {}
-    statuses, outcomes, archived = _statuses(where.status)
+    statuses, outcomes, archived = _parse_statuses(where.status)
     if statuses:
         literals["statuses"] = tuple(sorted(statuses))
     if outcomes or archived:
@@ -101,20 +103,21 @@ def statement(name: str, where: Filter, workspace: UUID, most: int, before: UUID
 
 
 def _check_filter(where: Filter) -> None:
+    """Raises `Invalid` if a value of the filter is out of its bounds."""
     for tag in where.tags:
-        bounds.text("tags", tag, bounds.MAX_NAME)
+        bounds.check_text("tags", tag, bounds.MAX_NAME)
     for field in ("text", "task_type"):
         if (value := getattr(where, field)) is not None:
-            bounds.text(field, value, bounds.MAX_TITLE)
+            bounds.check_text(field, value, bounds.MAX_TITLE)
     for field in ("priority", "min_priority"):
         if (number := getattr(where, field)) is not None:
-            bounds.number(field, number, 1, 10)
-    bounds.instant("since", where.since)
-    bounds.instant("until", where.until)
+            bounds.check_number(field, number, 1, 10)
+    bounds.check_instant("since", where.since)
+    bounds.check_instant("until", where.until)
 
 
-def _statuses(names: Sequence[str]) -> tuple[frozenset[str], frozenset[str], bool]:
-    """Statuses, last outcomes and whether archived, from the words a filter may use."""
+def _parse_statuses(names: Sequence[str]) -> tuple[frozenset[str], frozenset[str], bool]:
+    """Splits the status names of a filter into statuses, last outcomes and archived or not."""
     statuses = set()
     outcomes = set()
     archived = False
@@ -127,146 +130,159 @@ def _statuses(names: Sequence[str]) -> tuple[frozenset[str], frozenset[str], boo
         elif word in Status.__members__:
             statuses.add(word)
         else:
-            known = ", ".join([*Status, "ARCHIVED", "STALLED", "ABORTED"])
-            raise Invalid(f"no status {name[:40]!r}; known are {known}", "invalid_filter")
+            allowed = ", ".join([*Status, "ARCHIVED", "STALLED", "ABORTED"])
+            raise Invalid(f"unknown status {name[:40]!r}; use {allowed}", "invalid_filter")
     return frozenset(statuses), frozenset(outcomes), archived
 
 
 class TaskQueries:
-    """The query family."""
+    """Reads the tasks of a workspace."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
     async def page(self, where: Filter, workspace: UUID, limit: int, cursor: UUID | None) -> Page:
-        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
-        rows = await self._fetch(statement("list", where, workspace, limit + 1, cursor))
-        tasks = [summary_of(row) for row in rows[:limit]]
+        """Returns up to `limit` matching tasks older than the cursor, newest first."""
+        bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
+        rows = await self._fetch(list_statement("task_list", where, workspace, limit + 1, cursor))
+        tasks = [task_summary(row) for row in rows[:limit]]
         return Page(tasks, tasks[-1].id if len(rows) > limit else None)
 
     async def ids(self, where: Filter, workspace: UUID, limit: int) -> list[UUID]:
-        rows = await self._fetch(statement("list_ids", where, workspace, limit, None))
+        """Returns the ids of up to `limit` matching tasks, newest first."""
+        rows = await self._fetch(list_statement("task_ids", where, workspace, limit, None))
         return [row["id"] for row in rows]
 
     async def find(self, text: str, workspace: UUID) -> UUID:
-        """The task that a full id, or the unambiguous beginning of one, names."""
+        """Returns the task with this id, or with an id that begins with `text`.
+
+        Raises `NotFound` if no task or several tasks match, or if `text` is too short.
+        """
         try:
             return UUID(text)
         except ValueError:
             pass
-        wanted = text.strip().lower()
-        if len(wanted) < 4 or set(wanted) - set("0123456789abcdef-"):
+        prefix = text.strip().lower()
+        if len(prefix) < 4 or set(prefix) - set("0123456789abcdef-"):
             raise NotFound(f"{text[:60]!r} is not a task id")
         rows = await self._fetch(
-            Statement("ids_like", {"workspace": workspace, "prefix": f"{wanted}%"})
+            Statement("task_ids_by_prefix", {"workspace": workspace, "prefix": f"{prefix}%"})
         )
         if len(rows) != 1:
-            many = "more than one task" if rows else "no task"
-            raise NotFound(f"{many} whose id begins with {wanted}")
-        found: UUID = rows[0]["id"]
-        return found
+            count = "more than one task" if rows else "no task"
+            raise NotFound(f"{count} whose id begins with {prefix}")
+        task: UUID = rows[0]["id"]
+        return task
 
     async def show(self, task: UUID, workspace: UUID) -> TaskView:
-        row = await self._row(task, workspace)
+        """Returns the task with all its fields; raises `NotFound` outside the workspace."""
+        row = await self._require_row(task, workspace)
         labels = await self.labels([task])
-        wanted = Statement("needs_of", {"task": task, "workspace": workspace})
-        needs = [each["id"] for each in await self._fetch(wanted)]
-        return view_of(row, labels[task], _reason(row, self._core.now()), needs)
+        query = Statement("dependencies_of_tasks", {"task": task, "workspace": workspace})
+        needs = [need["id"] for need in await self._fetch(query)]
+        return task_view(row, labels[task], _waiting_for(row, self._core.now()), needs)
 
     async def labels(self, ids: Sequence[UUID]) -> dict[UUID, dict[str, Any]]:
-        """Labels, task tags and capabilities by task and kind."""
-        found: dict[UUID, dict[str, Any]] = {task: defaultdict(list) for task in ids}
+        """Returns tags, task tags and capabilities, by task and kind."""
+        labels: dict[UUID, dict[str, Any]] = {task: defaultdict(list) for task in ids}
         for row in await self._fetch(Statement("labels_of", {"ids": list(ids)})):
-            found[row["id"]][row["kind"]].append(row["value"])
-        return found
+            labels[row["id"]][row["kind"]].append(row["value"])
+        return labels
 
     async def attempts(self, task: UUID, workspace: UUID) -> list[AttemptView]:
-        """The ended attempts, then the one under way."""
-        row = await self._row(task, workspace)
-        used = spent_by_attempt(await self._fetch(Statement("spending_of", {"task": task})))
+        """Returns the ended attempts, then the running attempt if there is one."""
+        row = await self._require_row(task, workspace)
+        usage = usage_by_attempt(await self._fetch(Statement("usage_of_task", {"task": task})))
         ended = [
             AttemptView(
-                **{**dict(each), "receipt": readable(each["receipt"]), **used[each["attempt"]]}
+                **{
+                    **dict(attempt),
+                    "receipt": decode_or_excerpt(attempt["receipt"]),
+                    **usage[attempt["attempt"]],
+                }
             )
-            for each in await self._fetch(Statement("attempts", {"id": task}))
+            for attempt in await self._fetch(Statement("attempts", {"id": task}))
         ]
         if row["status"] not in LEASED:
             return ended
         names = ("attempt", "agent", "agent_name", "worker", "session_key", "started_at")
-        told = {name: row[name] for name in names} | used[row["attempt"]]
-        current = AttemptView(**told, outcome=None, ended_at=None)
+        fields = {name: row[name] for name in names} | usage[row["attempt"]]
+        current = AttemptView(**fields, outcome=None, ended_at=None)
         return [*ended, current]
 
     async def events(
         self, task: UUID, workspace: UUID, after: int = 0, limit: int = 1000
     ) -> list[LogLine]:
-        """The audit trail after a version."""
-        bounds.whole("limit", limit, 1, bounds.MAX_COUNT)
-        await self._row(task, workspace)
+        """Returns the task's audit events after a version of the task."""
+        bounds.check_whole("limit", limit, 1, bounds.MAX_COUNT)
+        await self._require_row(task, workspace)
         params = {"id": task, "after": after, "most": limit}
         return [_event_line(row) for row in await self._fetch(Statement("events", params))]
 
     async def transcript(
         self, task: UUID, workspace: UUID, after: tuple[int, int] = (0, -1), limit: int = 1000
     ) -> list[LogLine]:
-        """What the attempts printed and logged, after (attempt, line number)."""
-        bounds.whole("limit", limit, 1, bounds.MAX_COUNT)
-        await self._row(task, workspace)
+        """Returns the transcript lines of all attempts, after (attempt, line number)."""
+        bounds.check_whole("limit", limit, 1, bounds.MAX_COUNT)
+        await self._require_row(task, workspace)
         params = {"id": task, "attempt": after[0], "after": after[1], "most": limit}
-        return [_said_line(row) for row in await self._fetch(Statement("transcript", params))]
+        return [_transcript_line(row) for row in await self._fetch(Statement("transcript", params))]
 
     async def logs(
         self, task: UUID, workspace: UUID, level: str = "DEBUG", limit: int = 1000
     ) -> list[LogLine]:
-        """Events and transcript merged by time, of at least that level."""
-        wanted = _from_level(level)
-        bounds.whole("limit", limit, 1, bounds.MAX_COUNT)
-        await self._row(task, workspace)
+        """Returns the newest events and transcript lines from `level` upwards, sorted by time."""
+        levels = _levels_from(level)
+        bounds.check_whole("limit", limit, 1, bounds.MAX_COUNT)
+        await self._require_row(task, workspace)
         newest = {"id": task, "most": limit}
         lines = [_event_line(row) for row in await self._fetch(Statement("events_tail", newest))]
         lines += [
-            _said_line(row) for row in await self._fetch(Statement("transcript_tail", newest))
+            _transcript_line(row) for row in await self._fetch(Statement("transcript_tail", newest))
         ]
-        kept = (line for line in lines if line.level in wanted)
-        merged = sorted(kept, key=lambda line: (line.at, line.source, line.attempt, line.seq))
+        selected = (line for line in lines if line.level in levels)
+        merged = sorted(selected, key=lambda line: (line.at, line.source, line.attempt, line.seq))
         return merged[-limit:]
 
-    async def notable(self, workspace: UUID, level: str, limit: int) -> list[LogLine]:
-        """The newest events of at least that level, of any task of the workspace."""
+    async def severe_events(self, workspace: UUID, level: str, limit: int) -> list[LogLine]:
+        """Returns the workspace's newest events from `level` upwards, oldest first."""
         params = {"workspace": workspace, "most": limit}
-        levels = {"levels": _from_level(level)}
+        levels = {"levels": _levels_from(level)}
         rows = await self._fetch(Statement("events_notable", params, {}, levels))
         return [_event_line(row) for row in reversed(rows)]
 
-    async def coordinators(self, level: str, limit: int) -> list[LogLine]:
-        """The newest events of at least that level, of coordinators themselves."""
-        params = {"apart": APART, "most": limit}
-        levels = {"levels": _from_level(level)}
+    async def coordinator_events(self, level: str, limit: int) -> list[LogLine]:
+        """Returns the newest events of coordinators from `level` upwards, oldest first."""
+        params = {"apart": SYSTEM_WORKSPACE, "most": limit}
+        levels = {"levels": _levels_from(level)}
         rows = await self._fetch(Statement("coordinator_events", params, {}, levels))
         return [_event_line(row) for row in reversed(rows)]
 
     async def counts(self, workspace: UUID) -> dict[str, int]:
-        rows = await self._fetch(Statement("counts", {"workspace": workspace}))
-        found = {row["status"]: row["n"] for row in rows}
-        return {status.value: found.get(status.value, 0) for status in Status}
+        """Returns the number of tasks by status, with 0 for unused statuses."""
+        rows = await self._fetch(Statement("task_counts", {"workspace": workspace}))
+        by_status = {row["status"]: row["n"] for row in rows}
+        return {status.value: by_status.get(status.value, 0) for status in Status}
 
     async def workers(self, workspace: UUID) -> Sequence[Row]:
+        """Returns the rows of the registered workers."""
         return await self._fetch(Statement("workers", {"workspace": workspace}))
 
     async def agents(self, workspace: UUID) -> dict[str, AgentProfile]:
-        """The agents that are not terminated, by name."""
+        """Returns the agents that are not terminated, by name."""
         rows = await self._agent_rows(workspace)
         return {row["name"]: profile_of(row) for row in rows}
 
     async def _agent_rows(self, workspace: UUID) -> Sequence[Row]:
+        """Returns the rows of the agents that are not terminated."""
         rows = await self._fetch(Statement("agents", {"workspace": workspace}))
         return [row for row in rows if row["status"] != "TERMINATED"]
 
     async def explain(
         self, task: UUID, workspace: UUID, gateways: Sequence[GatewayState] = ()
     ) -> Explanation:
-        """Why the task is not running: every gate, its number, when it clears."""
-        row = await self._row(task, workspace)
+        """Explains why the task is not running: every gate, its details, and when it clears."""
+        row = await self._require_row(task, workspace)
         now = self._core.now()
         lanes = {lane.id: lane for lane in await self._core.lanes.all(workspace)}
         ahead = 0
@@ -274,91 +290,95 @@ class TaskQueries:
             params = {"lane": row["lane"], "rank": row["rank"], "id": task, "most": 100_000}
             ahead = (await self._fetch(Statement("queue_ahead", params)))[0]["n"]
         rows = await self._agent_rows(workspace)
-        agents = {each["name"]: profile_of(each) for each in rows}
+        agents = {agent_row["name"]: profile_of(agent_row) for agent_row in rows}
         workers = await self.workers(workspace)
         try:
-            known = task_of(row)
+            parsed = parse_task(row)
         except CorruptRow as error:
             gate = Gate(gate="corrupt", detail=str(error))
             return Explanation(
                 id=task, status=row["status"], summary=str(error), gates=[gate], agents={}
             )
         needs: Sequence[Row] = ()
-        if known.unmet > 0:
+        if parsed.unmet > 0:
             params = {"task": task, "workspace": workspace}
             needs = await self._fetch(Statement("dependencies", params))
         lane = lanes.get(row["lane"])
-        held = await self._held(workspace, lane, agents, now)
-        pushed = {
-            name: obstacle(agent.gateway, gateways, now)
+        active = await self._active_gates(workspace, lane, agents, now)
+        gateway_problems = {
+            name: unavailable_reason(agent.gateway, gateways, now)
             for name, agent in agents.items()
             if agent.gateway is not None
         }
-        idle = {each["name"]: claim_blockers(each, now) for each in rows}
-        held = msgspec.structs.replace(held, gateways=pushed, agents=idle)
-        if known.hold == HOLD:
-            holds = {HOLD: await standing(self._core, task, workspace)}
-            held = msgspec.structs.replace(held, holds=holds)
-        return explain(known, lane, agents, workers, ahead, now, needs, held)
+        blockers = {agent_row["name"]: claim_blockers(agent_row, now) for agent_row in rows}
+        active = msgspec.structs.replace(active, gateways=gateway_problems, agents=blockers)
+        if parsed.hold == HOLD:
+            holds = {HOLD: await describe_position(self._core, task, workspace)}
+            active = msgspec.structs.replace(active, holds=holds)
+        return explain(parsed, lane, agents, workers, ahead, now, needs, active)
 
-    async def _held(
+    async def _active_gates(
         self, workspace: UUID, lane: Lane | None, agents: Mapping[str, AgentProfile], now: datetime
     ) -> ActiveGates:
-        """What keeps agents from a lane for a while."""
-        wanted = None if lane is None else lane.requirements.model
+        """Returns the pauses, rate limits and quotas that apply to the lane and its agents."""
+        model = None if lane is None else lane.requirements.model
         rows = await limit_rows(self._core, workspace)
         limits = {
-            name: used_up(rows, wanted or agent.model, agent.account, now)
+            name: exhausted_limits(rows, model or agent.model, agent.account, now)
             for name, agent in agents.items()
         }
-        gates = await self._core.lanes.gates(workspace)
+        gates = await self._core.lanes.pauses(workspace)
         return ActiveGates(gates, limits, quota=await quota_gates(self._core, workspace))
 
-    async def _row(self, task: UUID, workspace: UUID) -> Row:
-        rows = await self._fetch(Statement("show", {"workspace": workspace, "id": task}))
+    async def _require_row(self, task: UUID, workspace: UUID) -> Row:
+        """Returns the task's row; raises `NotFound` outside the workspace."""
+        rows = await self._fetch(Statement("task_show", {"workspace": workspace, "id": task}))
         if not rows:
             raise NotFound(f"no task {task}")
         return rows[0]
 
-    async def _fetch(self, wanted: Statement) -> Sequence[Row]:
-        return await self._core.store.fetch(wanted)
+    async def _fetch(self, query: Statement) -> Sequence[Row]:
+        return await self._core.store.fetch(query)
 
 
-def _from_level(level: str) -> tuple[str, ...]:
-    """That level and those above it."""
+def _levels_from(level: str) -> tuple[str, ...]:
+    """Returns the given level and all higher levels; raises `Invalid` for an unknown level."""
     if level.upper() not in LEVELS:
-        raise Invalid(f"no level {level[:40]!r}; known are {', '.join(LEVELS)}", "invalid_filter")
+        raise Invalid(f"unknown level {level[:40]!r}; use {', '.join(LEVELS)}", "invalid_filter")
     return LEVELS[LEVELS.index(level.upper()) :]
 
 
-def _reason(row: Row, now: datetime) -> str | None:
+def _waiting_for(row: Row, now: datetime) -> str | None:
+    """Returns the reason for WAITING in one word; `None` for an invalid row, too."""
     try:
-        return waiting_for(task_of(row), now)
+        return waiting_for(parse_task(row), now)
     except CorruptRow:
         return None
 
 
 def _event_line(row: Row) -> LogLine:
-    arrow = f" {row['previous']} -> {row['new']}" if row["previous"] != row["new"] else ""
-    start = "" if row["previous"] or row["new"] is None else f" -> {row['new']}"
-    said = f": {row['message']}" if row["message"] else ""
+    """Returns the log line of an audit event."""
+    transition = f" {row['previous']} -> {row['new']}" if row["previous"] != row["new"] else ""
+    first_status = "" if row["previous"] or row["new"] is None else f" -> {row['new']}"
+    message = f": {row['message']}" if row["message"] else ""
     return LogLine(
         at=row["at"],
         level=row["level"],
         source="event",
         attempt=row["attempt"],
         seq=row["seq"],
-        text=f"{row['kind']}{start or arrow}{said}",
+        text=f"{row['kind']}{first_status or transition}{message}",
         event=row["kind"],
         previous_status=row["previous"],
         new_status=row["new"],
         actor=row["actor"],
-        data=readable(row["data"]),
+        data=decode_or_excerpt(row["data"]),
         stack_trace=row["stack_trace"],
     )
 
 
-def _said_line(row: Row) -> LogLine:
+def _transcript_line(row: Row) -> LogLine:
+    """Returns the log line of a transcript line."""
     return LogLine(
         at=row["at"],
         level=row["level"],

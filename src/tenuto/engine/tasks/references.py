@@ -1,4 +1,4 @@
-"""References: the tasks and agents that a new task names must be there, in its workspace."""
+"""Checks that the parent and the target agent of a new task exist in its workspace."""
 
 from collections.abc import Iterable
 from uuid import UUID
@@ -10,27 +10,29 @@ from tenuto.store.protocol import Statement
 
 
 async def check_references(
-    core: Core, workspace: UUID, news: Iterable[NewTask], owner: UUID | None = None
+    core: Core, workspace: UUID, new_tasks: Iterable[NewTask], owner: UUID | None = None
 ) -> None:
-    """Raise `NotFound` for a parent or target agent that the workspace does not have.
+    """Raises `NotFound` for a parent or target agent that the workspace does not have.
 
-    `owner` is a task that is known to be there. Tasks that name nothing cost nothing.
+    `owner` is a task that is known to exist. Without references to check, nothing is queried.
     """
     tasks, agents = set(), set()
-    for new in news:
+    for new in new_tasks:
         if new.parent is not None and new.parent != owner:
             tasks.add(new.parent)
         if new.target_agent is not None:
             agents.add(new.target_agent)
     if tasks or agents:
-        await check_known(core, workspace, tasks, agents)
+        await _require_existing(core, workspace, tasks, agents)
 
 
-async def check_known(core: Core, workspace: UUID, tasks: set[UUID], agents: set[UUID]) -> None:
-    """Raise `NotFound` unless the workspace has all these tasks and agents."""
+async def _require_existing(
+    core: Core, workspace: UUID, tasks: set[UUID], agents: set[UUID]
+) -> None:
+    """Raises `NotFound` unless the workspace has all these tasks and agents."""
     params = {"workspace": workspace, "tasks": sorted(tasks), "agents": sorted(agents)}
-    rows = await core.store.fetch(Statement("known_ids", params))
-    found = {row["id"] for row in rows}
-    for what, field, named in (("task", "parentId", tasks), ("agent", "targetAgentId", agents)):
-        if missing := sorted(named - found):
-            raise NotFound(f"{field}: no {what} {missing[0]}", field=field)
+    rows = await core.store.fetch(Statement("existing_ids", params))
+    existing = {row["id"] for row in rows}
+    for noun, field, ids in (("task", "parentId", tasks), ("agent", "targetAgentId", agents)):
+        if missing := sorted(ids - existing):
+            raise NotFound(f"{field}: no {noun} {missing[0]}", field=field)

@@ -1,6 +1,7 @@
-"""Report: what an attempt says while it runs. Every write carries its fence.
+"""Stores what running attempts report: heartbeats, progress, checkpoints, log lines, steps.
 
-Whoever reports, here or over a network, the task's secrets are struck before anything is stored.
+Every write presents its fence. The task's secrets are redacted before anything is stored, both
+for local workers and for reports over the network.
 """
 
 from collections.abc import Sequence
@@ -12,13 +13,13 @@ import msgspec
 
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.limits.budgets import fenced
-from tenuto.engine.limits.concurrency import check_above
-from tenuto.engine.rows import CorruptRow, decode, task_of
+from tenuto.engine.limits.budgets import fence_params
+from tenuto.engine.limits.concurrency import check_ancestors
+from tenuto.engine.rows import CorruptRow, decode_json, parse_task
 from tenuto.engine.tasks.submit import TaskSubmitter, submit_script
 from tenuto.engine.tenancy.encryption import TaskSecrets, redact_child
 from tenuto.engine.tenancy.output_redaction import (
-    LOST,
+    LEASE_LOST,
     check_fence,
     check_key,
     check_progress,
@@ -29,31 +30,31 @@ from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.tasks.decide import token_hash
 from tenuto.model.tasks.submission import NewTask, check
 from tenuto.model.tasks.task import DEFAULT_LEASE_S, LEASED, Fence, Task
-from tenuto.model.tasks.transcript import Line, fitting
+from tenuto.model.tasks.transcript import Line, fit_lines
 from tenuto.store.batching import Answers, WriteKind
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 
 class LeaseStatus(msgspec.Struct, frozen=True):
-    """What a heartbeat answers for one lease that is still held."""
+    """The heartbeat's reply for one lease that is still held."""
 
     lease_until: datetime
     cancel: bool
     pause: bool
     hung: bool
     begun: bool = True
-    """Whether the session is known to have begun."""
+    """True if the start of the session was reported."""
 
 
 class HeartbeatResult(msgspec.Struct, frozen=True):
-    """A worker's heartbeat, answered: what it still holds and what it has lost."""
+    """The reply to a worker's heartbeat: its leases by task, and the fences of lost leases."""
 
     held: dict[UUID, LeaseStatus]
     lost: list[Fence]
 
 
 class WorkerInfo(msgspec.Struct):
-    """Who a worker is, as the registry of workers shows it."""
+    """A worker's identity and capacity, as listed by `orchestrate worker list`."""
 
     worker: str
     host: str
@@ -64,87 +65,94 @@ class WorkerInfo(msgspec.Struct):
 
 
 class AttemptReporter:
-    """The report family, for the attempts of one workspace."""
+    """Stores the reports of one workspace's attempts."""
 
     def __init__(
-        self, core: Core, submitting: TaskSubmitter, sealing: TaskSecrets, workspace: UUID
+        self, core: Core, submitter: TaskSubmitter, task_secrets: TaskSecrets, workspace: UUID
     ) -> None:
         self._core = core
         self._workspace = workspace
-        self._sealing = sealing
-        self._submitting = submitting
-        self._progress = WriteKind("progress", self._progress_script, one_statement=True)
+        self._task_secrets = task_secrets
+        self._submitter = submitter
+        self._progress_kind = WriteKind("progress", self._progress_script, one_statement=True)
 
     async def heartbeat(
         self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S
     ) -> HeartbeatResult:
-        """Renew all leases in one statement."""
-        bounds.number("lease_s", lease_s, 1, bounds.MAX_LEASE_S)
-        sane = [fence for fence in fences if is_valid_fence(fence)]
-        if not sane:
+        """Renews all leases in one statement and returns which are still held."""
+        bounds.check_number("lease_s", lease_s, 1, bounds.MAX_LEASE_S)
+        valid = [fence for fence in fences if is_valid_fence(fence)]
+        if not valid:
             return HeartbeatResult({}, list(fences))
-        rows = sorted((f.task, f.attempt, token_hash(f.token)) for f in sane)
+        rows = sorted((f.task, f.attempt, token_hash(f.token)) for f in valid)
 
         def script() -> Script[Rows]:
-            held: Rows = yield Statement(
+            statuses: Rows = yield Statement(
                 "heartbeat", self._params() | {"lease_s": lease_s}, {"lease": rows}
             )
-            return held
+            return statuses
 
-        found = await self._core.store.once(script)
-        held = {row["id"]: _pulse(row) for row in found}
-        mine = {(row["id"], row["attempt"]) for row in found}
+        held_rows = await self._core.store.transact_one(script)
+        statuses = {row["id"]: _lease_status(row) for row in held_rows}
+        owned = {(row["id"], row["attempt"]) for row in held_rows}
         return HeartbeatResult(
-            held, [fence for fence in fences if (fence.task, fence.attempt) not in mine]
+            statuses, [fence for fence in fences if (fence.task, fence.attempt) not in owned]
         )
 
     async def progress(
         self, fence: Fence, percent: float | None, step: str | None, finish_at: datetime | None
     ) -> None:
-        """Note how far the attempt is; a part of a percent is rounded."""
+        """Stores the attempt's progress; fractions of a percent are rounded."""
         check_fence(fence)
         check_progress(percent, step, finish_at)
         if percent is not None:
             percent = round(percent)
         if step is not None:
-            step = (await self._sealing.redactor(fence)).text(step)
+            step = (await self._task_secrets.redactor(fence)).redact_text(step)
         item = (fence, percent, step, finish_at)
-        if not await self._core.batcher.submit(self._progress, item, key=fence.task.int):
-            raise Conflict(f"attempt {fence.attempt} no longer owns the task", LOST)
+        if not await self._core.batcher.submit(self._progress_kind, item, key=fence.task.int):
+            raise Conflict(f"attempt {fence.attempt} no longer owns the task", LEASE_LOST)
 
     def _progress_script(self, items: list[Any]) -> Script[Answers]:
+        """Stores progress of several attempts; answers for each if its fence was current."""
         rows = sorted(
-            (f.task, f.attempt, token_hash(f.token), percent, step, finish_at)
-            for f, percent, step, finish_at in items
+            (fence.task, fence.attempt, token_hash(fence.token), percent, step, finish_at)
+            for fence, percent, step, finish_at in items
         )
-        moved = yield Statement("progress", self._params(), {"report": rows})
-        kept = {row["id"] for row in moved}
-        return [item[0].task in kept for item in items]
+        updated = yield Statement("progress", self._params(), {"report": rows})
+        stored = {row["id"] for row in updated}
+        return [item[0].task in stored for item in items]
 
     def _params(self) -> dict[str, Any]:
-        """What every write of an attempt names besides its fence."""
+        """Returns the query parameters that every write of an attempt needs, besides its fence."""
         return {"workspace": self._workspace, "now": self._core.now()}
 
     async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:
-        """Replace the checkpoint; answers its number. A lower number than the stored is refused."""
+        """Replaces the checkpoint and returns its number.
+
+        Raises `Conflict` (`checkpoint_stale`) if `seq` is lower than the stored number.
+        """
         check_fence(fence)
         if seq is not None:
-            bounds.number("seq", seq, 0, bounds.MAX_COUNT)
-        redactor = await self._sealing.redactor(fence)
-        text = redactor.json(bounds.json_text("checkpoint", data)) or "null"
+            bounds.check_number("seq", seq, 0, bounds.MAX_COUNT)
+        redactor = await self._task_secrets.redactor(fence)
+        text = redactor.redact_json(bounds.to_json_text("checkpoint", data)) or "null"
 
         def script() -> Script[int]:
-            task = yield from self.lock_owned_task(fence, pausing=True)
+            task = yield from self.lock_owned_task(fence, allow_pausing=True)
             number = task.checkpoint_seq + 1 if seq is None else seq
             if number < task.checkpoint_seq:
                 raise Conflict(
-                    f"checkpoint {task.checkpoint_seq} is already stored", "checkpoint_stale"
+                    f"checkpoint {number} is older than the stored checkpoint"
+                    f" {task.checkpoint_seq}",
+                    "checkpoint_stale",
                 )
             if number == task.checkpoint_seq:
                 stored = yield Statement("checkpoint", {"id": fence.task})
                 if stored and stored[0]["attempt"] == fence.attempt:
                     return number
-                raise Conflict(f"checkpoint {number} is another attempt's", "checkpoint_stale")
+                message = f"checkpoint {number} was already stored by another attempt"
+                raise Conflict(message, "checkpoint_stale")
             yield Statement(
                 "checkpoint_save",
                 {
@@ -161,102 +169,116 @@ class AttemptReporter:
         return await self._core.store.transact(script)
 
     async def append(self, fence: Fence, lines: Sequence[Line]) -> None:
-        """Add to the attempt's transcript, up to its cap, where one last line says that it is full.
+        """Adds lines to the attempt's transcript, up to its size limit.
 
-        Lines of an attempt that lost its task are dropped, and numbers that are there already.
+        The last line of a full transcript says so. Drops lines of an attempt that lost its task,
+        and lines whose number is stored already.
         """
         check_fence(fence)
         for line in lines:
-            bounds.number("line", line.number, 0, bounds.MAX_COUNT)
-            bounds.text("level", line.level, bounds.MAX_NAME, empty=False)
-            bounds.text("text", line.text, bounds.MAX_TEXT)
+            bounds.check_number("line", line.number, 0, bounds.MAX_COUNT)
+            bounds.check_text("level", line.level, bounds.MAX_NAME, empty=False)
+            bounds.check_text("text", line.text, bounds.MAX_TEXT)
         if not lines:
             return
-        said = (await self._sealing.redactor(fence)).text
-        told = [msgspec.structs.replace(line, text=said(line.text)) for line in lines]
+        redact = (await self._task_secrets.redactor(fence)).redact_text
+        redacted = [msgspec.structs.replace(line, text=redact(line.text)) for line in lines]
 
         def script() -> Script[None]:
-            most_kb = self._core.transcript_kb
-            held = fenced(self._workspace, fence) | {"most": most_kb * 1024}
-            rows = yield Statement("transcript_grow", held | {"bytes": 0})
+            max_kb = self._core.transcript_kb
+            params = fence_params(self._workspace, fence) | {"most": max_kb * 1024}
+            rows = yield Statement("transcript_reserve", params | {"bytes": 0})
             if not rows:
-                return  # the attempt lost its task, or has said enough
-            numbers = [line.number for line in told]
-            of = {"task": fence.task, "attempt": fence.attempt, "lines": numbers}
-            known = yield Statement("transcript_known", of)
-            there = {row["line_no"] for row in known}
-            fresh = [line for line in told if line.number not in there]
-            if not fresh:
+                return  # the attempt lost its task, or its transcript is full
+            line_numbers = [line.number for line in redacted]
+            known_params = {"task": fence.task, "attempt": fence.attempt, "lines": line_numbers}
+            existing = yield Statement("transcript_existing", known_params)
+            existing_numbers = {row["line_no"] for row in existing}
+            new_lines = [line for line in redacted if line.number not in existing_numbers]
+            if not new_lines:
                 return
-            kept = fitting(fresh, rows[0]["bytes"], most_kb)
+            fitting_lines = fit_lines(new_lines, rows[0]["bytes"], max_kb)
             cells = [
                 (fence.task, fence.attempt, line.number, self._workspace, line.level, line.text)
-                for line in kept
+                for line in fitting_lines
             ]
             yield Statement("transcript_append", {"now": self._core.now()}, {"line": cells})
-            grown = {"bytes": sum(line.size for line in fresh)}
-            yield Statement("transcript_grow", held | grown)
+            added_bytes = {"bytes": sum(line.size for line in new_lines)}
+            yield Statement("transcript_reserve", params | added_bytes)
 
         await self._core.store.transact(script)
 
     async def steps(self, task: UUID) -> dict[str, tuple[Any, UUID | None]]:
-        """What earlier and present attempts recorded, by key: the value and the child."""
+        """Returns the recorded steps of all attempts by key: the value and the subtask's id."""
         params = {"id": task, "workspace": self._workspace}
         rows = await self._core.store.fetch(Statement("steps", params))
-        return {row["key"]: (decode(row["value"]), row["child"]) for row in rows}
+        return {row["key"]: (decode_json(row["value"]), row["child"]) for row in rows}
 
     async def record_step(self, fence: Fence, key: str, value: Any) -> None:
-        """Remember a step's value for every later attempt."""
-        redactor = await self._sealing.redactor(fence)
+        """Stores a step's value, which all later attempts read.
+
+        Raises `Conflict` (`step_conflict`) if the step has another value.
+        """
+        redactor = await self._task_secrets.redactor(fence)
         check_key(key, redactor)
-        text = redactor.json(bounds.json_text("value", value))
+        text = redactor.redact_json(bounds.to_json_text("value", value))
 
         def script() -> Script[None]:
             task = yield from self.lock_owned_task(fence)
-            if (yield self.step(task, key, text, None)):
+            if (yield self.step_statement(task, key, text, None)):
                 return
-            before = (yield Statement("step", {"id": fence.task, "key": key}))[0]
-            if before["child"] is not None or decode(before["value"]) != decode(text):
-                raise Conflict(f"step {key!r} has another value already", "step_conflict")
+            existing = (yield Statement("step", {"id": fence.task, "key": key}))[0]
+            if existing["child"] is not None or decode_json(existing["value"]) != decode_json(text):
+                raise Conflict(f"step {key!r} already has another value", "step_conflict")
 
         await self._core.store.transact(script)
 
     async def spawn(
         self, fence: Fence, workspace: UUID, key: str, new: NewTask, actor: str | None
     ) -> UUID:
-        """A child task, made once per key however often the handler repeats it."""
-        redactor = await self._sealing.redactor(fence)
+        """Creates a subtask, once per key, and returns its id.
+
+        Repeated calls with the same key return the same id.
+        """
+        redactor = await self._task_secrets.redactor(fence)
         check_key(key, redactor)
         if new.next or new.control or new.group:
-            raise Invalid("a child has no next, group or control of its own", field="task")
-        child = uuid5(fence.task, key)
-        born = msgspec.structs.replace(redact_child(new, redactor), id=child, parent=fence.task)
-        check(born)
-        draft = await self._submitting.draft([born], workspace, actor, owner=fence.task)
+            raise Invalid("next, group and control are not allowed for a subtask", field="task")
+        child_id = uuid5(fence.task, key)
+        child = msgspec.structs.replace(redact_child(new, redactor), id=child_id, parent=fence.task)
+        check(child)
+        prepared = await self._submitter.prepare([child], workspace, actor, owner=fence.task)
 
         def script(cascade: Cascade) -> Script[UUID]:
             task = yield from self.lock_owned_task(fence)
-            if born.concurrency is not None:
-                yield from check_above(task, born.concurrency)
-            if draft.waits or draft.keyed:
-                made = yield from self._submitting.waiting_script(draft, workspace, cascade)
+            if child.concurrency is not None:
+                yield from check_ancestors(task, child.concurrency)
+            if prepared.waits or prepared.keyed:
+                submitted = yield from self._submitter.insert_with_dependencies(
+                    prepared, workspace, cascade
+                )
             else:
-                made = yield from submit_script(self._core, draft, workspace)
-            if made[0].created:
+                submitted = yield from submit_script(self._core, prepared, workspace)
+            if submitted[0].created:
                 ceiling = self._core.lanes.ceiling
-                yield from self._core.tree.check_limits_and_place(task, made[0].id, ceiling)
-            if not (yield self.step(task, key, None, made[0].id)):
-                before = yield Statement("step", {"id": fence.task, "key": key})
-                if before[0]["child"] != made[0].id:
-                    raise Conflict(f"step {key!r} is no such child", "step_conflict")
-            return made[0].id
+                yield from self._core.spawn_limits.check_and_store_depth(
+                    task, submitted[0].id, ceiling
+                )
+            if not (yield self.step_statement(task, key, None, submitted[0].id)):
+                existing = yield Statement("step", {"id": fence.task, "key": key})
+                if existing[0]["child"] != submitted[0].id:
+                    message = f"step {key!r} is already used for something other than this subtask"
+                    raise Conflict(message, "step_conflict")
+            return submitted[0].id
 
-        known = await self._core.run_with_cascade(script, actor)
-        self._submitting.announce(draft)
-        return known
+        result = await self._core.run_with_cascade(script, actor)
+        self._submitter.send_hints(prepared)
+        return result
 
-    def step(self, task: Task, key: str, value: str | None, child: UUID | None) -> Statement:
-        """The statement that records a step of a task that the caller holds."""
+    def step_statement(
+        self, task: Task, key: str, value: str | None, child: UUID | None
+    ) -> Statement:
+        """Returns the statement that records a step. The caller has locked the task."""
         return Statement(
             "step_record",
             {
@@ -270,27 +292,32 @@ class AttemptReporter:
             },
         )
 
-    def lock_owned_task(self, fence: Fence, *, pausing: bool = False) -> Script[Task]:
-        """The task, locked, if the fence is current and nobody asked to stop."""
+    def lock_owned_task(self, fence: Fence, *, allow_pausing: bool = False) -> Script[Task]:
+        """Locks and returns the task of a current fence.
+
+        Raises `Conflict` if the attempt no longer owns the task, if a cancel was requested, or,
+        unless `allow_pausing`, if a pause was requested.
+        """
         check_fence(fence)
         rows = yield Statement("tasks_locked", {"ids": [fence.task]})
         if not rows or rows[0]["workspace"] != self._workspace:
             raise NotFound(f"no task {fence.task}")
         try:
-            task = task_of(rows[0])
+            task = parse_task(rows[0])
         except CorruptRow as error:
-            raise Conflict(f"the row of task {fence.task} is unreadable", "corrupt") from error
-        mine = task.attempt == fence.attempt and task.lease_token == token_hash(fence.token)
-        if task.status not in LEASED or not mine:
-            raise Conflict(f"attempt {fence.attempt} no longer owns the task", LOST)
+            raise Conflict(f"task {fence.task} has an invalid row", "corrupt") from error
+        is_owner = task.attempt == fence.attempt and task.lease_token == token_hash(fence.token)
+        if task.status not in LEASED or not is_owner:
+            raise Conflict(f"attempt {fence.attempt} no longer owns the task", LEASE_LOST)
         if task.cancel_requested_at is not None:
-            raise Conflict("the task is being cancelled", "cancel_requested")
-        if task.pause_requested_at is not None and not pausing:
-            raise Conflict("the task is being paused", "pause_requested")
+            raise Conflict(f"task {fence.task} is being cancelled", "cancel_requested")
+        if task.pause_requested_at is not None and not allow_pausing:
+            raise Conflict(f"task {fence.task} is being paused", "pause_requested")
         return task
 
 
-def _pulse(row: Row) -> LeaseStatus:
+def _lease_status(row: Row) -> LeaseStatus:
+    """Returns the lease status of a row of the heartbeat query."""
     return LeaseStatus(
         row["lease_until"],
         row["cancel_requested_at"] is not None,

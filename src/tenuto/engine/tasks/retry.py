@@ -1,7 +1,8 @@
-"""Retry: an ended task is tried again, and with it what ended because of it.
+"""Retries a finished task, and reopens the tasks, groups and flow that failed because of it.
 
-A slot of a group or flow that ended badly is open again; a group that failed for it runs again, and
-what never had its turn waits for it again. So whatever waits for the join gets it once, in the end.
+The task's slot in its group or flow is open again. A group that failed because of the task runs
+again, and its children that were skipped before their turn wait for their turn again. So tasks that
+wait for the group's join get its outcome once, at the end.
 """
 
 from datetime import datetime
@@ -10,15 +11,15 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.agents.subtask_tree import closed
+from tenuto.engine.agents.subtask_tree import close_inbox_statement
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.flows.outcomes import hold_if_paused, place_of_turn
+from tenuto.engine.flows.outcomes import hold_if_paused, next_child_params
 from tenuto.engine.flows.rows import flow_of, group_of, is_by_engine, is_paused
 from tenuto.model.errors import Conflict
 from tenuto.model.flows.progress import (
-    CASCADE,
     FLOW_OPEN,
     GROUP_OPEN,
+    MAX_CASCADE_ROWS,
     Flow,
     FlowStatus,
     Group,
@@ -30,384 +31,455 @@ from tenuto.model.tasks import commands
 from tenuto.model.tasks.task import PRUNED, TERMINAL, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
-PAGE = 5_000
+PAGE_ROWS = 5_000
 """Rows of a group that one statement reads."""
-_REVIVING_S = 2.0
-"""How long until somebody looks again at what waits for tasks that are still to be revived."""
-_RETRIED = frozenset({Status.FAILED, Status.DEAD, Status.CANCELLED})
-_REVIVED = frozenset({Status.FAILED, Status.SKIPPED})
-_ENDED_BADLY = TERMINAL - {Status.COMPLETED}
+_RETRY_LATER_S = 2.0
+"""Seconds until the next check of tasks that wait for tasks with a deferred retry."""
+_RETRYABLE = frozenset({Status.FAILED, Status.DEAD, Status.CANCELLED})
+_REOPENABLE = frozenset({Status.FAILED, Status.SKIPPED})
+_UNSUCCESSFUL = TERMINAL - {Status.COMPLETED}
 
 
 class _RetryPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a task is tried again: whether its end matters, and what it has to wait for there."""
+    """The state of a retried task's position in its flow."""
 
-    counts: bool
-    to_come: bool = False
-    """Whether its turn is still to come, in a sequence or with its group."""
-    paused: bool = False
+    is_counted: bool
+    """True if the outcome of the task counts for its group or flow."""
+    has_turn_ahead: bool = False
+    """True if the task must wait for its turn, in a sequence or with its group."""
+    is_paused: bool = False
 
     @property
     def hold(self) -> str | None:
-        return "turn" if self.to_come else "paused" if self.paused else None
+        """The hold that the reopened task gets."""
+        return "turn" if self.has_turn_ahead else "paused" if self.is_paused else None
 
 
-_NOWHERE = _RetryPosition(counts=False)
+_NO_POSITION = _RetryPosition(is_counted=False)
 
 
 class TaskRetry:
-    """One retry within a cascade's transaction. Its methods are scripts."""
+    """One retry within a cascade's transaction. The methods run in it (scripts).
 
-    def __init__(self, cascade: Cascade, workspace: UUID, *, deep: bool) -> None:
+    With `with_dependents`, also reopens what failed or was skipped because of the task.
+    """
+
+    def __init__(self, cascade: Cascade, workspace: UUID, *, with_dependents: bool) -> None:
         self._cascade = cascade
         self._workspace = workspace
-        self._deep = deep
-        self.revived = 0
-        self.unfinished = False
-        """Whether something that ended because of others was left for later."""
+        self._with_dependents = with_dependents
+        self.reopened = 0
+        self.has_deferred = False
+        """True if some dependents will be reopened by deferred work."""
 
     def retry(self, task: UUID) -> Script[None]:
-        """Give an ended task its tries again; deep, also what ended because of it."""
-        untold = yield Statement("work_forget", {"ids": [task]})
-        place = yield from self._reopen_slot(task, told=not untold)
-        unmet = yield from self._needs(task)
-        waited = yield Statement("waited_for", {"ids": [task]})
-        by_engine = yield from self._is_control(task)
-        keyed = yield Statement("turn_wishes", rows={"wanted": [(task, self._workspace)]})
+        """Retries a finished task with all its tries; with its dependents, if so configured.
 
-        def again(found: Task) -> commands.Command | None:
-            if found.status not in _RETRIED:
+        Raises `Conflict` if the task is not FAILED, DEAD or CANCELLED, or if it waits for a task
+        that failed.
+        """
+        deferred_outcomes = yield Statement("deferred_outcomes_delete", {"ids": [task]})
+        position = yield from self._reopen_slot(task, was_counted=not deferred_outcomes)
+        unmet = yield from self._reopen_dependencies(task)
+        waiters = yield Statement("tasks_with_waiters", {"ids": [task]})
+        by_engine = yield from self._is_control(task)
+        permit_rows = yield Statement("permit_requests", rows={"wanted": [(task, self._workspace)]})
+
+        def choose(current: Task) -> commands.Command | None:
+            if current.status not in _RETRYABLE:
                 return None
             if by_engine:
-                hold = "act" if place.hold is None else f"{place.hold}:act"
+                hold = "act" if position.hold is None else f"{position.hold}:act"
                 return commands.Reopen(hold=hold, unmet=unmet)
-            watched = place.counts or bool(waited or keyed) or self._deep
-            return commands.Retry(watched=watched, unmet=unmet, hold=HOLD if keyed else place.hold)
+            watched = position.is_counted or bool(waiters or permit_rows) or self._with_dependents
+            return commands.Retry(
+                watched=watched, unmet=unmet, hold=HOLD if permit_rows else position.hold
+            )
 
-        changed = yield from self._cascade.apply_to_each([task], again, acts=True, ended=True)
+        changed = yield from self._cascade.apply_to_each(
+            [task], choose, queue_controls=True, include_finished=True
+        )
         if not changed:
-            raise Conflict("only a task that failed, died or was cancelled can be retried")
-        self.revived += 1
-        # As in `Core`: whoever retries a task has seen to what was put to people for it.
-        moment = self._cascade.moment()
-        yield closed(task, moment.now, moment.actor, kept=BUDGET)
-        if place.paused:
+            raise Conflict("only a FAILED, DEAD or CANCELLED task can be retried")
+        self.reopened += 1
+        # As in `Core`: a retry closes the inbox entries of the task.
+        context = self._cascade.decision_context()
+        yield close_inbox_statement(task, context.now, context.actor, kept=BUDGET)
+        if position.is_paused:
             yield from self._cascade.apply_to_each([task], hold_if_paused)
-        if self._deep:
-            yield from self._victims([task])
+        if self._with_dependents:
+            yield from self._retry_dependents([task])
 
-    def _needs(self, task: UUID) -> Script[int]:
-        """How much of what the task waits for has not ended; raises where some ended badly."""
-        rows = yield Statement("needs_locked", {"task": task})
-        left = [row for row in rows if not row["met"]]
-        done = [row["id"] for row in left if row["status"] == Status.COMPLETED]
-        alive = [row["id"] for row in left if Status(row["status"]) not in TERMINAL]
-        for row in left:
-            if row["id"] not in done and row["id"] not in alive:
+    def _reopen_dependencies(self, task: UUID) -> Script[int]:
+        """Returns how many of the task's dependencies are unfinished, and watches them.
+
+        Raises `Conflict` if a dependency finished without success.
+        """
+        rows = yield Statement("dependencies_locked", {"task": task})
+        unmet = [row for row in rows if not row["met"]]
+        completed = [row["id"] for row in unmet if row["status"] == Status.COMPLETED]
+        unfinished = [row["id"] for row in unmet if Status(row["status"]) not in TERMINAL]
+        for row in unmet:
+            if row["id"] not in completed and row["id"] not in unfinished:
                 raise Conflict(
-                    f"the task waits for {row['id']}, which is {row['status']}; retry that one,"
-                    " with what ended because of it"
+                    f"the task depends on task {row['id']}, which is {row['status']};"
+                    f" retry task {row['id']} with its dependents (--cascade)"
                 )
-        if done:
-            settled = [(task, need, True) for need in done]
-            yield Statement("dependency_settle", rows={"pair": settled})
-        if alive:
-            pairs = [(task, need) for need in alive]
+        if completed:
+            pairs_met = [(task, need, True) for need in completed]
+            yield Statement("dependency_resolve", rows={"pair": pairs_met})
+        if unfinished:
+            pairs = [(task, need) for need in unfinished]
             yield Statement("dependency_reopen", rows={"pair": pairs})
-            yield Statement("watch", {"ids": alive})
-        return len(alive)
+            yield Statement("mark_watched", {"ids": unfinished})
+        return len(unfinished)
 
     def _is_control(self, task: UUID) -> Script[bool]:
-        rows = yield Statement("places", rows={"wanted": [(task, self._workspace)]})
+        """Returns True if the engine runs the task itself (a control task)."""
+        rows = yield Statement("flow_positions", rows={"wanted": [(task, self._workspace)]})
         return bool(rows) and is_by_engine(rows[0])
 
     def retry_dependents(self, cause: UUID, *, completed: bool) -> Script[None]:
-        """Go on reviving what ended because of this one, which may have COMPLETED meanwhile.
+        """Reopens the tasks that failed or were skipped because of `cause`, and their dependents.
 
-        The caller holds its row.
+        `completed` is True if `cause` has completed in the meantime. The caller has locked the
+        row of `cause`.
         """
-        yield from self._victims([cause], completed=completed)
+        yield from self._retry_dependents([cause], completed=completed)
 
-    def _victims(self, causes: list[UUID], *, completed: bool = False) -> Script[None]:
+    def _retry_dependents(self, causes: list[UUID], *, completed: bool = False) -> Script[None]:
+        """Reopens dependents level by level; beyond `MAX_CASCADE_ROWS` the rest is deferred."""
         while causes:
-            if self._cascade.spent >= CASCADE:
+            if self._cascade.rows_written >= MAX_CASCADE_ROWS:
                 self._defer_rest(causes)
                 return
-            params = {"ids": sorted(causes), "most": CASCADE}
-            rows = yield Statement("victims", params)
-            if len(rows) == CASCADE:
+            params = {"ids": sorted(causes), "most": MAX_CASCADE_ROWS}
+            rows = yield Statement("failed_dependents", params)
+            if len(rows) == MAX_CASCADE_ROWS:
                 self._defer_rest(causes)
             pairs = sorted({(row["id"], row["needs"]) for row in rows})
             if not pairs:
                 return
-            if completed:  # its end was told before they waited for it again
-                settled = [(task, need, True) for task, need in pairs]
-                yield Statement("dependency_settle", rows={"pair": settled})
+            if completed:  # its completion was applied before they waited for it again
+                met = [(task, need, True) for task, need in pairs]
+                yield Statement("dependency_resolve", rows={"pair": met})
                 completed = False
             else:
                 yield Statement("dependency_reopen", rows={"pair": pairs})
             tasks = {task for task, _ in pairs}
-            unmet = yield Statement("unmet", {"ids": sorted(tasks)})
-            left = {row["id"]: row["n"] for row in unmet}
-            # Who waits for something else that failed would wait for ever.
-            causes = sorted(tasks - {row["id"] for row in unmet if row["failed"]})
-            rows = yield Statement("work_forget", {"ids": causes})
-            untold = {row["id"] for row in rows}
-            places = {}
+            unmet_rows = yield Statement("unmet_counts", {"ids": sorted(tasks)})
+            unmet = {row["id"]: row["n"] for row in unmet_rows}
+            # A task that also waits for another failed task would wait forever.
+            causes = sorted(tasks - {row["id"] for row in unmet_rows if row["failed"]})
+            rows = yield Statement("deferred_outcomes_delete", {"ids": causes})
+            uncounted = {row["id"] for row in rows}
+            positions = {}
             for task in causes:
-                places[task] = yield from self._reopen_slot(task, told=task not in untold)
-            yield from self._revive(causes, left, places)
+                positions[task] = yield from self._reopen_slot(
+                    task, was_counted=task not in uncounted
+                )
+            yield from self._reopen_tasks(causes, unmet, positions)
 
     def _defer_rest(self, causes: list[UUID]) -> None:
-        self.unfinished = True
+        """Leaves the dependents of these tasks to deferred work."""
+        self.has_deferred = True
         for cause in causes:
             self._cascade.defer("revive", cause, self._workspace)
 
-    def _revive(
-        self, ids: list[UUID], unmet: dict[UUID, int], places: dict[UUID, _RetryPosition]
+    def _reopen_tasks(
+        self, ids: list[UUID], unmet: dict[UUID, int], positions: dict[UUID, _RetryPosition]
     ) -> Script[None]:
-        def again(task: Task) -> commands.Command | None:
-            if task.status not in _REVIVED or task.current_step == PRUNED:
+        """Reopens the FAILED and SKIPPED tasks among `ids` at their positions."""
+
+        def choose(task: Task) -> commands.Command | None:
+            if task.status not in _REOPENABLE or task.current_step == PRUNED:
                 return None
-            hold = HOLD if task.hold == HOLD else places[task.id].hold
+            hold = HOLD if task.hold == HOLD else positions[task.id].hold
             if (task.hold or "").endswith("act"):
                 hold = "act" if hold is None else f"{hold}:act"
             return commands.Reopen(hold=hold, unmet=unmet.get(task.id, 0))
 
-        changed = yield from self._cascade.apply_to_each(ids, again, acts=True, ended=True)
-        self.revived += len(changed)
-        if paused := [task for task in ids if places[task].paused]:
+        changed = yield from self._cascade.apply_to_each(
+            ids, choose, queue_controls=True, include_finished=True
+        )
+        self.reopened += len(changed)
+        if paused := [task for task in ids if positions[task].is_paused]:
             yield from self._cascade.apply_to_each(paused, hold_if_paused)
 
-    # Where the task stands.
+    def _reopen_slot(self, task: UUID, *, was_counted: bool) -> Script[_RetryPosition]:
+        """Counts the task's slot as open again, if its group or flow still waits for the task.
 
-    def _reopen_slot(self, task: UUID, *, told: bool) -> Script[_RetryPosition]:
-        """Count the task's slot as open again, where its end will matter to somebody.
-
-        An end that was not `told` yet was not counted either.
+        `was_counted` is False if the outcome is still deferred, so that the counters lack it.
         """
-        rows = yield Statement("places", rows={"wanted": [(task, self._workspace)]})
+        rows = yield Statement("flow_positions", rows={"wanted": [(task, self._workspace)]})
         if not rows or rows[0]["flow"] is None:
-            return _NOWHERE
-        states = yield Statement("task_state", {"ids": [task]})
-        bad = states[0]["status"] != Status.SKIPPED
+            return _NO_POSITION
+        status_rows = yield Statement("task_statuses", {"ids": [task]})
+        was_failure = status_rows[0]["status"] != Status.SKIPPED
         row = rows[0]
         if row["group_id"] is None:
-            return (yield from self._reopen_flow(row["flow"], bad=bad, told=told))
-        return (yield from self._reopen_group(row["group_id"], row["slot"], bad=bad, told=told))
+            return (
+                yield from self._reopen_flow(
+                    row["flow"], was_failure=was_failure, was_counted=was_counted
+                )
+            )
+        return (
+            yield from self._reopen_group(
+                row["group_id"], row["slot"], was_failure=was_failure, was_counted=was_counted
+            )
+        )
 
     def _reopen_group(
-        self, group_id: UUID, slot: int, *, bad: bool = True, told: bool = True
+        self, group_id: UUID, slot: int, *, was_failure: bool = True, was_counted: bool = True
     ) -> Script[_RetryPosition]:
+        """Counts one slot of the group as open again; reopens a FAILED group with dependents."""
         rows = yield Statement("groups_locked", {"ids": [group_id]})
         group = group_of(rows[0])
         if group.status in GROUP_OPEN:
-            waits = group.status is GroupStatus.WAITING
-            in_turn = group.kind == "sequential" and not waits
-            to_come = waits or (in_turn and group.turn is not None and group.turn < slot)
-            if told:
-                turn = slot if in_turn and group.turn is None else group.turn
-                yield self._cascade.group_change(_with_slot(group, turn, bad=bad))
+            is_waiting = group.status is GroupStatus.WAITING
+            is_sequence_running = group.kind == "sequential" and not is_waiting
+            has_turn_ahead = is_waiting or (
+                is_sequence_running and group.turn is not None and group.turn < slot
+            )
+            if was_counted:
+                turn = slot if is_sequence_running and group.turn is None else group.turn
+                yield self._cascade.group_change(
+                    _with_open_slot(group, turn, was_failure=was_failure)
+                )
             paused = yield from is_paused(group)
-            return _RetryPosition(counts=True, to_come=to_come, paused=paused)
-        if not self._deep or group.status is not GroupStatus.FAILED:
-            return _NOWHERE  # ended from outside, it has left more behind than this one
-        above = yield from self._reopen_above(group)
-        if not above.counts:
-            return _NOWHERE
-        waiting = yield from self._revive_turns(group, paused=above.paused)
-        yield from self._watch_open(group)
-        again = yield from self._recounted(group, slot)
+            return _RetryPosition(is_counted=True, has_turn_ahead=has_turn_ahead, is_paused=paused)
+        if not self._with_dependents or group.status is not GroupStatus.FAILED:
+            return _NO_POSITION  # ended from outside: other open tasks ended with it, too
+        parent = yield from self._reopen_parent(group)
+        if not parent.is_counted:
+            return _NO_POSITION
+        waiting_children = yield from self._reopen_skipped(group, paused=parent.is_paused)
+        yield from self._watch_open_tasks(group)
+        reopened = yield from self._recount(group, slot)
         if group.kind == "sequential":
-            again = yield from self._restart_sequence(again, waiting)
-        yield self._cascade.group_change(again, "group_reopened")
-        if again.made < again.total:
+            reopened = yield from self._restart_sequence(reopened, waiting_children)
+        yield self._cascade.group_change(reopened, "group_reopened")
+        if reopened.made < reopened.total:
             self._cascade.defer("expand", group.id, group.workspace)
-        to_come = again.turn is not None and again.turn < slot
-        # A group that runs again does so at once, in a sequence, too: only its own turns are kept.
-        return _RetryPosition(counts=True, to_come=to_come, paused=above.paused)
+        has_turn_ahead = reopened.turn is not None and reopened.turn < slot
+        # A reopened group runs at once, even in a sequence; only turns within it are respected.
+        return _RetryPosition(
+            is_counted=True, has_turn_ahead=has_turn_ahead, is_paused=parent.is_paused
+        )
 
-    def _restart_sequence(self, group: Group, waiting: set[UUID]) -> Script[Group]:
-        """The sequence with the turn at its first open child, which has it if it waits for it."""
-        before_all = msgspec.structs.replace(group, turn=None)
-        rows = yield Statement("next_in_turn", place_of_turn(before_all))
+    def _restart_sequence(self, group: Group, waiting_children: set[UUID]) -> Script[Group]:
+        """Returns the sequence with the turn at its first open child.
+
+        Gives the turn to this child if it waits for its turn.
+        """
+        from_start = msgspec.structs.replace(group, turn=None)
+        rows = yield Statement("next_in_turn", next_child_params(from_start))
         if not rows or group.turn is None or rows[0]["slot"] >= group.turn:
             return group
-        if rows[0]["id"] in waiting:
-            again = yield from self._cascade.give_turn_to_next(before_all)
-            return msgspec.structs.replace(group, turn=again.turn)
+        if rows[0]["id"] in waiting_children:
+            with_turn = yield from self._cascade.give_turn_to_next(from_start)
+            return msgspec.structs.replace(group, turn=with_turn.turn)
         return msgspec.structs.replace(group, turn=rows[0]["slot"])
 
-    def _watch_open(self, group: Group) -> Script[None]:
-        """What was tried again before, when its end did not matter, counts from now on."""
-        where = {"group_id": group.id, "workspace": group.workspace}
-        rows = yield from _all("group_tasks_open", where)
+    def _watch_open_tasks(self, group: Group) -> Script[None]:
+        """Marks the group's open tasks as watched, so that their outcomes count again.
+
+        These tasks were retried earlier, when their outcome no longer counted for the group.
+        """
+        params = {"group_id": group.id, "workspace": group.workspace}
+        rows = yield from _fetch_all("group_tasks_open", params)
         ids = [row["id"] for row in rows]
         if ids:
             yield Statement("tasks_locked", {"ids": ids})
-            yield Statement("watch", {"ids": ids})
+            yield Statement("mark_watched", {"ids": ids})
 
-    def _recounted(self, group: Group, slot: int | None) -> Script[Group]:
-        """The group, running, as its children's rows have it, with this slot open if any."""
+    def _recount(self, group: Group, slot: int | None) -> Script[Group]:
+        """Returns the group as RUNNING, with counters from its children's rows.
+
+        The child at `slot` counts as open.
+        """
         params = {"parent": group.id, "workspace": group.workspace}
-        rows = yield Statement("slot_ends", params)
-        ended = [row for row in rows if not row["open"] and row["slot"] != slot]
-        bad = sum(row["bad"] for row in ended)
-        skipped = sum(row["skipped"] and not row["bad"] for row in ended)
-        unmade = group.total - group.made
+        rows = yield Statement("slot_outcomes", params)
+        finished = [row for row in rows if not row["open"] and row["slot"] != slot]
+        failed = sum(row["bad"] for row in finished)
+        skipped = sum(row["skipped"] and not row["bad"] for row in finished)
+        not_activated = group.total - group.made
         return msgspec.structs.replace(
             group,
             status=GroupStatus.RUNNING,
             finished_at=None,
             turn=slot if group.kind == "sequential" else None,
-            open=len(rows) + unmade - len(ended),
-            succeeded=len(ended) - bad - skipped,
-            failed=bad,
+            open=len(rows) + not_activated - len(finished),
+            succeeded=len(finished) - failed - skipped,
+            failed=failed,
         )
 
-    def _reopen_above(self, group: Group) -> Script[_RetryPosition]:
+    def _reopen_parent(self, group: Group) -> Script[_RetryPosition]:
+        """Reopens the group's slot in its parent group or flow."""
         if group.parent is None:
             return (yield from self._reopen_flow(group.flow))
         return (yield from self._reopen_group(group.parent, group.slot))
 
-    def _revive_turns(self, group: Group, *, paused: bool) -> Script[set[UUID]]:
-        """Let what never had its turn wait for it again; the ids of all that does."""
-        where = {"parent": group.id, "workspace": group.workspace}
-        rows = yield from _all("skipped_in_turn", where)
+    def _reopen_skipped(self, group: Group, *, paused: bool) -> Script[set[UUID]]:
+        """Reopens children that were skipped before their turn, to wait for it again.
+
+        Returns the ids of these tasks and groups.
+        """
+        params = {"parent": group.id, "workspace": group.workspace}
+        rows = yield from _fetch_all("children_skipped", params)
         tasks = yield from self._retryable_together(
             {row["id"] for row in rows if not row["is_group"]}
         )
         if tasks:
-            yield Statement("work_forget", {"ids": tasks})
-            unmet = yield Statement("unmet", {"ids": tasks})
-            left = {row["id"]: row["n"] for row in unmet}
-            in_turn = _RetryPosition(counts=True, to_come=True, paused=paused)
-            yield from self._revive(tasks, left, dict.fromkeys(tasks, in_turn))
+            yield Statement("deferred_outcomes_delete", {"ids": tasks})
+            unmet_rows = yield Statement("unmet_counts", {"ids": tasks})
+            unmet = {row["id"]: row["n"] for row in unmet_rows}
+            position = _RetryPosition(is_counted=True, has_turn_ahead=True, is_paused=paused)
+            yield from self._reopen_tasks(tasks, unmet, dict.fromkeys(tasks, position))
         groups = sorted(row["id"] for row in rows if row["is_group"])
         if groups:
-            found = yield Statement("groups_locked", {"ids": groups})
-            for row in found:
+            group_rows = yield Statement("groups_locked", {"ids": groups})
+            for row in group_rows:
                 child = group_of(row)
-                # Those that joined it while it waited.
-                yield from self._revive_turns(child, paused=paused)
-                counted = yield from self._recounted(child, None)
+                # Children that were added to the group while it waited.
+                yield from self._reopen_skipped(child, paused=paused)
+                counted = yield from self._recount(child, None)
                 waiting = msgspec.structs.replace(counted, status=GroupStatus.WAITING)
                 yield self._cascade.group_change(waiting, "group_reopened")
         return {*tasks, *groups}
 
     def _retryable_together(self, tasks: set[UUID]) -> Script[list[UUID]]:
-        """Those of the tasks that wait for nothing that ended badly but for each other."""
-        found = yield Statement("needs_unmet", {"ids": sorted(tasks)})
-        rows = [row for row in found if row["failed"]]
-        left = set(tasks)
-        while lost := {row["id"] for row in rows if row["needs"] not in left} & left:
-            left -= lost
-        pairs = [(row["id"], row["needs"]) for row in rows if row["id"] in left]
+        """Returns the tasks whose failed dependencies are all among these tasks.
+
+        Reopens the dependencies between them.
+        """
+        unmet_rows = yield Statement("dependencies_unmet", {"ids": sorted(tasks)})
+        failed_rows = [row for row in unmet_rows if row["failed"]]
+        remaining = set(tasks)
+        while (
+            blocked := {row["id"] for row in failed_rows if row["needs"] not in remaining}
+            & remaining
+        ):
+            remaining -= blocked
+        pairs = [(row["id"], row["needs"]) for row in failed_rows if row["id"] in remaining]
         if pairs:
             yield Statement("dependency_reopen", rows={"pair": pairs})
-        return sorted(left)
+        return sorted(remaining)
 
     def _reopen_flow(
-        self, flow_id: UUID, *, bad: bool = True, told: bool = True
+        self, flow_id: UUID, *, was_failure: bool = True, was_counted: bool = True
     ) -> Script[_RetryPosition]:
+        """Counts one slot of the flow as open again; reopens a FAILED flow with dependents."""
         rows = yield Statement("flows_locked", {"ids": [flow_id]})
         flow = flow_of(rows[0])
-        failed = max(flow.failed - bad, 0)
+        failed = max(flow.failed - was_failure, 0)
         after = msgspec.structs.replace(flow, open=flow.open + 1, failed=failed)
         if flow.status in FLOW_OPEN:
-            if told:
+            if was_counted:
                 yield self._cascade.flow_change(after)
-            return _RetryPosition(counts=True, paused=flow.status is FlowStatus.PAUSED)
-        if not self._deep or flow.status is not FlowStatus.FAILED:
-            return _NOWHERE
-        again = msgspec.structs.replace(after, status=FlowStatus.RUNNING, finished_at=None)
-        yield self._cascade.flow_change(again, "flow_reopened")
-        return _RetryPosition(counts=True)
+            return _RetryPosition(is_counted=True, is_paused=flow.status is FlowStatus.PAUSED)
+        if not self._with_dependents or flow.status is not FlowStatus.FAILED:
+            return _NO_POSITION
+        reopened = msgspec.structs.replace(after, status=FlowStatus.RUNNING, finished_at=None)
+        yield self._cascade.flow_change(reopened, "flow_reopened")
+        return _RetryPosition(is_counted=True)
 
 
-def _all(query: str, where: dict[str, Any]) -> Script[list[Row]]:
-    """What a query finds, however much that is: a group without the rest would end too early."""
-    found = yield Statement(query, where | {"most": PAGE})
-    rows = list(found)
-    while len(found) == PAGE:
-        found = yield Statement(query, where | {"most": PAGE, "after": found[-1]["id"]})
-        rows += found
+def _fetch_all(query: str, params: dict[str, Any]) -> Script[list[Row]]:
+    """Returns all rows of a query, in pages: a group without some rows would finish too early."""
+    page = yield Statement(query, params | {"most": PAGE_ROWS})
+    rows = list(page)
+    while len(page) == PAGE_ROWS:
+        page = yield Statement(query, params | {"most": PAGE_ROWS, "after": page[-1]["id"]})
+        rows += page
     return rows
 
 
-def _with_slot(group: Group, turn: int | None, *, bad: bool) -> Group:
-    failed = max(group.failed - bad, 0)
+def _with_open_slot(group: Group, turn: int | None, *, was_failure: bool) -> Group:
+    """Returns the group with one more open slot, and one failure less if it was one."""
+    failed = max(group.failed - was_failure, 0)
     return msgspec.structs.replace(group, open=group.open + 1, failed=failed, turn=turn)
 
 
-def from_failed(
-    cascade: Cascade, flow: Flow, before: datetime, *, asked: bool = True
+def retry_failed(
+    cascade: Cascade, flow: Flow, before: datetime, *, strict: bool = True
 ) -> Script[int]:
-    """Try again what had failed in a flow by an instant; answers of how many that is true now.
+    """Retries the tasks of a flow that failed up to a time; returns how many were reopened.
 
-    Beyond a bound the rest is left for later. What waits for something that stays as it ended is
-    left alone; to who `asked` it is a `Conflict`, unless it is left for later.
+    Tasks beyond `MAX_CASCADE_ROWS` are deferred. A task that waits for a task which stays failed is
+    not retried; with `strict` it raises `Conflict`, unless it is deferred.
     """
-    params = {"flow": flow.id, "workspace": flow.workspace, "before": before, "most": CASCADE}
-    rows = yield Statement("flow_failed", params)
-    left = [row["id"] for row in rows]
-    more = len(left) == CASCADE
-    again = TaskRetry(cascade, flow.workspace, deep=True)
-    while found := (yield from _in_dependency_order(left)):
-        for task in found:
-            yield from again.retry(task)
-        # What ended because of these lives again, and others may have waited for that.
-        left = [task for task in left if task not in found]
-    if again.revived and (more or (left and again.unfinished)):
+    params = {
+        "flow": flow.id,
+        "workspace": flow.workspace,
+        "before": before,
+        "most": MAX_CASCADE_ROWS,
+    }
+    rows = yield Statement("flow_failed_tasks", params)
+    remaining = [row["id"] for row in rows]
+    has_more = len(remaining) == MAX_CASCADE_ROWS
+    task_retry = TaskRetry(cascade, flow.workspace, with_dependents=True)
+    while ready := (yield from _in_dependency_order(remaining)):
+        for task in ready:
+            yield from task_retry.retry(task)
+        # Dependents of these tasks are open again, and further tasks may have waited for them.
+        remaining = [task for task in remaining if task not in ready]
+    if task_retry.reopened and (has_more or (remaining and task_retry.has_deferred)):
         cascade.defer("again", flow.id, flow.workspace, {"before": before})
-    elif left and asked:
-        yield from again.retry(left[0])  # it says what it waits for
-    elif left and (yield Statement("work_left", {"workspace": flow.workspace, "kind": "revive"})):
-        cascade.defer("again", flow.id, flow.workspace, {"before": before}, _REVIVING_S)
-    return again.revived
+    elif remaining and strict:
+        yield from task_retry.retry(remaining[0])  # raises `Conflict` with the failed dependency
+    elif remaining and (
+        yield Statement("deferred_exists", {"workspace": flow.workspace, "kind": "revive"})
+    ):
+        cascade.defer("again", flow.id, flow.workspace, {"before": before}, _RETRY_LATER_S)
+    return task_retry.reopened
 
 
 def _in_dependency_order(ids: list[UUID]) -> Script[dict[UUID, None]]:
-    """Those of the tasks that wait for nothing that ended badly but for each other, in order.
+    """Returns the tasks whose failed dependencies are all among these tasks, in retry order.
 
-    None is before what it waits for: that has to be alive when it is tried again.
+    Each task comes after its dependencies, which must be open before the task is retried.
     """
-    rows = yield Statement("needs_unmet", {"ids": sorted(ids)})
+    rows = yield Statement("dependencies_unmet", {"ids": sorted(ids)})
     causes: dict[UUID, set[UUID]] = {task: set() for task in ids}
     for row in rows:
-        if row["status"] in _ENDED_BADLY:
+        if row["status"] in _UNSUCCESSFUL:
             causes[row["id"]].add(row["needs"])
-    found: dict[UUID, None] = {}
-    while free := [task for task in causes if causes[task] <= found.keys()]:
-        found |= dict.fromkeys(free)
-        for task in free:
+    ordered: dict[UUID, None] = {}
+    while ready := [task for task in causes if causes[task] <= ordered.keys()]:
+        ordered |= dict.fromkeys(ready)
+        for task in ready:
             del causes[task]
-    return found
+    return ordered
 
 
 class _RetryFailedWork(msgspec.Struct):
+    """The data of deferred work of kind `again`."""
+
     before: datetime
 
 
-def go_on_from_failed(cascade: Cascade, work: Row) -> Script[None]:
-    """A piece of work: try more of a flow again, unless it was ended meanwhile.
+def run_retry_failed_work(cascade: Cascade, work: Row) -> Script[None]:
+    """Runs deferred work: retries more failed tasks of a flow, unless the flow was ended since.
 
-    One that had been cancelled before stays so, but for those of its tasks that are tried again.
+    A flow that was cancelled before the retry stays CANCELLED; only its retried tasks run.
     """
     rows = yield Statement("flows_locked", {"ids": [work["subject"]]})
     flow = flow_of(rows[0])
     before = msgspec.json.decode(work["data"], type=_RetryFailedWork).before
-    ended = flow.finished_at is not None and flow.finished_at > before
-    if flow.status is FlowStatus.COMPLETED or (flow.status is FlowStatus.CANCELLED and ended):
+    cancelled_since = flow.finished_at is not None and flow.finished_at > before
+    if flow.status is FlowStatus.COMPLETED or (
+        flow.status is FlowStatus.CANCELLED and cancelled_since
+    ):
         return
-    yield from from_failed(cascade, flow, before, asked=False)
+    yield from retry_failed(cascade, flow, before, strict=False)
 
 
-def go_on(cascade: Cascade, work: Row) -> Script[None]:
-    """A piece of work: revive what is left of what ended because of a task."""
+def run_retry_dependents_work(cascade: Cascade, work: Row) -> Script[None]:
+    """Runs deferred work: reopens the remaining dependents of a task."""
     rows = yield Statement("tasks_locked", {"ids": [work["subject"]]})
     status = Status(rows[0]["status"]) if rows else None
-    if status in _ENDED_BADLY:
-        return  # it has failed again meanwhile
-    again = TaskRetry(cascade, work["workspace"], deep=True)
-    yield from again.retry_dependents(work["subject"], completed=status is Status.COMPLETED)
+    if status in _UNSUCCESSFUL:
+        return  # it has failed again in the meantime
+    task_retry = TaskRetry(cascade, work["workspace"], with_dependents=True)
+    yield from task_retry.retry_dependents(work["subject"], completed=status is Status.COMPLETED)

@@ -1,4 +1,4 @@
-"""Submit: one task, many, again after a lost answer."""
+"""Validates and inserts new tasks: one, many, or again after a lost response."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
@@ -13,69 +13,65 @@ from tenuto import tracing
 from tenuto.crash_points import crash_point
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.flows.plans import refers
+from tenuto.engine.flows.plans import may_have_references
 from tenuto.engine.limits.pending_quota import check_pending
 from tenuto.engine.rows import (
-    LANE,
-    STATUS,
-    UNMET,
+    LANE_COLUMN,
+    STATUS_COLUMN,
+    UNMET_COLUMN,
     Rows,
     add_labels,
     body_row,
+    empty_rows,
     hot_row,
-    insert,
-    joined,
-    no_rows,
+    insert_statement,
+    merge_rows,
     plain_body_row,
     plain_hot_row,
 )
-from tenuto.engine.tasks.dependencies import NOBODY, DependencyGraph, SubmitDependencies, waits_of
+from tenuto.engine.tasks.dependencies import (
+    NO_DEPENDENCIES,
+    DependencyGraph,
+    SubmitDependencies,
+    build_dependency_graph,
+)
 from tenuto.engine.tasks.references import check_references
 from tenuto.engine.tenancy.encryption import EncryptedTasks, TaskSecrets
 from tenuto.model import bounds
 from tenuto.model.agents.matching import Requirements
-from tenuto.model.errors import (
-    Conflict,
-    Forbidden,
-    Invalid,
-    NotFound,
-    TenutoError,
-    Unavailable,
-)
-from tenuto.model.limits.complexity import ComplexityRules, gated
+from tenuto.model.errors import Conflict, Forbidden, Invalid, NotFound, TenutoError, Unavailable
+from tenuto.model.limits.complexity import ComplexityRules, with_complexity_gate
 from tenuto.model.limits.concurrency import HOLD
 from tenuto.model.tasks.fingerprint import fingerprint, fingerprints
-from tenuto.model.tasks.submission import NewTask, check, requirements, same_lane
+from tenuto.model.tasks.submission import NewTask, check, is_same_lane, requirements
 from tenuto.model.tasks.task import Status, rank
 from tenuto.model.tenancy import secrets
 from tenuto.store.batching import Answers, WriteKind
 from tenuto.store.protocol import Script, Statement
 
-_INPUT = 5
-_ENV = 19
-"""Places of columns in the rows of `_body`."""
-
-
-REFUSED = (Forbidden, Invalid, NotFound)
-"""Errors of a submit that an accepted one may meet when it is repeated."""
-_PART = 300
-_FIRST_PART = 100
-"""Tasks of a large submit that are written at a time: more are spelled meanwhile."""
+_INPUT_COLUMN = 5
+_ENV_COLUMN = 19
+"""Column indexes in the rows of `body_row`."""
+REFUSALS = (Forbidden, Invalid, NotFound)
+"""Errors that a repeated submit can raise although its first try was accepted."""
+_PART_TASKS = 300
+_FIRST_PART_TASKS = 100
+"""Tasks per part of a large submit. The next part is built while one is written."""
 
 
 class Submitted(msgspec.Struct, frozen=True, gc=False):
-    """A task that is in the store for certain; `created` is false for a repeated submit."""
+    """A task that is stored durably; `created` is False for a repeated submit."""
 
     id: UUID
     created: bool = True
     at: datetime | None = None
-    """When it was made, where that is known without reading it again."""
+    """The creation time, if it is known without reading the task again."""
 
 
 class PreparedSubmit(msgspec.Struct, frozen=True):
-    """Tasks spelled out as rows, with the lanes whose workers to wake.
+    """Rows of new tasks, with the lanes whose workers to wake.
 
-    `prints` are the fingerprints by which a task is known again, the first of them stored.
+    `prints` are the fingerprints that identify a repeated task; the first one is stored.
     """
 
     ids: list[UUID]
@@ -84,224 +80,238 @@ class PreparedSubmit(msgspec.Struct, frozen=True):
     rows: Rows
     wakes: set[int]
     at: datetime
-    """When they were submitted."""
-    waits: DependencyGraph = NOBODY
+    """The time of the submit."""
+    waits: DependencyGraph = NO_DEPENDENCIES
     keyed: bool = False
-    """Whether some of the tasks share a concurrency key."""
+    """True if some of the tasks have a concurrency key."""
 
 
 class TaskSubmitter:
-    """The submit family."""
+    """Validates and inserts new tasks."""
 
-    def __init__(self, core: Core, sealing: TaskSecrets) -> None:
+    def __init__(self, core: Core, task_secrets: TaskSecrets) -> None:
         self._core = core
-        self._sealing = sealing
-        self._kind = WriteKind("submit", self._script, one_statement=True, at_once=True)
+        self._task_secrets = task_secrets
+        self._plain_kind = WriteKind("submit", self._plain_script, one_statement=True, at_once=True)
 
-    async def one(self, new: NewTask, workspace: UUID, actor: str | None) -> Submitted:
-        """A task, durable when this returns."""
-        draft = self._draft_plain(new, workspace, actor) if check(new) else None
-        if draft is None:
-            return (await self.many([new], workspace, actor))[0]
-        [done] = await self._plain(draft, workspace)
-        self.announce(draft)
-        return done
+    async def submit_one(self, new: NewTask, workspace: UUID, actor: str | None) -> Submitted:
+        """Inserts one task; it is durable when this returns."""
+        prepared = self._prepare_plain_task(new, workspace, actor) if check(new) else None
+        if prepared is None:
+            return (await self.submit_many([new], workspace, actor))[0]
+        [submitted] = await self._insert_plain(prepared, workspace)
+        self.send_hints(prepared)
+        return submitted
 
-    async def many(
+    async def submit_many(
         self,
-        news: Sequence[NewTask],
+        new_tasks: Sequence[NewTask],
         workspace: UUID,
         actor: str | None,
         *,
         rerun_of: UUID | None = None,
     ) -> list[Submitted]:
-        """All the tasks or none, durable when this returns."""
-        if not news:
+        """Inserts all tasks or none; they are durable when this returns."""
+        if not new_tasks:
             return []
-        if len(news) > bounds.MAX_BULK:
-            raise Invalid(f"{len(news):,} tasks in one submit", "bulk_too_large")
-        bounded = (await self._core.lanes.quota(workspace)).pending is not None
-        many = len(news) > _PART and not self._core.store.mixes and not bounded
-        if many and not any(map(_needs_lookup, news)):
-            return await self._in_parts(news, workspace, actor, rerun_of=rerun_of)
-        plain = _checked(news)
-        places = _same_as(news)
-        unique = sorted(set(places))
-        draft = await self.draft(
-            [news[place] for place in unique], workspace, actor, rerun_of=rerun_of, plain=plain
+        if len(new_tasks) > bounds.MAX_BULK:
+            text = f"{len(new_tasks):,} tasks in one submit; the limit is {bounds.MAX_BULK:,}"
+            raise Invalid(text, "bulk_too_large")
+        has_quota = (await self._core.lanes.quota(workspace)).pending is not None
+        is_large = len(new_tasks) > _PART_TASKS and not self._core.store.mixes and not has_quota
+        if is_large and not any(map(_needs_lookup, new_tasks)):
+            return await self._insert_in_parts(new_tasks, workspace, actor, rerun_of=rerun_of)
+        plain = _check_all(new_tasks)
+        firsts = _first_duplicates(new_tasks)
+        unique = sorted(set(firsts))
+        prepared = await self.prepare(
+            [new_tasks[first] for first in unique], workspace, actor, rerun_of=rerun_of, plain=plain
         )
-        if draft.waits or draft.keyed or bounded or any(draft.prints):
-            done = await self._settled(draft, workspace, actor, bounded=bounded)
+        if prepared.waits or prepared.keyed or has_quota or any(prepared.prints):
+            submitted = await self._insert_checked(prepared, workspace, actor, has_quota=has_quota)
         else:
-            done = await self._plain(draft, workspace)
-        self.announce(draft)
-        known = dict(zip(unique, done, strict=True))
+            submitted = await self._insert_plain(prepared, workspace)
+        self.send_hints(prepared)
+        by_index = dict(zip(unique, submitted, strict=True))
         return [
-            known[place] if place == index else Submitted(known[place].id, created=False)
-            for index, place in enumerate(places)
+            by_index[first] if first == index else Submitted(by_index[first].id, created=False)
+            for index, first in enumerate(firsts)
         ]
 
-    async def repeated(
-        self, news: Sequence[NewTask], workspace: UUID, refused: TenutoError
+    async def find_repeated(
+        self, new_tasks: Sequence[NewTask], workspace: UUID, refusal: TenutoError
     ) -> list[Submitted]:
-        """What the same submit made before; raises why it is refused where it made nothing.
+        """Returns the tasks of an earlier, equal submit; raises `refusal` if there are none.
 
-        What a task names may be gone, and rules may be stricter, since it was accepted.
+        Since the first submit was accepted, tasks that it names may have been deleted, and rules
+        may have become stricter.
         """
-        # Nobody can have submitted what has no fingerprint or a key that cannot be stored.
+        # A task without a fingerprint or with an invalid key cannot have been submitted before.
         with suppress(Invalid, ValueError, TypeError, msgspec.MsgspecError):
-            if (made := await self._made_before(news, workspace)) is not None:
-                return made
-        raise refused
+            if (earlier := await self._find_earlier_submit(new_tasks, workspace)) is not None:
+                return earlier
+        raise refusal
 
-    async def _made_before(
-        self, news: Sequence[NewTask], workspace: UUID
+    async def _find_earlier_submit(
+        self, new_tasks: Sequence[NewTask], workspace: UUID
     ) -> list[Submitted] | None:
-        """What is stored of the same submit; `None` unless it is all of its tasks."""
-        if not all(new.id or new.idempotency_key for new in news):
+        """Returns the stored tasks of the same submit; `None` if one of them is missing."""
+        if not all(new.id or new.idempotency_key for new in new_tasks):
             return None
-        for new in news:
-            bounds.text("idempotencyKey", new.idempotency_key or "", bounds.MAX_TEXT)
-        fresh = self._core.clock.new_ids(len(news))
-        ids = [new.id or each for new, each in zip(news, fresh, strict=True)]
-        hidden = self._sealing.encrypt_secrets(news, ids, workspace)
-        prints = _fingerprints(hidden, await self._core.lanes.complexity(workspace))
-        wanted = [(task, new.idempotency_key) for task, new in zip(ids, news, strict=True)]
+        for new in new_tasks:
+            bounds.check_text("idempotencyKey", new.idempotency_key or "", bounds.MAX_TEXT)
+        new_ids = self._core.clock.new_ids(len(new_tasks))
+        ids = [new.id or new_id for new, new_id in zip(new_tasks, new_ids, strict=True)]
+        encrypted = self._task_secrets.encrypt_secrets(new_tasks, ids, workspace)
+        prints = _fingerprints(encrypted, await self._core.lanes.complexity(workspace))
+        keys = [(task, new.idempotency_key) for task, new in zip(ids, new_tasks, strict=True)]
         rows = await self._core.store.fetch(
-            Statement("submitted_before", {"workspace": workspace}, {"wanted": wanted})
+            Statement("submitted_before", {"workspace": workspace}, {"wanted": keys})
         )
-        before = {row["wanted_id"]: row for row in rows if row["fingerprint"]}
+        earlier = {row["wanted_id"]: row for row in rows if row["fingerprint"]}
         if any(
-            task not in before or before[task]["fingerprint"] not in known
-            for task, known in zip(ids, prints, strict=True)
+            task not in earlier or earlier[task]["fingerprint"] not in accepted
+            for task, accepted in zip(ids, prints, strict=True)
         ):
             return None
-        return [Submitted(before[task]["id"], created=False) for task in ids]
+        return [Submitted(earlier[task]["id"], created=False) for task in ids]
 
-    async def _settled(
-        self, draft: PreparedSubmit, workspace: UUID, actor: str | None, *, bounded: bool
+    async def _insert_checked(
+        self, prepared: PreparedSubmit, workspace: UUID, actor: str | None, *, has_quota: bool
     ) -> list[Submitted]:
-        """Insert tasks that may be known, wait for others or meet a quota.
+        """Inserts tasks that may exist already, have dependencies or count against a quota.
 
-        The answer of the first try may be lost and the commit not. The ids stay the same, so a
-        second one finds what the first has made.
+        If the response of the first try is lost, its commit may have succeeded. The ids stay the
+        same, so a second try finds the tasks of the first.
         """
 
         async def write() -> list[Submitted]:
-            if draft.waits or draft.keyed:
+            if prepared.waits or prepared.keyed:
                 return await self._core.run_with_cascade(
-                    lambda cascade: self._counted(
-                        self.waiting_script(draft, workspace, cascade), workspace, bounded=bounded
+                    lambda cascade: self._check_quota(
+                        self.insert_with_dependencies(prepared, workspace, cascade),
+                        workspace,
+                        has_quota=has_quota,
                     ),
                     actor,
                 )
             crash_point("engine.before_commit")
-            done = await self._core.store.transact(
-                lambda: self._counted(
-                    submit_script(self._core, draft, workspace), workspace, bounded=bounded
+            submitted = await self._core.store.transact(
+                lambda: self._check_quota(
+                    submit_script(self._core, prepared, workspace), workspace, has_quota=has_quota
                 )
             )
             crash_point("engine.committed")
-            return done
+            return submitted
 
         try:
             return await write()
         except Unavailable:
             return [
-                each if known else msgspec.structs.replace(each, created=True)
-                for each, known in zip(await write(), draft.prints, strict=True)
+                submitted if prints else msgspec.structs.replace(submitted, created=True)
+                for submitted, prints in zip(await write(), prepared.prints, strict=True)
             ]
 
-    async def _in_parts(
-        self, news: Sequence[NewTask], workspace: UUID, actor: str | None, *, rerun_of: UUID | None
+    async def _insert_in_parts(
+        self,
+        tasks: Sequence[NewTask],
+        workspace: UUID,
+        actor: str | None,
+        *,
+        rerun_of: UUID | None,
     ) -> list[Submitted]:
-        """The same for many tasks that have nothing to do with each other."""
+        """Inserts many tasks without ids, keys or dependencies, in one streamed transaction."""
         now = self._core.now()
-        drafts: list[PreparedSubmit] = []
-        made: list[Submitted] = []
+        parts: list[PreparedSubmit] = []
+        submitted: list[Submitted] = []
 
-        async def spelled() -> AsyncIterator[Statement]:
-            ends = range(_FIRST_PART, len(news) + _PART, _PART)
+        async def build_parts() -> AsyncIterator[Statement]:
+            ends = range(_FIRST_PART_TASKS, len(tasks) + _PART_TASKS, _PART_TASKS)
             for start, end in pairwise((0, *ends)):
-                part = news[start:end]
-                plain = _checked(part)
-                draft = await self.draft(part, workspace, actor, rerun_of=rerun_of, plain=plain)
-                drafts.append(draft)
-                made.extend([Submitted(each, at=now) for each in draft.ids])
-                yield insert("submit_new", draft.rows, now)
+                part = tasks[start:end]
+                plain = _check_all(part)
+                prepared = await self.prepare(
+                    part, workspace, actor, rerun_of=rerun_of, plain=plain
+                )
+                parts.append(prepared)
+                submitted.extend([Submitted(task_id, at=now) for task_id in prepared.ids])
+                yield insert_statement("submit_new", prepared.rows, now)
 
         crash_point("engine.before_commit")
-        parts = spelled()
+        statements = build_parts()
         try:
-            await self._core.store.stream(parts)
+            await self._core.store.stream(statements)
         except Unavailable:
-            # The answer may be lost and the commit not. Ids are ours, so asking again is safe.
-            async for _ in parts:
+            # The commit may have succeeded. The engine chose the ids, so a retry is safe.
+            async for _ in statements:
                 pass
-            if len(made) < len(news):
-                raise  # a part could not be spelled: nothing was written
-            await self._core.store.transact(lambda: self._return_existing(drafts, workspace))
+            if len(submitted) < len(tasks):
+                raise  # a part could not be built: nothing was written
+            await self._core.store.transact(lambda: self._insert_missing(parts, workspace))
         crash_point("engine.committed")
-        for draft in drafts:
-            self.announce(draft)
-        return made
+        for prepared in parts:
+            self.send_hints(prepared)
+        return submitted
 
-    def _return_existing(self, drafts: list[PreparedSubmit], workspace: UUID) -> Script[None]:
-        for draft in drafts:
-            yield from submit_script(self._core, draft, workspace)
+    def _insert_missing(self, parts: list[PreparedSubmit], workspace: UUID) -> Script[None]:
+        """Inserts the tasks that are not stored yet."""
+        for prepared in parts:
+            yield from submit_script(self._core, prepared, workspace)
 
-    def announce(self, draft: PreparedSubmit) -> None:
-        """Hint at the tasks that can be claimed at once."""
+    def send_hints(self, prepared: PreparedSubmit) -> None:
+        """Sends hints about the tasks that can be claimed at once."""
         crash_point("engine.before_announce")
-        if draft.wakes:
-            self._core.wakeups.announce([f"lane:{lane}" for lane in draft.wakes])
+        if prepared.wakes:
+            self._core.wakeups.notify([f"lane:{lane}" for lane in prepared.wakes])
 
-    def _counted(
-        self, script: Script[list[Submitted]], workspace: UUID, *, bounded: bool
+    def _check_quota(
+        self, script: Script[list[Submitted]], workspace: UUID, *, has_quota: bool
     ) -> Script[list[Submitted]]:
-        """What a submit answers; `TooMany` where a bounded workspace has no room for it."""
-        made = yield from script
-        if bounded and any(each.created for each in made):
+        """Runs a submit; raises `TooMany` if it exceeds the workspace's quota of pending tasks."""
+        submitted = yield from script
+        if has_quota and any(task.created for task in submitted):
             yield from check_pending(workspace, self._core.lanes.ceiling)
-        return made
+        return submitted
 
-    def waiting_script(
-        self, draft: PreparedSubmit, workspace: UUID, cascade: Cascade
+    def insert_with_dependencies(
+        self, prepared: PreparedSubmit, workspace: UUID, cascade: Cascade
     ) -> Script[list[Submitted]]:
-        """Insert tasks that wait for others or for a place, within a transaction."""
-        others = SubmitDependencies(draft.waits, workspace)
-        yield from others.look(draft.ids)
-        others.check_results(draft.rows, _INPUT)
-        counted = msgspec.structs.replace(draft, rows=others.counted(draft.rows))
-        made = yield from submit_script(self._core, counted, workspace)
-        fresh = {each.id for each in made if each.created}
-        _check_whole(draft, fresh)
-        hot = [row for row in counted.rows["hot"] if row[0] in fresh]
-        yield from others.made(cascade, hot)
+        """Inserts tasks with dependencies or concurrency keys, within a transaction."""
+        dependencies = SubmitDependencies(prepared.waits, workspace)
+        yield from dependencies.lock_dependencies(prepared.ids)
+        dependencies.check_results(prepared.rows, _INPUT_COLUMN)
+        rows = dependencies.add_dependency_rows(prepared.rows)
+        with_rows = msgspec.structs.replace(prepared, rows=rows)
+        submitted = yield from submit_script(self._core, with_rows, workspace)
+        inserted = {task.id for task in submitted if task.created}
+        _check_no_partial_submit(prepared, inserted)
+        hot = [row for row in rows["hot"] if row[0] in inserted]
+        yield from dependencies.apply_effects(cascade, hot)
         for row in hot:
-            if row[UNMET - 1] == HOLD and not row[UNMET]:
-                cascade.turns.request_permit(row[0], workspace)
-        return made
+            if row[UNMET_COLUMN - 1] == HOLD and not row[UNMET_COLUMN]:
+                cascade.permits.request_permit(row[0], workspace)
+        return submitted
 
-    async def _plain(self, draft: PreparedSubmit, workspace: UUID) -> list[Submitted]:
-        """Insert tasks whose ids are new for certain."""
+    async def _insert_plain(self, prepared: PreparedSubmit, workspace: UUID) -> list[Submitted]:
+        """Inserts tasks whose ids are certainly new."""
         try:
-            at = await self._core.batcher.submit(self._kind, draft)
+            at = await self._core.batcher.submit(self._plain_kind, prepared)
         except Unavailable:
-            # The answer may be lost and the commit not. Ids are ours, so asking again is safe.
+            # The commit may have succeeded. The engine chose the ids, so a retry is safe.
             return await self._core.store.transact(
-                lambda: submit_script(self._core, draft, workspace)
+                lambda: submit_script(self._core, prepared, workspace)
             )
-        return [Submitted(each, at=at) for each in draft.ids]
+        return [Submitted(task_id, at=at) for task_id in prepared.ids]
 
-    def _script(self, batch: list[PreparedSubmit]) -> Script[Answers]:
-        at = max(draft.at for draft in batch)
-        yield insert("submit_new", joined([draft.rows for draft in batch]), at)
+    def _plain_script(self, batch: list[PreparedSubmit]) -> Script[Answers]:
+        """Inserts the tasks of several submits in one statement; answers with the time of each."""
+        at = max(prepared.at for prepared in batch)
+        yield insert_statement("submit_new", merge_rows([prepared.rows for prepared in batch]), at)
         return [at] * len(batch)
 
-    async def draft(
+    async def prepare(
         self,
-        news: Sequence[NewTask],
+        new_tasks: Sequence[NewTask],
         workspace: UUID,
         actor: str | None,
         *,
@@ -309,51 +319,54 @@ class TaskSubmitter:
         plain: bool = False,
         owner: UUID | None = None,
     ) -> PreparedSubmit:
-        """Checked tasks spelled out; nothing is written but, at the end, the lanes.
+        """Builds the rows of checked tasks; writes nothing except new lanes, at the end.
 
-        `plain` is what `check` said of all of them, `owner` the task whose attempt makes them.
+        `plain` is True if `check` returned True for all tasks. `owner` is the task whose attempt
+        creates them.
         """
         if not plain:
-            await check_references(self._core, workspace, news, owner)
-        made = self._core.clock.new_ids(len(news))
-        ids = [new.id or fresh for new, fresh in zip(news, made, strict=True)]
-        hidden = self._sealing.encrypt_secrets(news, ids, workspace)
+            await check_references(self._core, workspace, new_tasks, owner)
+        new_ids = self._core.clock.new_ids(len(new_tasks))
+        ids = [new.id or new_id for new, new_id in zip(new_tasks, new_ids, strict=True)]
+        encrypted = self._task_secrets.encrypt_secrets(new_tasks, ids, workspace)
         rules = await self._core.lanes.complexity(workspace)
-        news = (
-            [gated(new, rules) for new in hidden.news] if rules.policy == "require" else hidden.news
+        new_tasks = (
+            [with_complexity_gate(new, rules) for new in encrypted.news]
+            if rules.policy == "require"
+            else encrypted.news
         )
         trace = tracing.current_traceparent()
         if plain and rules.policy != "require" and rerun_of is None and trace is None:
-            return await self._plain_draft(hidden, ids, workspace, actor)
-        rows = no_rows()
-        rows["sealed"] = hidden.rows
-        keys = [new.idempotency_key for new in news]
-        prints = _fingerprints(hidden, rules)
-        for new, task_id, known in zip(news, ids, prints, strict=True):
-            first = known[0] if known else None
+            return await self._prepare_plain_tasks(encrypted, ids, workspace, actor)
+        rows = empty_rows()
+        rows["sealed"] = encrypted.rows
+        keys = [new.idempotency_key for new in new_tasks]
+        prints = _fingerprints(encrypted, rules)
+        for new, task_id, task_prints in zip(new_tasks, ids, prints, strict=True):
+            first = task_prints[0] if task_prints else None
             rows["body"].append(body_row(new, task_id, workspace, first, actor, rerun_of, trace))
             add_labels(rows, new, task_id, workspace)
-        named = (text for row in rows["body"] for text in (row[_INPUT], row[_ENV]))
-        await self._sealing.check_names(named, workspace)
-        places, wanted = _lane_wishes(news, workspace)
-        numbers = await self._core.lanes.ensure(set(wanted))
-        lanes = [numbers[each] for each in wanted]
+        texts = (text for row in rows["body"] for text in (row[_INPUT_COLUMN], row[_ENV_COLUMN]))
+        await self._task_secrets.check_names(texts, workspace)
+        lane_indexes, lane_requirements = _by_lane(new_tasks, workspace)
+        lane_ids = await self._core.lanes.ensure(set(lane_requirements))
+        lanes = [lane_ids[needs] for needs in lane_requirements]
         now = self._core.now()
-        waits = waits_of(news, ids)
-        if not waits:
-            _check_no_references(row[_INPUT] for row in rows["body"])
+        graph = build_dependency_graph(new_tasks, ids)
+        if not graph:
+            _check_no_references(row[_INPUT_COLUMN] for row in rows["body"])
         rows["hot"] = [
-            _waiting_row(new, task_id, workspace, lanes[place], actor, now, waits)
-            for new, task_id, place in zip(news, ids, places, strict=True)
+            _full_hot_row(new, task_id, workspace, lanes[lane_index], actor, now, graph)
+            for new, task_id, lane_index in zip(new_tasks, ids, lane_indexes, strict=True)
         ]
-        wakes = {row[LANE] for row in rows["hot"] if row[STATUS] is Status.PENDING}
-        keyed = any(new.concurrency is not None for new in news)
-        return PreparedSubmit(ids, keys, prints, rows, wakes, now, waits, keyed)
+        wakes = {row[LANE_COLUMN] for row in rows["hot"] if row[STATUS_COLUMN] is Status.PENDING}
+        keyed = any(new.concurrency is not None for new in new_tasks)
+        return PreparedSubmit(ids, keys, prints, rows, wakes, now, graph, keyed)
 
-    def _draft_plain(
+    def _prepare_plain_task(
         self, new: NewTask, workspace: UUID, actor: str | None
     ) -> PreparedSubmit | None:
-        """One plain task spelled out, which most submits are; `None` if anybody has to be asked."""
+        """Builds the rows of one plain task, the usual case; `None` if it needs a query."""
         now = self._core.now()
         lane = self._core.lanes.lane_by_type(workspace, new.task_type, now)
         if (
@@ -363,50 +376,52 @@ class TaskSubmitter:
         ):
             return None
         [task] = self._core.clock.new_ids(1, now)
-        body = plain_body_row(new, task, workspace, actor)
-        if secrets.refers(body[_INPUT]):
+        body_cells = plain_body_row(new, task, workspace, actor)
+        if secrets.may_have_references(body_cells[_INPUT_COLUMN]):
             return None
-        _check_no_references(body[_INPUT : _INPUT + 1])
-        hot = plain_hot_row(new, task, workspace, lane, actor, rank(new.priority, now))
-        return PreparedSubmit([task], [None], [()], {"body": [body], "hot": [hot]}, {lane}, now)
+        _check_no_references(body_cells[_INPUT_COLUMN : _INPUT_COLUMN + 1])
+        hot_cells = plain_hot_row(new, task, workspace, lane, actor, rank(new.priority, now))
+        rows: Rows = {"body": [body_cells], "hot": [hot_cells]}
+        return PreparedSubmit([task], [None], [()], rows, {lane}, now)
 
-    async def _plain_draft(
-        self, hidden: EncryptedTasks, ids: list[UUID], workspace: UUID, actor: str | None
+    async def _prepare_plain_tasks(
+        self, encrypted: EncryptedTasks, ids: list[UUID], workspace: UUID, actor: str | None
     ) -> PreparedSubmit:
-        """The same for plain tasks: their type is all they require, and all may start at once."""
-        rows = no_rows()
-        rows["sealed"] = hidden.rows
+        """Builds the rows of plain tasks: they require only their type and can start at once."""
+        rows = empty_rows()
+        rows["sealed"] = encrypted.rows
         body, hot = rows["body"], rows["hot"]
-        for new, task_id in zip(hidden.news, ids, strict=True):
+        for new, task_id in zip(encrypted.news, ids, strict=True):
             body.append(plain_body_row(new, task_id, workspace, actor))
-        texts = [row[_INPUT] for row in body]
-        await self._sealing.check_names(texts, workspace)
+        texts = [row[_INPUT_COLUMN] for row in body]
+        await self._task_secrets.check_names(texts, workspace)
         _check_no_references(texts)
-        types = {new.task_type: new for new in hidden.news}
-        wanted = {each: requirements(new, workspace) for each, new in types.items()}
-        numbers = await self._core.lanes.ensure(set(wanted.values()))
-        lanes = {task_type: numbers[needs] for task_type, needs in wanted.items()}
+        types = {new.task_type: new for new in encrypted.news}
+        by_type = {name: requirements(new, workspace) for name, new in types.items()}
+        lane_ids = await self._core.lanes.ensure(set(by_type.values()))
+        lanes = {task_type: lane_ids[needs] for task_type, needs in by_type.items()}
         now = self._core.now()
-        ranks = {each: rank(each, now) for each in {new.priority for new in hidden.news}}
-        for new, task_id in zip(hidden.news, ids, strict=True):
-            place = ranks[new.priority]
-            hot.append(plain_hot_row(new, task_id, workspace, lanes[new.task_type], actor, place))
-        nothing: list[Any] = [None] * len(ids)
-        return PreparedSubmit(ids, nothing, [()] * len(ids), rows, set(lanes.values()), now)
+        priorities = {new.priority for new in encrypted.news}
+        ranks = {priority: rank(priority, now) for priority in priorities}
+        for new, task_id in zip(encrypted.news, ids, strict=True):
+            lane, row_rank = lanes[new.task_type], ranks[new.priority]
+            hot.append(plain_hot_row(new, task_id, workspace, lane, actor, row_rank))
+        no_keys: list[Any] = [None] * len(ids)
+        return PreparedSubmit(ids, no_keys, [()] * len(ids), rows, set(lanes.values()), now)
 
 
-def _waiting_row(
+def _full_hot_row(
     new: NewTask,
     task: UUID,
     workspace: UUID,
     lane: int,
     actor: str | None,
     now: datetime,
-    waits: DependencyGraph,
+    graph: DependencyGraph,
 ) -> tuple[Any, ...]:
-    """The hot half of a task that may wait for others or for a place, or be waited for."""
-    keyed = new.concurrency is not None
-    awaited = waits.awaited(task) if waits else None
+    """Returns the hot row of a task that may have dependencies, dependents or a concurrency key."""
+    has_key = new.concurrency is not None
+    waiters = graph.waiter_count(task) if graph else None
     return hot_row(
         new,
         task,
@@ -414,123 +429,127 @@ def _waiting_row(
         lane,
         actor,
         now,
-        hold=HOLD if keyed else None,
-        unmet=len(waits.needs.get(task, ())) or None if waits else None,
-        watched=True if keyed or awaited else None,
-        awaited=awaited,
+        hold=HOLD if has_key else None,
+        unmet=len(graph.needs.get(task, ())) or None if graph else None,
+        watched=True if has_key or waiters else None,
+        waiter_count=waiters,
     )
 
 
-def _checked(news: Sequence[NewTask]) -> bool:
-    """Whether all the tasks are plain; raises `Invalid` for one that cannot be stored."""
+def _check_all(new_tasks: Sequence[NewTask]) -> bool:
+    """Returns True if all tasks are plain; raises `Invalid` for a task that cannot be stored."""
     plain = True
-    for new in news:
+    for new in new_tasks:
         plain = check(new) and plain
     return plain
 
 
 def _check_no_references(texts: Iterable[str | None]) -> None:
-    """Raise `Invalid` where the input of a task that waits for nobody refers to a result."""
-    if any(map(refers, texts)):
-        raise Invalid(
-            "the input refers to a result, and the task waits for none",
-            "reference_invalid",
-            field="input",
-        )
+    """Raises `Invalid` if the input of a task without dependencies refers to a result."""
+    if any(map(may_have_references, texts)):
+        text = "input refers to the result of a task; add this task to dependsOn"
+        raise Invalid(text, "reference_invalid", field="input")
 
 
 def _needs_lookup(new: NewTask) -> bool:
-    """Whether a task may be one that was submitted before, or wait for another."""
+    """True if a task may exist already, or has dependencies or a concurrency key."""
     return bool(new.id or new.idempotency_key or new.depends_on or new.blocks or new.concurrency)
 
 
-def _check_whole(draft: PreparedSubmit, fresh: set[UUID]) -> None:
-    """Raise `Conflict` when new tasks wait for one of the same submit that is not new."""
-    mine = set(draft.ids)
-    waits = [(task, need) for task, needs in draft.waits.needs.items() for need in needs]
-    waits += [(each, task) for task, blocked in draft.waits.blocks.items() for each in blocked]
-    for task, need in waits:
-        if task in fresh and need in mine and need not in fresh:
+def _check_no_partial_submit(prepared: PreparedSubmit, inserted: set[UUID]) -> None:
+    """Raises `Conflict` if a new task depends on a task of this submit that existed before."""
+    own = set(prepared.ids)
+    pairs = [(task, need) for task, needs in prepared.waits.needs.items() for need in needs]
+    pairs += [(other, task) for task, blocked in prepared.waits.blocks.items() for other in blocked]
+    for task, need in pairs:
+        if task in inserted and need in own and need not in inserted:
             raise Conflict(
-                "a new task waits for one of this submit that exists already; name it by its id",
+                f"new task {task} depends on task {need} of this submit, which exists already;"
+                " refer to it by its id",
                 "idempotency_conflict",
             )
 
 
-def _fingerprints(hidden: EncryptedTasks, rules: ComplexityRules) -> list[tuple[str, ...]]:
-    """The fingerprints of tasks that may be submitted again; none for the others.
+def _fingerprints(encrypted: EncryptedTasks, rules: ComplexityRules) -> list[tuple[str, ...]]:
+    """Returns the fingerprints of tasks with an id or idempotency key; none for other tasks.
 
-    They are of what the caller asked for: what complexity requires of an agent may change.
+    They cover the caller's request only: what complexity rules require of an agent may change.
     """
     return [
-        _known_by(new, gated(new, rules), hidden.hashes.get(index, [""]))
+        _task_fingerprints(new, with_complexity_gate(new, rules), encrypted.hashes.get(index, [""]))
         if new.id or new.idempotency_key
         else ()
-        for index, new in enumerate(hidden.news)
+        for index, new in enumerate(encrypted.news)
     ]
 
 
-def _known_by(new: NewTask, required: NewTask, hashes: list[str]) -> tuple[str, ...]:
-    """The fingerprints of a task with each key of its secrets; 0.1 hashed what it required, too."""
-    known = [each for secret in hashes for each in fingerprints(new, secret)]
+def _task_fingerprints(new: NewTask, required: NewTask, hashes: list[str]) -> tuple[str, ...]:
+    """Returns a task's fingerprints for each key of its secrets.
+
+    Version 0.1 hashed the complexity requirements, too.
+    """
+    prints = [text for secret in hashes for text in fingerprints(new, secret)]
     if required is not new:
-        known += [each for secret in hashes for each in fingerprints(required, secret)[1:]]
-    return tuple(known)
+        prints += [text for secret in hashes for text in fingerprints(required, secret)[1:]]
+    return tuple(prints)
 
 
-def _lane_wishes(news: Sequence[NewTask], workspace: UUID) -> tuple[list[int], list[Requirements]]:
-    """For each task its place in the list of requirements; tasks in a row often share theirs."""
-    places: list[int] = []
-    wanted: list[Requirements] = []
+def _by_lane(tasks: Sequence[NewTask], workspace: UUID) -> tuple[list[int], list[Requirements]]:
+    """Returns an index per task into the list of requirements; neighbours often share one."""
+    indexes: list[int] = []
+    distinct: list[Requirements] = []
     last: NewTask | None = None
-    for new in news:
-        if last is None or not same_lane(last, new):
-            wanted.append(requirements(new, workspace))
+    for new in tasks:
+        if last is None or not is_same_lane(last, new):
+            distinct.append(requirements(new, workspace))
         last = new
-        places.append(len(wanted) - 1)
-    return places, wanted
+        indexes.append(len(distinct) - 1)
+    return indexes, distinct
 
 
-def _same_as(news: Sequence[NewTask]) -> list[int]:
-    """For each task of a submit, the first of them that it repeats: by id or idempotency key."""
-    if not any(new.id or new.idempotency_key for new in news):
-        return list(range(len(news)))
-    first: dict[UUID | str, int] = {}
-    places = []
-    for index, new in enumerate(news):
+def _first_duplicates(new_tasks: Sequence[NewTask]) -> list[int]:
+    """Returns for each task the index of the first task with the same id or idempotency key.
+
+    Raises `Conflict` if two different tasks share an id or key.
+    """
+    if not any(new.id or new.idempotency_key for new in new_tasks):
+        return list(range(len(new_tasks)))
+    first_by_name: dict[UUID | str, int] = {}
+    firsts = []
+    for index, new in enumerate(new_tasks):
         names = [name for name in (new.id, new.idempotency_key) if name is not None]
-        known = {first[name] for name in names if name in first}
-        place = min(known, default=index)
-        if len(known) > 1 or (known and fingerprint(news[place]) != fingerprint(new)):
+        matches = {first_by_name[name] for name in names if name in first_by_name}
+        earliest = min(matches, default=index)
+        if len(matches) > 1 or (matches and fingerprint(new_tasks[earliest]) != fingerprint(new)):
             raise Conflict(
                 "two different tasks of one submit have the same id or idempotency key",
                 "idempotency_conflict",
             )
-        first |= dict.fromkeys(names, place)
-        places.append(place)
-    return places
+        first_by_name |= dict.fromkeys(names, earliest)
+        firsts.append(earliest)
+    return firsts
 
 
-def submit_script(core: Core, draft: PreparedSubmit, workspace: UUID) -> Script[list[Submitted]]:
-    """Insert what is new; what is there already must be the same, or everything is refused."""
-    inserted = yield insert("submit", draft.rows, core.now())
-    fresh = {row["id"] for row in inserted}
-    stale = [
+def submit_script(core: Core, prepared: PreparedSubmit, workspace: UUID) -> Script[list[Submitted]]:
+    """Inserts the new tasks; raises `Conflict` if an existing task with the same key differs."""
+    inserted = yield insert_statement("submit", prepared.rows, core.now())
+    new_ids = {row["id"] for row in inserted}
+    existing = [
         (task_id, key)
-        for task_id, key in zip(draft.ids, draft.keys, strict=True)
-        if task_id not in fresh
+        for task_id, key in zip(prepared.ids, prepared.keys, strict=True)
+        if task_id not in new_ids
     ]
-    if not stale:
-        return [Submitted(each) for each in draft.ids]
-    before = yield Statement("submitted_before", {"workspace": workspace}, {"wanted": stale})
-    earlier = {row["wanted_id"]: row for row in before}
+    if not existing:
+        return [Submitted(task) for task in prepared.ids]
+    rows = yield Statement("submitted_before", {"workspace": workspace}, {"wanted": existing})
+    earlier = {row["wanted_id"]: row for row in rows}
     answers = []
-    for task_id, known in zip(draft.ids, draft.prints, strict=True):
-        if task_id in fresh:
+    for task_id, prints in zip(prepared.ids, prepared.prints, strict=True):
+        if task_id in new_ids:
             answers.append(Submitted(task_id))
             continue
         row = earlier.get(task_id)
-        if row is None or (known and row["fingerprint"] not in known):
+        if row is None or (prints and row["fingerprint"] not in prints):
             raise Conflict(
                 "the idempotency key or id was used before for another task",
                 "idempotency_conflict",

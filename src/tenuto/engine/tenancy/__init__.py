@@ -3,7 +3,7 @@
 accounts: workspaces, users, members, logins and tokens.
 views: response objects of accounts.
 secrets: named secrets, and rotation of encryption keys.
-secret_use: checks who uses a named secret.
+secret_use: checks who can name and receive a named secret.
 encryption: encrypts and decrypts the secrets of tasks.
 output_redaction: validates what attempts report, and redacts secrets in it.
 """

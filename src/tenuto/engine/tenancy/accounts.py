@@ -1,4 +1,4 @@
-"""Identity: workspaces, users, members, logins, tokens. Acts as the system, for no one tenant."""
+"""Workspaces, users, members, logins and tokens. Acts as the system, not for one workspace."""
 
 import asyncio
 import hashlib
@@ -18,271 +18,280 @@ from tenuto.model.tenancy.access import (
     Action,
     Caller,
     Role,
-    bounded_end,
-    check_reach,
+    check_caller_covers,
     effective_role,
     loses_last_owner,
-    origin_of,
+    quota_origin,
+    token_expiry,
 )
 from tenuto.store.protocol import Row, Rows, Script, Statement, Store
 
-API = "tnt_"
-LOGIN = "tns_"
-SESSION_LASTS = timedelta(hours=12)
+API_PREFIX = "tnt_"
+LOGIN_PREFIX = "tns_"
+SESSION_LIFETIME = timedelta(hours=12)
 PASSWORD_COST = (3, 65_536, 4)
 """Passes, KiB and lanes of argon2id (RFC 9106): the cost of one guess at a stolen hash."""
+_NOT_VALID = 'the token is unknown, expired or revoked; see "orchestrate token create"'
 MIN_PASSWORD = 10
 MAX_PASSWORD = 1000
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """A new token: shown once, stored nowhere."""
+    """A new token. Its text is shown once; only a hash of it is stored."""
 
     id: UUID
     token: str
     expires_at: datetime | None = None
     workspace: UUID | None = None
-    """The workspace that a login named."""
+    """The workspace given at login; `None` if none was given."""
 
 
 class Identity:
-    """The identity family."""
+    """Creates, reads and deletes workspaces, users, members, logins and tokens."""
 
-    def __init__(self, store: Store, most_workspaces: int = 0) -> None:
+    def __init__(self, store: Store, max_workspaces: int = 0) -> None:
         self._store = store
-        self._most_workspaces = most_workspaces
-        """How many workspaces may be made from one; 0: any number."""
-        self._decoy = ""
+        self._max_workspaces = max_workspaces
+        """Workspaces that can be created from one workspace; 0: no limit."""
+        self._decoy_hash = ""
 
     @property
     def clock(self) -> Clock:
         return self._store.clock
 
     async def has_no_tokens(self) -> bool:
-        """Whether nobody was ever given a token."""
-        return not await self._store.fetch(Statement("tokens_any"))
+        """True if no token was ever issued in this database."""
+        return not await self._store.fetch(Statement("tokens_exist"))
 
-    async def bootstrap(self, workspace: UUID, made: NewToken) -> bool:
-        """Let the first owner's token hold, if nobody was ever given one.
+    async def bootstrap(self, workspace: UUID, token: NewToken) -> bool:
+        """Stores the first owner's token; false if a token was ever issued before.
 
-        Of several processes that start at once, one gets its own.
+        If several processes start at the same time, only one of them stores its token.
         """
-        params = _stored(made, workspace, "bootstrap", Role.OWNER, SCOPES, self.clock.now())
+        params = _token_row(token, workspace, "bootstrap", Role.OWNER, SCOPES, self.clock.now())
 
         def script() -> Script[bool]:
-            # The row is held until the token is there for whoever looks next.
+            # The lock is held until commit, so the next process sees the token.
             yield Statement("workspace_lock", {"workspace": workspace})
-            if (yield Statement("tokens_any")):
+            if (yield Statement("tokens_exist")):
                 return False
-            yield Statement("token_make", params | {"created_by": "bootstrap"})
+            yield Statement("token_insert", params | {"created_by": "bootstrap"})
             return True
 
         return await self._store.transact(script)
 
-    async def make_workspace(
-        self, name: str, owner: UUID | None, made_from: UUID | None = None
+    async def create_workspace(
+        self, name: str, owner: UUID | None, created_from: UUID | None = None
     ) -> UUID:
-        """A workspace with its first owner, made from another one if that is named."""
+        """Creates a workspace with its first owner, and returns its id.
 
-        def settle(made: UUID, now: datetime) -> Script[None]:
+        With `created_from`, the new workspace counts against the limit of that workspace.
+        """
+
+        def add_owner(workspace: UUID, now: datetime) -> Script[None]:
             if owner is not None:
-                yield _membership(made, owner, Role.OWNER, now)
+                yield _membership_statement(workspace, owner, Role.OWNER, now)
 
-        return await self._make_workspace(name, made_from, settle)
+        return await self._insert_workspace(name, created_from, add_owner)
 
-    async def make_keyed_workspace(
-        self, name: str, created_by: str, made_from: UUID
+    async def create_workspace_with_token(
+        self, name: str, created_by: str, created_from: UUID
     ) -> tuple[UUID, NewToken]:
-        """A workspace of no user, with the owner's token without which nobody could enter it."""
-        key = self.unsaved_token()
+        """Creates a workspace without users; returns its id and an owner token to access it."""
+        token = self.new_token()
 
-        def settle(made: UUID, now: datetime) -> Script[None]:
-            params = _stored(key, made, "owner", Role.OWNER, SCOPES, now)
-            yield Statement("token_make", params | {"created_by": created_by})
+        def add_owner(workspace: UUID, now: datetime) -> Script[None]:
+            params = _token_row(token, workspace, "owner", Role.OWNER, SCOPES, now)
+            yield Statement("token_insert", params | {"created_by": created_by})
 
-        return await self._make_workspace(name, made_from, settle), key
+        return await self._insert_workspace(name, created_from, add_owner), token
 
-    async def _make_workspace(
+    async def _insert_workspace(
         self,
         name: str,
-        made_from: UUID | None,
-        settle: Callable[[UUID, datetime], Script[None]],
+        created_from: UUID | None,
+        add_owner: Callable[[UUID, datetime], Script[None]],
     ) -> UUID:
-        bounds.text("name", name, bounds.MAX_NAME, empty=False)
-        made = self.clock.new_id()
+        bounds.check_text("name", name, bounds.MAX_NAME, empty=False)
+        workspace = self.clock.new_id()
         now = self.clock.now()
 
         def script() -> Script[None]:
-            origin = None if made_from is None else (yield from self._origin(made_from))
-            new = {"id": made, "name": name, "origin": origin, "now": now}
-            yield Statement("workspace_make", new)
-            yield from settle(made, now)
+            origin = None if created_from is None else (yield from self._lock_origin(created_from))
+            new = {"id": workspace, "name": name, "origin": origin, "now": now}
+            yield Statement("workspace_insert", new)
+            yield from add_owner(workspace, now)
 
         await self._store.transact(script)
-        return made
+        return workspace
 
-    def _origin(self, workspace: UUID) -> Script[UUID]:
-        """The workspace that a new one counts for, held; `Conflict` when that made its most."""
+    def _lock_origin(self, workspace: UUID) -> Script[UUID]:
+        """Locks and returns the workspace whose limit a new workspace counts against.
+
+        Raises `Conflict` (`too_many_workspaces`) if that limit is reached.
+        """
         rows = yield Statement("workspace_origin", {"id": workspace})
-        origin = origin_of(workspace, rows[0]["origin"], DEFAULT_WORKSPACE)
+        origin = quota_origin(workspace, rows[0]["origin"], DEFAULT_WORKSPACE)
         yield Statement("workspace_lock", {"workspace": origin})
-        most = self._most_workspaces
-        if most:
-            made: int = (yield Statement("workspaces_made", {"origin": origin}))[0]["n"]
-            if made >= most:
+        maximum = self._max_workspaces
+        if maximum:
+            existing: int = (yield Statement("workspace_count", {"origin": origin}))[0]["n"]
+            if existing >= maximum:
                 raise Conflict(
-                    f"{made:,} workspaces were made from here and at most {most:,} may be;"
-                    " the operator sets workspaces_per_owner",
+                    f"{existing:,} workspaces were created from this one, the limit is {maximum:,};"
+                    " the operator sets it (setting workspaces_per_owner)",
                     "too_many_workspaces",
                 )
         return origin
 
     async def workspaces(self, user: UUID | None = None, only: UUID | None = None) -> Rows:
-        """All workspaces, those of a user, or one."""
+        """Returns the rows of all workspaces, of a user's workspaces, or of the one `only`."""
         return await self._store.fetch(Statement("workspaces", {"user_id": user, "id": only}))
 
     async def set_quota(self, workspace: UUID, quota: Any) -> None:
-        """What the workspace may use from now on."""
-        encoded = bounds.json_text("quota", quota)
-        await self._change(
+        """Sets the workspace's quota, from now on; raises `NotFound`."""
+        encoded = bounds.to_json_text("quota", quota)
+        await self._execute_on_one(
             "workspace_quota", f"no workspace {workspace}", id=workspace, quota=encoded
         )
 
-    async def make_user(
+    async def create_user(
         self, name: str, password: str, workspace: UUID, role: Role = Role.MEMBER
     ) -> UUID:
-        """A user who may log in, and is a member of the workspace from the first moment.
+        """Creates a user who can log in and is a member of the workspace; returns the id.
 
-        The name is unique there; elsewhere somebody else may be called the same.
+        The name is unique in this workspace; other workspaces can have a user with the same name.
         """
-        bounds.text("name", name, bounds.MAX_NAME, empty=False)
-        made, now = self.clock.new_id(), self.clock.now()
+        bounds.check_text("name", name, bounds.MAX_NAME, empty=False)
+        user, now = self.clock.new_id(), self.clock.now()
         params = {
-            "id": made,
+            "id": user,
             "name": name,
-            "password": await _hashed(password),
+            "password": await _check_and_hash(password),
             "workspace": workspace,
             "now": now,
         }
 
         def script() -> Script[bool]:
-            if not (yield Statement("user_make", params)):
+            if not (yield Statement("user_insert", params)):
                 return False
-            yield _membership(workspace, made, role, now)
+            yield _membership_statement(workspace, user, role, now)
             return True
 
         if not await self._store.transact(script):
-            raise Conflict(f"the workspace has a user {name!r} already", "name_taken")
-        return made
+            text = f"the workspace already has a user {name!r}; choose another name"
+            raise Conflict(text, "name_taken")
+        return user
 
     async def change_password(self, user: UUID, password: str, new: str) -> None:
-        """Give a user another password; every login of the user ends.
+        """Changes a user's password and ends all logins of the user.
 
-        `Forbidden` when the present password is another.
+        Raises `Forbidden` if `password` is not the current password.
         """
         rows = await self._store.fetch(Statement("user_by_id", {"id": user}))
-        if not rows or not await self._matches(rows[0]["password"], password):
-            raise Forbidden("the present password is wrong")
-        await self._change(
+        if not rows or not await self._is_right_password(rows[0]["password"], password):
+            raise Forbidden("the current password is wrong")
+        await self._execute_on_one(
             "user_password",
             f"no user {user}",
             id=user,
-            password=await _hashed(new),
+            password=await _check_and_hash(new),
             now=self.clock.now(),
         )
 
     async def members(self, workspace: UUID) -> Rows:
-        """Who belongs to the workspace, and as what."""
+        """Returns the rows of the workspace's members, with their roles."""
         return await self._store.fetch(Statement("members", {"workspace": workspace}))
 
     async def member(self, workspace: UUID, user: UUID) -> Row:
-        """One of them; `NotFound` for anybody else."""
+        """Returns the row of one member; raises `NotFound`."""
         params = {"workspace": workspace, "user_id": user}
         rows = await self._store.fetch(Statement("member", params))
         if not rows:
             raise NotFound(f"no user {user}")
         return rows[0]
 
-    async def change_member(self, caller: Caller, user: UUID, role: Role) -> None:
-        """Change as what a member belongs to the caller's workspace; an owner stays."""
-        check_reach(caller, "give", role, SCOPES)
+    async def set_member_role(self, caller: Caller, user: UUID, role: Role) -> None:
+        """Changes the role of a member of the caller's workspace; one owner must remain."""
+        check_caller_covers(caller, "give", role, SCOPES)
         now = self.clock.now()
 
         def script() -> Script[None]:
-            yield from self._hold_member(caller, "change", user)
+            yield from self._lock_member(caller, "change", user)
             if role is not Role.OWNER:
-                yield from _keep_owner(caller.workspace, user=user)
-            yield _membership(caller.workspace, user, role, now)
+                yield from _check_owner_remains(caller.workspace, user=user)
+            yield _membership_statement(caller.workspace, user, role, now)
 
         await self._store.transact(script)
 
-    async def drop_member(self, caller: Caller, user: UUID) -> None:
-        """Take a user out of the caller's workspace; the last owner stays.
+    async def remove_member(self, caller: Caller, user: UUID) -> None:
+        """Removes a member from the caller's workspace; the last owner cannot be removed.
 
-        A user who belongs to no workspace then is deleted.
+        A user who then belongs to no workspace is deleted.
         """
 
         def script() -> Script[None]:
-            yield from self._hold_member(caller, "end", user)
-            yield from _keep_owner(caller.workspace, user=user)
-            yield Statement("member_drop", {"workspace": caller.workspace, "user_id": user})
-            yield Statement("user_forget", {"id": user})
+            yield from self._lock_member(caller, "end", user)
+            yield from _check_owner_remains(caller.workspace, user=user)
+            yield Statement("member_delete", {"workspace": caller.workspace, "user_id": user})
+            yield Statement("user_delete", {"id": user})
 
         await self._store.transact(script)
 
-    def _hold_member(self, caller: Caller, action: Action, user: UUID) -> Script[None]:
-        """Hold the workspace, and raise unless it has the member and the caller may act on it."""
+    def _lock_member(self, caller: Caller, action: Action, user: UUID) -> Script[None]:
+        """Locks the workspace; raises if the user is no member or the caller has no permission."""
         workspace = {"workspace": caller.workspace}
         yield Statement("workspace_lock", workspace)
         rows = yield Statement("member", workspace | {"user_id": user})
         if not rows:
             raise NotFound(f"no user {user}")
-        check_reach(caller, action, Role[rows[0]["role"]])
+        check_caller_covers(caller, action, Role[rows[0]["role"]])
 
     async def login(self, name: str, password: str, workspace: str | None = None) -> NewToken:
-        """A session token for somebody who knows the password.
+        """Checks the password and returns a new session token.
 
-        Without a workspace the users of the first one are meant. Every refusal is the same, after
-        the same work, and nothing that another tenant has decides it.
+        Without a workspace, the name is looked up in the first workspace. Every refusal has the
+        same text and takes the same work, and does not depend on data of other workspaces.
         """
-        known = await self._user(name, workspace)
-        stored = known["password"] if known is not None else None
-        right = await self._matches(stored, password)
-        if known is None or not right or known["disabled_at"] is not None:
+        user = await self._find_user(name, workspace)
+        stored = user["password"] if user is not None else None
+        is_right = await self._is_right_password(stored, password)
+        if user is None or not is_right or user["disabled_at"] is not None:
             raise Unauthenticated("name or password is wrong", "login_refused")
-        token = LOGIN + self.clock.new_token() + self.clock.new_token()
+        token = LOGIN_PREFIX + self.clock.new_token() + self.clock.new_token()
         now = self.clock.now()
         params: dict[str, Any] = {
             "id": self.clock.new_id(),
-            "user_id": known["id"],
-            "hash": _digest(token),
+            "user_id": user["id"],
+            "hash": _token_hash(token),
             "now": now,
-            "expires_at": now + SESSION_LASTS,
+            "expires_at": now + SESSION_LIFETIME,
         }
 
         def script() -> Script[None]:
-            yield Statement("session_make", params)
+            yield Statement("session_insert", params)
 
-        await self._store.once(script)
-        chosen = None if workspace is None else known["workspace"]
-        return NewToken(params["id"], token, params["expires_at"], chosen)
+        await self._store.transact_one(script)
+        given_workspace = None if workspace is None else user["workspace"]
+        return NewToken(params["id"], token, params["expires_at"], given_workspace)
 
-    async def _user(self, name: str, workspace: str | None) -> Row | None:
-        """The user who is meant; nobody has a name that cannot be stored."""
-        if not bounds.storable(name) or not bounds.storable(workspace or ""):
+    async def _find_user(self, name: str, workspace: str | None) -> Row | None:
+        """Returns the user's row, or `None`; a name that cannot be stored matches no user."""
+        if not bounds.is_storable(name) or not bounds.is_storable(workspace or ""):
             return None
-        named = {"name": name[:200], "first": DEFAULT_WORKSPACE}
-        wanted = Statement("user_by_name", named)
+        params = {"name": name[:200], "first": DEFAULT_WORKSPACE}
+        statement = Statement("user_by_name", params)
         if workspace is not None:
-            wanted = Statement("user_in_workspace", named | _workspace_named(workspace))
-        rows = await self._store.fetch(wanted)
+            statement = Statement("user_in_workspace", params | _workspace_param(workspace))
+        rows = await self._store.fetch(statement)
         return rows[0] if rows else None
 
     async def logout(self, session: UUID) -> None:
-        """End a login."""
-        await self._change("session_end", "no such login", id=session, now=self.clock.now())
+        """Ends a login session; raises `NotFound`."""
+        missing = "the login session does not exist or has ended"
+        await self._execute_on_one("session_end", missing, id=session, now=self.clock.now())
 
-    async def make_token(
+    async def create_token(
         self,
         workspace: UUID,
         name: str,
@@ -290,49 +299,60 @@ class Identity:
         scopes: tuple[str, ...] = SCOPES,
         *,
         agent: UUID | None = None,
-        maker: Caller | None = None,
+        creator: Caller | None = None,
         expires_at: datetime | None = None,
     ) -> NewToken:
-        """A program's key to the workspace; one that a caller makes is never worth more than it."""
-        bounds.text("name", name, bounds.MAX_NAME, empty=False)
-        bounds.instant("expires_at", expires_at)
+        """Creates a token for programs and returns it.
+
+        A token that a caller creates never has more rights than the caller, nor a longer life.
+        """
+        bounds.check_text("name", name, bounds.MAX_NAME, empty=False)
+        bounds.check_instant("expires_at", expires_at)
         now = self.clock.now()
         if expires_at is not None and expires_at <= now:
-            raise Invalid("expiresAt is over already", field="expiresAt")
+            raise Invalid("expiresAt is in the past", field="expiresAt")
         for scope in scopes:
             if scope not in SCOPES:
-                raise Invalid(f"no scope {scope[:40]!r}; known are {', '.join(SCOPES)}")
-        more: dict[str, Any] = {"agent": agent}
-        if maker is not None:
-            check_reach(maker, "give", role, scopes)
-            expires_at = bounded_end(expires_at, maker.expires_at)
-            more |= {"user_id": maker.user, "created_by": maker.actor, "made_by": maker.token}
-        made = self.unsaved_token(expires_at)
-        params = _stored(made, workspace, name, role, scopes, now) | more
+                raise Invalid(f"unknown scope {scope[:40]!r}; scopes are {', '.join(SCOPES)}")
+        creator_fields: dict[str, Any] = {"agent": agent}
+        if creator is not None:
+            check_caller_covers(creator, "give", role, scopes)
+            expires_at = token_expiry(expires_at, creator.expires_at)
+            creator_fields |= {
+                "user_id": creator.user,
+                "created_by": creator.actor,
+                "made_by": creator.token,
+            }
+        token = self.new_token(expires_at)
+        params = _token_row(token, workspace, name, role, scopes, now) | creator_fields
 
         def script() -> Script[None]:
-            # Whoever revokes the maker at this moment finds the new token, or it is not made.
+            # If the creator's token is revoked at the same time, either the revocation sees the new
+            # token, or the new token is refused.
             yield Statement("workspace_lock", {"workspace": workspace})
             if params["made_by"] is not None:
-                holds = {"workspace": workspace, "id": params["made_by"], "now": now}
-                if not (yield Statement("token_holds", holds)):
-                    raise Unauthenticated("the token does not hold")
-            yield Statement("token_make", params)
+                creator_token = {"workspace": workspace, "id": params["made_by"], "now": now}
+                if not (yield Statement("token_if_valid", creator_token)):
+                    raise Unauthenticated(_NOT_VALID)
+            yield Statement("token_insert", params)
 
         await self._store.transact(script)
-        return made
+        return token
 
-    def unsaved_token(self, expires_at: datetime | None = None) -> NewToken:
-        """A token that holds nowhere yet."""
-        token = API + self.clock.new_token() + self.clock.new_token()
+    def new_token(self, expires_at: datetime | None = None) -> NewToken:
+        """Returns a new token that is not stored yet, so it is not valid yet."""
+        token = API_PREFIX + self.clock.new_token() + self.clock.new_token()
         return NewToken(self.clock.new_id(), token, expires_at)
 
     async def tokens(self, workspace: UUID) -> Rows:
-        """The tokens of the workspace, without themselves."""
+        """Returns the rows of the workspace's tokens, without the token texts."""
         return await self._store.fetch(Statement("tokens", {"workspace": workspace}))
 
     async def revoke_token(self, caller: Caller, token: UUID) -> None:
-        """End a token of the caller's workspace and all below it; an owner stays."""
+        """Revokes a token of the caller's workspace, and all tokens that were created with it.
+
+        One owner must remain. Raises `NotFound` or `Conflict` (`last_owner`).
+        """
         workspace = {"workspace": caller.workspace}
         now = self.clock.now()
 
@@ -342,108 +362,119 @@ class Identity:
             target = next((row for row in rows if row["id"] == token), None)
             if target is None:
                 raise NotFound(f"no token {token}")
-            if (worth := worth_of(target)) is not None:
-                check_reach(caller, "end", worth)
+            if (role := current_role_of(target)) is not None:
+                check_caller_covers(caller, "end", role)
             ids = [row["id"] for row in rows]
-            yield from _keep_owner(caller.workspace, ended=ids)
+            yield from _check_owner_remains(caller.workspace, ended=ids)
             yield Statement("tokens_revoke", workspace | {"ids": ids, "now": now})
 
         await self._store.transact(script)
 
-    async def caller(self, token: str, wanted: UUID | None) -> Caller:
-        """Who the token's bearer is, in the workspace that is wanted or else its first."""
-        params = {"hash": _digest(token), "now": self.clock.now()}
-        if token.startswith(API):
-            rows = await self._store.fetch(Statement("token_by_hash", params))
-            return _program(rows, wanted)
-        if token.startswith(LOGIN):
-            rows = await self._store.fetch(Statement("session_by_hash", params))
-            return _person(rows, wanted)
-        raise Unauthenticated("the token is not one of ours")
+    async def authenticate(self, token: str, requested: UUID | None) -> Caller:
+        """Returns the caller that the token belongs to, in the requested or its first workspace.
 
-    async def _change(self, query: str, missing: str, **params: Any) -> None:
+        Raises `Unauthenticated` for an invalid token, `Forbidden` for another workspace.
+        """
+        params = {"hash": _token_hash(token), "now": self.clock.now()}
+        if token.startswith(API_PREFIX):
+            rows = await self._store.fetch(Statement("token_by_hash", params))
+            return _token_caller(rows, requested)
+        if token.startswith(LOGIN_PREFIX):
+            rows = await self._store.fetch(Statement("session_by_hash", params))
+            return _login_caller(rows, requested)
+        raise Unauthenticated("the token has an invalid format")
+
+    async def _execute_on_one(self, query: str, missing: str, **params: Any) -> None:
+        """Executes the query; raises `NotFound` with the text `missing` if it returns no row."""
+
         def script() -> Script[Rows]:
             return (yield Statement(query, params))
 
         if not await self._store.transact(script):
             raise NotFound(missing)
 
-    async def _matches(self, stored: str | None, password: str) -> bool:
-        """Whether the password is right; takes as long for somebody who does not exist."""
-        if not self._decoy:
-            self._decoy = await _hashed("x" * MIN_PASSWORD)
-        return await asyncio.to_thread(_verify, stored or self._decoy, password) and bool(stored)
+    async def _is_right_password(self, stored: str | None, password: str) -> bool:
+        """True if the password is right; takes as long for a user who does not exist."""
+        if not self._decoy_hash:
+            self._decoy_hash = await _check_and_hash("x" * MIN_PASSWORD)
+        return await asyncio.to_thread(
+            _verify_password, stored or self._decoy_hash, password
+        ) and bool(stored)
 
 
-def _membership(workspace: UUID, user: UUID, role: Role, now: datetime) -> Statement:
+def _membership_statement(workspace: UUID, user: UUID, role: Role, now: datetime) -> Statement:
     params = {"workspace": workspace, "user_id": user, "role": role.name, "now": now}
     return Statement("member_put", params)
 
 
-def _keep_owner(
+def _check_owner_remains(
     workspace: UUID, *, user: UUID | None = None, ended: Collection[UUID] = ()
 ) -> Script[None]:
-    """Raise `Conflict` if nobody could enter as OWNER once that user or those tokens are not.
+    """Raises `Conflict` (`last_owner`) if no owner remains without this user or these tokens.
 
-    The caller holds the workspace's row: of two who take away the last two owners, one is refused.
+    The caller has locked the workspace's row. So if two calls remove the last two owners at the
+    same time, one of them is refused.
     """
     owners = yield Statement("owners", {"workspace": workspace})
     tokens = yield Statement("owner_tokens", {"workspace": workspace})
-    keys = [row["id"] for row in tokens if "admin" in msgspec.json.decode(row["scopes"])]
-    if loses_last_owner([row["id"] for row in owners], keys, user=user, ended=ended):
+    owner_token_ids = [row["id"] for row in tokens if "admin" in msgspec.json.decode(row["scopes"])]
+    if loses_last_owner(
+        [row["id"] for row in owners], owner_token_ids, demoted_user=user, ended_tokens=ended
+    ):
         raise Conflict(
-            "the workspace would have no owner left: no user who is OWNER, and no OWNER token"
-            " without an end; make another one first",
+            "the workspace would have no owner left: neither a user with the role OWNER, nor an"
+            " OWNER token that never expires; create another one first",
             "last_owner",
         )
 
 
-def worth_of(row: Row) -> Role | None:
-    """The role that a token's row is worth now; `None` if it does not hold."""
-    present = None if row["present"] is None else Role[row["present"]]
-    disabled = row["disabled_at"] is not None
-    return effective_role(Role[row["role"]], row["user_id"], present, disabled=disabled)
+def current_role_of(row: Row) -> Role | None:
+    """Returns the effective role of a token's row; `None` if the token is not valid."""
+    current_role = None if row["present"] is None else Role[row["present"]]
+    is_disabled = row["disabled_at"] is not None
+    return effective_role(Role[row["role"]], row["user_id"], current_role, disabled=is_disabled)
 
 
-def _workspace_named(text: str) -> dict[str, Any]:
-    """A workspace by its id, or by its name."""
+def _workspace_param(text: str) -> dict[str, Any]:
+    """Returns the query parameter that selects a workspace by its id or name."""
     try:
         return {"id": UUID(text)}
     except ValueError:
         return {"called": text[:200]}
 
 
-def _stored(
-    made: NewToken, workspace: UUID, name: str, role: Role, scopes: tuple[str, ...], now: datetime
+def _token_row(
+    token: NewToken, workspace: UUID, name: str, role: Role, scopes: tuple[str, ...], now: datetime
 ) -> dict[str, Any]:
-    """What is stored of a token that is nobody's in particular."""
+    """Returns the stored fields of a token that belongs to no user and no agent."""
     return {
-        "id": made.id,
+        "id": token.id,
         "workspace": workspace,
         "user_id": None,
         "name": name,
-        "hash": _digest(made.token),
+        "hash": _token_hash(token.token),
         "role": role.name,
         "scopes": msgspec.json.encode(sorted(set(scopes))).decode(),
         "agent": None,
         "created_by": None,
         "made_by": None,
         "now": now,
-        "expires_at": made.expires_at,
+        "expires_at": token.expires_at,
     }
 
 
-def _digest(token: str) -> str:
-    """Tokens are 256 random bits: a plain hash tells nobody anything."""
+def _token_hash(token: str) -> str:
+    """Returns the SHA-256 hash of a token. A token has 256 random bits, so no salt is needed."""
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
-def _program(rows: Rows, wanted: UUID | None) -> Caller:
-    if not rows or (role := worth_of(rows[0])) is None:
-        raise Unauthenticated("the token does not hold")
+def _token_caller(rows: Rows, requested: UUID | None) -> Caller:
+    """Returns the caller of a token's row; raises `Unauthenticated` or `Forbidden`."""
+    if not rows or (role := current_role_of(rows[0])) is None:
+        raise Unauthenticated(_NOT_VALID)
     row = rows[0]
-    if wanted not in (None, row["workspace"]):
-        raise Forbidden("the token is for another workspace")
+    if requested not in (None, row["workspace"]):
+        raise Forbidden(f"the token has no access to workspace {requested}")
     return Caller(
         workspace=row["workspace"],
         role=role,
@@ -457,14 +488,17 @@ def _program(rows: Rows, wanted: UUID | None) -> Caller:
     )
 
 
-def _person(rows: Rows, wanted: UUID | None) -> Caller:
+def _login_caller(rows: Rows, requested: UUID | None) -> Caller:
+    """Returns the caller of a login; `rows` are the user's memberships, one per workspace."""
     if not rows:
-        raise Unauthenticated("the login has ended")
+        raise Unauthenticated('the login has ended; log in again with "orchestrate login"')
     own = [row for row in rows if row["workspace"] is not None]
-    chosen = [row for row in own if wanted in (None, row["workspace"])]
-    if not chosen:
-        raise Forbidden("no such workspace of yours")
-    row = chosen[0]
+    matching = [row for row in own if requested in (None, row["workspace"])]
+    if not matching:
+        text = "the user is not a member of "
+        text += "any workspace" if requested is None else f"workspace {requested}"
+        raise Forbidden(text)
+    row = matching[0]
     return Caller(
         workspace=row["workspace"],
         role=Role[row["role"]],
@@ -476,21 +510,23 @@ def _person(rows: Rows, wanted: UUID | None) -> Caller:
     )
 
 
-async def _hashed(password: str) -> str:
-    if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD or not bounds.storable(password):
+async def _check_and_hash(password: str) -> str:
+    """Returns the password's argon2 hash; raises `Invalid` if the password is not allowed."""
+    if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD or not bounds.is_storable(password):
         raise Invalid(
-            f"a password has {MIN_PASSWORD} to {MAX_PASSWORD} characters", field="password"
+            f"the password must have {MIN_PASSWORD} to {MAX_PASSWORD} characters", field="password"
         )
-    return await asyncio.to_thread(_hash, password)
+    return await asyncio.to_thread(_hash_password, password)
 
 
-def _hash(password: str) -> str:
+def _hash_password(password: str) -> str:
     from argon2 import PasswordHasher  # noqa: PLC0415  slow to load, rarely needed
 
     return PasswordHasher(*PASSWORD_COST).hash(password)
 
 
-def _verify(stored: str, password: str) -> bool:
+def _verify_password(stored: str, password: str) -> bool:
+    """True if the password has the stored argon2 hash."""
     from argon2 import PasswordHasher  # noqa: PLC0415
     from argon2.exceptions import InvalidHashError, VerificationError  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""The secrets of tasks: sealed by a submit, opened for an attempt, struck from what it says."""
+"""Secrets of tasks: encrypted at submit, decrypted for an attempt, redacted in its reports."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -9,8 +9,8 @@ import msgspec
 
 from tenuto.encryption_keys import Encrypted, KeyRing
 from tenuto.engine.core import Core
-from tenuto.engine.rows import decode
-from tenuto.engine.tenancy.secret_use import Claimant, refusals
+from tenuto.engine.rows import decode_json
+from tenuto.engine.tenancy.secret_use import Claimant, secret_errors
 from tenuto.logs import mask_in_logs
 from tenuto.model.bounds import MAX_SECRETS
 from tenuto.model.errors import Invalid, TenutoError
@@ -18,17 +18,18 @@ from tenuto.model.tasks.commands import Escalation
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import Fence
 from tenuto.model.tenancy import secrets
-from tenuto.model.tenancy.redact import MASK, NOTHING, Redactor
+from tenuto.model.tenancy.redact import MASK, NO_SECRETS, Redactor
 from tenuto.store.protocol import Row, Statement
 
-_MOST_KNOWN = 20_000
-_LIKE = {"mask": f'%"{MASK}"%', "reference": f'%"{secrets.REFERENCE}"%'}
+_MAX_CACHED = 20_000
+_LIKE_PATTERNS = {"mask": f'%"{MASK}"%', "reference": f'%"{secrets.REFERENCE}"%'}
 
 
 class EncryptedTasks(msgspec.Struct, frozen=True):
-    """Tasks as they may be stored, the rows that seal their secrets, and hashes of these.
+    """Tasks without their secrets, the rows with the encrypted secrets, and their hashes.
 
-    The hashes are by the task's place, one with each key, and worth nothing without the key.
+    The hashes are by the task's index in `news`, one per encryption key. They are keyed hashes:
+    without the key they reveal nothing.
     """
 
     news: list[NewTask]
@@ -37,7 +38,7 @@ class EncryptedTasks(msgspec.Struct, frozen=True):
 
 
 class DecryptedInput(msgspec.Struct, frozen=True):
-    """What an attempt is handed, and the secret values in it."""
+    """The input and environment of an attempt, and the secret values in them."""
 
     input: Any
     env: dict[str, str]
@@ -45,197 +46,216 @@ class DecryptedInput(msgspec.Struct, frozen=True):
 
 
 class _StoredSecrets(msgspec.Struct, frozen=True):
-    """What the store has sealed for some tasks: their own by task, and by name."""
+    """Encrypted rows of some tasks: own secrets by task id, and named secrets by name."""
 
     own: dict[UUID, Row]
     named: dict[str, Row]
 
 
-def vault_of(core: Core) -> KeyRing:
-    """The engine's keys, or `Invalid`."""
-    if core.vault is None:
-        raise Invalid("this program has no keys for secrets", "secrets_unavailable")
-    return core.vault
+def require_key_ring(core: Core) -> KeyRing:
+    """Returns the engine's key ring; raises `Invalid` if no encryption key is configured."""
+    if core.key_ring is None:
+        raise Invalid("no encryption key is configured; set TENUTO_KEYS", "secrets_unavailable")
+    return core.key_ring
 
 
 class TaskSecrets:
-    """Knows the secrets of tasks while they are leased through this engine."""
+    """Encrypts and decrypts the secrets of tasks; caches redactors of tasks leased here."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._known: dict[int, tuple[int, Redactor]] = {}
+        self._redactors: dict[int, tuple[int, Redactor]] = {}
 
     def encrypt_secrets(
-        self, news: Sequence[NewTask], ids: Sequence[UUID], workspace: UUID
+        self, new_tasks: Sequence[NewTask], ids: Sequence[UUID], workspace: UUID
     ) -> EncryptedTasks:
-        """The tasks without what they have under `secrets` in their input, and that, sealed."""
-        found = EncryptedTasks(list(news), [], {})
-        for index, new in enumerate(news):
+        """Removes the values under `secrets` from the tasks' inputs, and encrypts them."""
+        result = EncryptedTasks(list(new_tasks), [], {})
+        for index, new in enumerate(new_tasks):
             stored, values = secrets.extract_secrets(new.input)
             if values:
-                found.news[index] = msgspec.structs.replace(new, input=stored)
+                result.news[index] = msgspec.structs.replace(new, input=stored)
                 text = msgspec.json.encode(values, order="deterministic")
-                found.rows.append(self._sealed(ids[index], workspace, text.decode()))
-                found.hashes[index] = [
+                result.rows.append(self._encrypted_row(ids[index], workspace, text.decode()))
+                result.hashes[index] = [
                     hashlib.blake2b(text, key=key, digest_size=16).hexdigest()
-                    for key in vault_of(self._core).derive_all("fingerprint").values()
+                    for key in require_key_ring(self._core).derive_all("fingerprint").values()
                 ]
-        return found
+        return result
 
-    def _sealed(self, task: UUID, workspace: UUID, text: str) -> tuple[Any, ...]:
-        sealed = vault_of(self._core).seal(
+    def _encrypted_row(self, task: UUID, workspace: UUID, text: str) -> tuple[Any, ...]:
+        """Returns the row with the encrypted secrets of a task; `text` is their JSON."""
+        encrypted = require_key_ring(self._core).encrypt(
             text, workspace=workspace, table="task_secret", row=str(task), column="data"
         )
-        return task, workspace, sealed.key_id, sealed.data
+        return task, workspace, encrypted.key_id, encrypted.data
 
     async def check_names(self, texts: Iterable[str | None], workspace: UUID) -> None:
-        """Raise `Invalid` unless every secret that the JSON texts name is there."""
-        named = [decode(text) for text in texts if secrets.refers(text)]
-        if names := secrets.references(named):
+        """Raises `Invalid` if the JSON texts name a secret that the workspace does not have."""
+        values = [decode_json(text) for text in texts if secrets.may_have_references(text)]
+        if names := secrets.referenced_names(values):
             if len(names) > MAX_SECRETS:
-                raise Invalid(f"a task names more than {MAX_SECRETS} secrets", "too_large")
-            found = await self._named(names, workspace)
-            if missing := sorted(names - set(found)):
-                raise _unknown(missing[0])
+                text = f"the task names {len(names)} secrets, more than {MAX_SECRETS}"
+                raise Invalid(text, "too_large")
+            stored = await self._load_named(names, workspace)
+            if missing := sorted(names - set(stored)):
+                raise _unknown_secret_error(missing[0])
 
     async def decrypt_request(self, new: NewTask, task: UUID, workspace: UUID) -> NewTask:
-        """What a stored task asked for, with the secrets that were left out of it."""
-        own = await self._own([task])
-        values = self._values(own[task], workspace) if task in own else {}
+        """Returns the task's request with its own secrets put back into the input."""
+        own = await self._load_own([task])
+        values = self._decrypt_own(own[task], workspace) if task in own else {}
         return msgspec.structs.replace(new, input=secrets.restore_secrets(new.input, values))
 
-    async def open(
+    async def decrypt_inputs(
         self, rows: Sequence[Row], claimant: Claimant
     ) -> dict[UUID, DecryptedInput | TenutoError]:
-        """What the attempts of these marked tasks of one workspace are handed, or why not."""
-        handed: dict[UUID, DecryptedInput | TenutoError] = {}
+        """Decrypts input and `env` of each of these claimed tasks, all of one workspace.
+
+        Returns the input by task id, or the error if it cannot be given to the claimant.
+        """
+        results: dict[UUID, DecryptedInput | TenutoError] = {}
         try:
-            found = await self._find(rows)
-            handed |= await refusals(self._core, rows, found.named, claimant)
+            stored = await self._load_secrets(rows)
+            results |= await secret_errors(self._core, rows, stored.named, claimant)
         except TenutoError as error:
             return {row["id"]: error for row in rows}
         for row in rows:
-            if row["id"] in handed:
+            if row["id"] in results:
                 continue
             try:
-                handed[row["id"]] = self._attempt_input(row, found)
+                results[row["id"]] = self._attempt_input(row, stored)
             except TenutoError as error:
-                handed[row["id"]] = error
-        return handed
+                results[row["id"]] = error
+        return results
 
-    def _attempt_input(self, row: Row, found: _StoredSecrets) -> DecryptedInput:
+    def _attempt_input(self, row: Row, stored: _StoredSecrets) -> DecryptedInput:
+        """Returns one task's input with all its secrets; raises `Invalid` if one is missing."""
         task, workspace = row["id"], row["workspace"]
-        value, env = decode(row["input"]), decode(row["env"]) or {}
+        value, env = decode_json(row["input"]), decode_json(row["env"]) or {}
         named = {}
-        for name in secrets.references([value, env]):
-            if name not in found.named:
-                raise _unknown(name)
-            named[name] = self._value(found.named[name], workspace)
-        own = self._values(found.own[task], workspace) if task in found.own else {}
+        for name in secrets.referenced_names([value, env]):
+            if name not in stored.named:
+                raise _unknown_secret_error(name)
+            named[name] = self._decrypt_named(stored.named[name], workspace)
+        own = self._decrypt_own(stored.own[task], workspace) if task in stored.own else {}
         return DecryptedInput(
-            secrets.restore_secrets(secrets.resolved(value, named), own),
-            secrets.resolved(env, named),
+            secrets.restore_secrets(secrets.resolve_references(value, named), own),
+            secrets.resolve_references(env, named),
             tuple(dict.fromkeys([*own.values(), *named.values()])),
         )
 
-    def remember(self, fence: Fence, values: Sequence[str] = ()) -> None:
-        """Know what an attempt was handed."""
-        if self._core.vault is not None:
-            known = Redactor(values) if values else NOTHING
-            self._known[fence.task.int] = (fence.attempt, known)
-            if len(self._known) > _MOST_KNOWN:
-                del self._known[next(iter(self._known))]
+    def cache_redactor(self, fence: Fence, values: Sequence[str] = ()) -> None:
+        """Caches a redactor for the secret values that an attempt received."""
+        if self._core.key_ring is not None:
+            redactor = Redactor(values) if values else NO_SECRETS
+            self._redactors[fence.task.int] = (fence.attempt, redactor)
+            if len(self._redactors) > _MAX_CACHED:
+                del self._redactors[next(iter(self._redactors))]
 
-    def forget(self, fence: Fence) -> None:
-        """The attempt is over."""
-        self._known.pop(fence.task.int, None)
+    def evict(self, fence: Fence) -> None:
+        """Drops the cached redactor of an attempt that has ended."""
+        self._redactors.pop(fence.task.int, None)
 
-    def known(self, fence: Fence) -> Redactor | None:
-        """What strikes an attempt's secrets, where nothing has to be read for it."""
-        if self._core.vault is None:
-            return NOTHING
-        attempt, known = self._known.get(fence.task.int, (0, NOTHING))
-        return known if attempt == fence.attempt else None
+    def cached_redactor(self, fence: Fence) -> Redactor | None:
+        """Returns the cached redactor of an attempt; `None` if the store must be read."""
+        if self._core.key_ring is None:
+            return NO_SECRETS
+        attempt, redactor = self._redactors.get(fence.task.int, (0, NO_SECRETS))
+        return redactor if attempt == fence.attempt else None
 
     async def redactor(self, fence: Fence) -> Redactor:
-        """What strikes an attempt's secrets; raises rather than let pass what it cannot open.
+        """Returns the redactor of an attempt's secrets; raises if a secret cannot be decrypted.
 
-        Of an attempt that was claimed elsewhere the named secrets are taken as they are now.
+        For an attempt that another process claimed, the named secrets have their current values.
         """
-        if (mine := self.known(fence)) is not None:
-            return mine
-        attempt, _ = self._known.get(fence.task.int, (0, NOTHING))
-        rows = await self._core.store.fetch(Statement("task_marked", {"id": fence.task, **_LIKE}))
+        if (cached := self.cached_redactor(fence)) is not None:
+            return cached
+        attempt, _ = self._redactors.get(fence.task.int, (0, NO_SECRETS))
+        rows = await self._core.store.fetch(
+            Statement("task_secret_marks", {"id": fence.task, **_LIKE_PATTERNS})
+        )
         if not rows:
-            return NOTHING
+            return NO_SECRETS
         values = await self._all_values(rows[0])
         if attempt < fence.attempt:
-            self.remember(fence, values)
+            self.cache_redactor(fence, values)
         return Redactor(values)
 
     async def _all_values(self, row: Row) -> list[str]:
-        """The secret values of a task, as far as they are still there."""
+        """Returns the secret values of a task, except secrets that were deleted."""
         if row["input"] is None and row["env"] is None:
             return []
-        found, workspace = await self._find([row]), row["workspace"]
-        values = [self._value(sealed, workspace) for sealed in found.named.values()]
-        for sealed in found.own.values():
-            values += self._values(sealed, workspace).values()
+        stored, workspace = await self._load_secrets([row]), row["workspace"]
+        values = [self._decrypt_named(encrypted, workspace) for encrypted in stored.named.values()]
+        for encrypted in stored.own.values():
+            values += self._decrypt_own(encrypted, workspace).values()
         return values
 
-    async def _find(self, rows: Sequence[Row]) -> _StoredSecrets:
-        said = [decode(row[name]) for row in rows for name in ("input", "env")]
-        own = await self._own([row["id"] for row in rows])
+    async def _load_secrets(self, rows: Sequence[Row]) -> _StoredSecrets:
+        """Returns the encrypted secrets that tasks of one workspace have or name."""
+        values = [decode_json(row[name]) for row in rows for name in ("input", "env")]
+        own = await self._load_own([row["id"] for row in rows])
         return _StoredSecrets(
-            own, await self._named(secrets.references(said), rows[0]["workspace"])
+            own, await self._load_named(secrets.referenced_names(values), rows[0]["workspace"])
         )
 
-    async def _own(self, ids: list[UUID]) -> dict[UUID, Row]:
+    async def _load_own(self, ids: list[UUID]) -> dict[UUID, Row]:
+        """Returns the rows of the tasks' own secrets, by task id."""
         rows = await self._core.store.fetch(Statement("task_secrets", {"ids": ids}))
         return {row["task"]: row for row in rows}
 
-    async def _named(self, names: set[str], workspace: UUID) -> dict[str, Row]:
+    async def _load_named(self, names: set[str], workspace: UUID) -> dict[str, Row]:
+        """Returns the rows of the named secrets that exist, by name."""
         if not names:
             return {}
         params = {"workspace": workspace, "names": sorted(names)}
-        rows = await self._core.store.fetch(Statement("secrets_named", params))
+        rows = await self._core.store.fetch(Statement("secrets_by_name", params))
         return {row["name"]: row for row in rows}
 
-    def _value(self, row: Row, workspace: UUID) -> str:
-        sealed, vault = Encrypted(row["key_id"], row["data"]), vault_of(self._core)
-        place = {"table": "secret", "row": row["name"], "column": "data"}
-        value = vault.open(sealed, workspace=workspace, **place)
+    def _decrypt_named(self, row: Row, workspace: UUID) -> str:
+        """Returns the value of a named secret, and masks it in logs from now on."""
+        encrypted, key_ring = Encrypted(row["key_id"], row["data"]), require_key_ring(self._core)
+        location = {"table": "secret", "row": row["name"], "column": "data"}
+        value = key_ring.decrypt(encrypted, workspace=workspace, **location)
         mask_in_logs([value])
         return value
 
-    def _values(self, row: Row, workspace: UUID) -> dict[str, str]:
-        sealed, vault = Encrypted(row["key_id"], row["data"]), vault_of(self._core)
-        place = {"table": "task_secret", "row": str(row["task"]), "column": "data"}
-        text = vault.open(sealed, workspace=workspace, **place)
+    def _decrypt_own(self, row: Row, workspace: UUID) -> dict[str, str]:
+        """Returns a task's own secrets by key, and masks them in logs from now on."""
+        encrypted, key_ring = Encrypted(row["key_id"], row["data"]), require_key_ring(self._core)
+        location = {"table": "task_secret", "row": str(row["task"]), "column": "data"}
+        text = key_ring.decrypt(encrypted, workspace=workspace, **location)
         values = msgspec.json.decode(text, type=dict[str, str])
         mask_in_logs(values.values())
         return values
 
 
-def _unknown(name: str) -> Invalid:
-    return Invalid(f"no secret {name[:100]!r} in this workspace", "secret_unknown")
+def _unknown_secret_error(name: str) -> Invalid:
+    text = f"no secret {name[:100]!r} in this workspace"
+    return Invalid(f'{text}; create it with "orchestrate secret set"', "secret_unknown")
 
 
 def redact_child(new: NewTask, redactor: Redactor) -> NewTask:
-    """A child task with its parent's secrets struck out, but for what it keeps secret itself.
+    """Returns a subtask with its parent's secrets redacted, except in its own `secrets`.
 
-    A key that it shares its places by is refused: struck out, two could become one.
+    Raises `Invalid` if its concurrency key contains a secret: redacted, two keys could be equal.
     """
-    if new.concurrency is not None and redactor.text(new.concurrency.key) != new.concurrency.key:
-        raise Invalid("a concurrency key must not hold a secret", field="concurrency.key")
-    value, own = secrets.extract_secrets(new.input)
-    said = {name: getattr(new, name) for name in NewTask.__struct_fields__} | {"input": value}
+    if (
+        new.concurrency is not None
+        and redactor.redact_text(new.concurrency.key) != new.concurrency.key
+    ):
+        raise Invalid("the concurrency key must not contain a secret", field="concurrency.key")
+    value, own_secrets = secrets.extract_secrets(new.input)
+    fields = {name: getattr(new, name) for name in NewTask.__struct_fields__} | {"input": value}
     texts = {
-        name: redactor.value(each)
-        for name, each in said.items()
-        if isinstance(each, str | list | tuple | dict)
+        name: redactor.redact_value(field_value)
+        for name, field_value in fields.items()
+        if isinstance(field_value, str | list | tuple | dict)
     }
-    texts["input"] = secrets.restore_secrets(texts.get("input", value), own)
-    if (told := new.escalation) is not None:
-        texts["escalation"] = Escalation(redactor.text(told.reason), redactor.text(told.prompt))
+    texts["input"] = secrets.restore_secrets(texts.get("input", value), own_secrets)
+    if (escalation := new.escalation) is not None:
+        texts["escalation"] = Escalation(
+            redactor.redact_text(escalation.reason), redactor.redact_text(escalation.prompt)
+        )
     return msgspec.structs.replace(new, **texts)

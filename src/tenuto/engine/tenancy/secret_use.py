@@ -1,4 +1,4 @@
-"""Who may use a named secret: asked when somebody names one, and again at each claim."""
+"""Checks who is allowed to use a named secret: when a caller names it, and at each claim."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,25 +7,25 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.core import Core
-from tenuto.engine.flows.activation import LATECOMERS
-from tenuto.engine.rows import decode
+from tenuto.engine.flows.activation import ADDED_SLOT_BASE
+from tenuto.engine.rows import decode_json
 from tenuto.model.errors import Forbidden
 from tenuto.model.flows.plan import Spec
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tenancy.access import Caller, Role
 from tenuto.model.tenancy.secret_use import (
-    ANYBODY,
+    UNRESTRICTED,
     Use,
-    claim_refusal,
-    named_by,
-    naming_refusal,
-    role_of,
+    claim_error,
+    naming_error,
+    role_for_secrets,
+    secrets_named_by,
 )
-from tenuto.model.tenancy.secrets import named, references
+from tenuto.model.tenancy.secrets import definition_secret_names, referenced_names
 from tenuto.store.protocol import Row, Script, Statement
 
-_DECIDES = (
-    *("title", "description", "metadata"),  # sessions are told them
+_DECISIVE_FIELDS = (
+    *("title", "description", "metadata"),  # sessions receive them
     *("prompt", "system_prompt", "model", "task_type", "agent_type", "target_agent", "runtime"),
     *("command", "cwd", "env", "input", "container", "control"),
 )
@@ -33,121 +33,141 @@ _DECIDES = (
 
 
 class Claimant(NamedTuple):
-    """Who claims: the agent that gets the task, and the caller; none is the database itself."""
+    """The agent that claims, and the caller; `None` means a program on the database itself."""
 
     agent: UUID
     caller: Caller | None
 
 
-def use_of(text: str | None) -> Use:
-    """Returns the rule in a row."""
-    return ANYBODY if text is None else msgspec.json.decode(text, type=Use)
+def parse_use(text: str | None) -> Use:
+    """Returns the usage rule in a column of a secret's row; `None` there: no restriction."""
+    return UNRESTRICTED if text is None else msgspec.json.decode(text, type=Use)
 
 
 def check_value(workspace: UUID, caller: Caller | None, value: Any) -> Script[None]:
-    """Raise `Forbidden` if a JSON value names a secret for a higher role than the caller's."""
-    if role_of(caller) < Role.OWNER:
-        yield from _check_named(workspace, caller, named(value))
+    """Raises `Forbidden` if a JSON value names a secret for a higher role than the caller's."""
+    if role_for_secrets(caller) < Role.OWNER:
+        yield from _check_named(workspace, caller, definition_secret_names(value))
 
 
-def check_tasks(workspace: UUID, caller: Caller | None, news: Iterable[NewTask]) -> Script[None]:
-    """Raise `Forbidden` if tasks name a secret for a higher role than the caller's."""
-    if role_of(caller) < Role.OWNER:
-        yield from _check_named(workspace, caller, set[str]().union(*map(named_by, news)))
+def check_tasks(
+    workspace: UUID, caller: Caller | None, new_tasks: Iterable[NewTask]
+) -> Script[None]:
+    """Raises `Forbidden` if tasks name a secret for a higher role than the caller's."""
+    if role_for_secrets(caller) < Role.OWNER:
+        yield from _check_named(
+            workspace, caller, set[str]().union(*map(secrets_named_by, new_tasks))
+        )
 
 
 def check_definitions(
     workspace: UUID, caller: Caller | None, specs: Iterable[Spec], keys: Iterable[str]
 ) -> Script[None]:
-    """Raise `Forbidden` unless the caller may write these definitions under these keys."""
-    if role_of(caller) == Role.OWNER:
+    """Raises `Forbidden` if the caller has no permission to write definitions with these keys."""
+    if role_for_secrets(caller) == Role.OWNER:
         return
-    yield from check_tasks(workspace, caller, [each for each in specs if isinstance(each, NewTask)])
-    wanted = set(keys)
-    for name, use in (yield from _restricted(workspace)).items():
-        # The definition is what the secret trusts, so what it says is no MEMBER's to change.
-        needed = max(use.least, Role.ADMIN)
-        if role_of(caller) < needed and (known := wanted & set(use.definitions)):
+    yield from check_tasks(workspace, caller, [spec for spec in specs if isinstance(spec, NewTask)])
+    written = set(keys)
+    for name, use in (yield from _load_restricted(workspace)).items():
+        # The secret trusts the definition, so a MEMBER must not change it.
+        required = max(use.min_role, Role.ADMIN)
+        if role_for_secrets(caller) < required and (trusted := written & set(use.definitions)):
             raise Forbidden(
-                f"the definition {min(known)!r} may use the secret {name!r}:"
-                f" changing it needs the role {needed.name}",
+                f"the definition {min(trusted)!r} has access to the secret {name!r}:"
+                f" changing it requires the role {required.name}",
                 "secret_forbidden",
             )
 
 
 def _check_named(workspace: UUID, caller: Caller | None, names: set[str]) -> Script[None]:
+    """Raises `Forbidden` if one of the named secrets is for a higher role than the caller's."""
     if not names:
         return
-    uses = yield from _restricted(workspace)
+    uses = yield from _load_restricted(workspace)
     for name in sorted(names & uses.keys()):
-        if (error := naming_refusal(name, uses[name], caller)) is not None:
+        if (error := naming_error(name, uses[name], caller)) is not None:
             raise error
 
 
-def _restricted(workspace: UUID) -> Script[dict[str, Use]]:
+def _load_restricted(workspace: UUID) -> Script[dict[str, Use]]:
+    """Returns the rules of the workspace's restricted secrets, by name."""
     rows = yield Statement("secrets_restricted", {"workspace": workspace})
-    return {row["name"]: use_of(row["use"]) for row in rows}
+    return {row["name"]: parse_use(row["use"]) for row in rows}
 
 
-async def refusals(
+async def secret_errors(
     core: Core, rows: Sequence[Row], stored: Mapping[str, Row], claimant: Claimant
 ) -> dict[UUID, Forbidden]:
-    """Returns why claimed tasks are not handed the secrets they name, for those that are not.
+    """Returns an error for each claimed task that is not allowed to receive a secret it names.
 
-    `stored` has the rows of the secrets by name.
+    The errors are by task id. `stored` has the rows of the secrets by name.
     """
-    uses = {name: use_of(row["use"]) for name, row in stored.items() if row["use"] is not None}
+    uses = {name: parse_use(row["use"]) for name, row in stored.items() if row["use"] is not None}
     if not uses:
         return {}
-    agent = await core.read(_agent_name(rows[0]["workspace"], claimant.agent))
-    found: dict[UUID, Forbidden] = {}
+    agent = await core.read(_load_agent_name(rows[0]["workspace"], claimant.agent))
+    errors: dict[UUID, Forbidden] = {}
     for row in rows:
-        for name in sorted(references([decode(row["input"]), decode(row["env"])]) & uses.keys()):
+        for name in sorted(
+            referenced_names([decode_json(row["input"]), decode_json(row["env"])]) & uses.keys()
+        ):
             use = uses[name]
-            defined = bool(use.definitions) and await core.read(_is_defined(core, row, name, use))
-            error = claim_refusal(name, use, claimant.caller, agent, defined=defined)
+            is_defined = bool(use.definitions) and await core.read(
+                _is_defined(core, row, name, use)
+            )
+            error = claim_error(name, use, claimant.caller, agent, is_defined=is_defined)
             if error is not None:
-                found[row["id"]] = error
+                errors[row["id"]] = error
                 break
-    return found
+    return errors
 
 
-def _agent_name(workspace: UUID, agent: UUID) -> Script[str | None]:
+def _load_agent_name(workspace: UUID, agent: UUID) -> Script[str | None]:
+    """Returns the agent's name; `None` if there is no such agent."""
     rows = yield Statement("agent", {"workspace": workspace, "id": agent})
     return rows[0]["name"] if rows else None
 
 
 def _is_defined(core: Core, row: Row, name: str, use: Use) -> Script[bool]:
-    """Returns whether a task is what one of the definitions says now, and the secret stands there.
+    """True if a task equals its current definition, and the secret is named in that definition.
 
-    A task that a flow made of its plan is what the plan says; one that joined the flow, or that
-    people changed since, is not.
+    The definition must be one that the secret allows. A task that a flow activated from its plan
+    equals the plan; a task that was added to the flow later, or edited by a user, does not.
     """
     key, flow = row["key"], row["flow"]
     if flow is None or key not in use.definitions:
         return False
     workspace = row["workspace"]
-    [place] = yield Statement("places", rows={"wanted": [(row["id"], workspace)]})
-    known = yield Statement("definition_specs", {"workspace": workspace, "keys": [key], "most": 1})
-    planned = (yield from core.plans.plan(flow)).tasks.get(key)
-    if planned is None or place["slot"] > LATECOMERS or not known or known[0]["kind"] != "task":
+    [position] = yield Statement("flow_positions", rows={"wanted": [(row["id"], workspace)]})
+    definitions = yield Statement(
+        "definition_specs", {"workspace": workspace, "keys": [key], "most": 1}
+    )
+    planned = (yield from core.plans.load_plan(flow)).tasks.get(key)
+    if (
+        planned is None
+        or position["slot"] > ADDED_SLOT_BASE
+        or not definitions
+        or definitions[0]["kind"] != "task"
+    ):
         return False
-    stored = msgspec.json.decode(known[0]["spec"], type=NewTask)
-    if not runs_the_same(planned, stored):
+    stored = msgspec.json.decode(definitions[0]["spec"], type=NewTask)
+    if not has_same_execution(planned, stored):
         return False
-    if (yield Statement("task_reworded", {"workspace": workspace, "id": row["id"]})):
+    if (yield Statement("task_edited", {"workspace": workspace, "id": row["id"]})):
         return False
-    # An input may be the flow's, or have an item of a foreach in it, where others name secrets.
-    said = references(decode(row["input"]))
-    return name not in said or name in references(stored.input)
+    # The input can be that of the flow, or contain an item of a foreach: other callers can name
+    # secrets there.
+    in_input = referenced_names(decode_json(row["input"]))
+    return name not in in_input or name in referenced_names(stored.input)
 
 
-def runs_the_same(one: NewTask, other: Spec | None) -> bool:
-    """True if two specs agree in all that decides what runs and what it is told."""
-    return isinstance(other, NewTask) and _decisive(one) == _decisive(other)
+def has_same_execution(one: NewTask, other: Spec | None) -> bool:
+    """True if two specs agree in all fields that decide what runs and which input it gets."""
+    return isinstance(other, NewTask) and _decisive_json(one) == _decisive_json(other)
 
 
-def _decisive(spec: NewTask) -> bytes:
+def _decisive_json(spec: NewTask) -> bytes:
+    """Returns the fields that decide what runs, as JSON."""
     return msgspec.json.encode(
-        {field: getattr(spec, field) for field in _DECIDES}, order="deterministic"
+        {field: getattr(spec, field) for field in _DECISIVE_FIELDS}, order="deterministic"
     )

@@ -1,4 +1,4 @@
-"""Secrets: a workspace's values by name, and the change from older keys to the current one."""
+"""Stores a workspace's named secrets, and re-encrypts secrets with the current key."""
 
 import logging
 from collections.abc import Sequence
@@ -9,19 +9,19 @@ import msgspec
 
 from tenuto.encryption_keys import Encrypted
 from tenuto.engine.core import Core
-from tenuto.engine.tenancy.encryption import vault_of
-from tenuto.engine.tenancy.secret_use import use_of
+from tenuto.engine.tenancy.encryption import require_key_ring
+from tenuto.engine.tenancy.secret_use import parse_use
 from tenuto.engine.views import SecretView
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound, TenutoError
 from tenuto.model.tenancy.access import Caller
-from tenuto.model.tenancy.secret_use import Use, check_use, naming_refusal
+from tenuto.model.tenancy.secret_use import Use, check_use, naming_error
 from tenuto.model.tenancy.secrets import check_name, check_value
 from tenuto.store.protocol import Row, Script, Statement
 
 log = logging.getLogger("tenuto.engine")
 
-BATCH = 500
+MAX_BATCH = 500
 
 
 class NamedSecrets:
@@ -36,43 +36,46 @@ class NamedSecrets:
         self._caller = caller
 
     async def put(self, name: str, value: str | None = None, use: Use | None = None) -> None:
-        """Keep a value under a name, and who may use it; tasks get it by their next claim.
+        """Stores a secret's value, its usage rule, or both; tasks get the value at the next claim.
 
-        What is not given stays as it is. `Forbidden` if the rule is, or would be, for a higher role
-        than the caller's.
+        What is not given stays as it is. Raises `Forbidden` if the old or the new rule requires a
+        higher role than the caller's.
         """
         check_name(name)
         if value is None and use is None:
-            raise Invalid("give a value, or who may use the secret", field="value")
+            raise Invalid("a value or a usage rule (use) is required", field="value")
         if use is not None:
             check_use(use)
             self._check_role(name, use)
-        text = None if use is None else msgspec.json.encode(use).decode()
-        sealed = None if value is None else self._sealed(name, value)
+        use_json = None if use is None else msgspec.json.encode(use).decode()
+        encrypted = None if value is None else self._encrypt(name, value)
 
         def script() -> Script[None]:
-            there = yield from self._locked(name)
-            if sealed is not None:
-                yield from self._keep(name, sealed, text)
-            elif there:
-                yield Statement("secret_use", self._named(name) | {"use": text, "now": now})
+            exists = yield from self._lock_changeable(name)
+            if encrypted is not None:
+                yield from self._store(name, encrypted, use_json)
+            elif exists:
+                yield Statement(
+                    "secret_use_set", self._name_params(name) | {"use": use_json, "now": now}
+                )
             else:
-                raise _missing(name)
+                raise _not_found(name)
 
         now = self._core.now()
         await self._core.store.transact(script)
 
-    def _sealed(self, name: str, value: str) -> Encrypted:
+    def _encrypt(self, name: str, value: str) -> Encrypted:
         check_value("value", value)
-        return vault_of(self._core).seal(
+        return require_key_ring(self._core).encrypt(
             value, workspace=self._workspace, table="secret", row=name, column="data"
         )
 
-    def _keep(self, name: str, sealed: Encrypted, use: str | None) -> Script[None]:
-        params = self._named(name) | {
+    def _store(self, name: str, encrypted: Encrypted, use: str | None) -> Script[None]:
+        """Stores the encrypted value and the rule (JSON); `Invalid` above the maximum number."""
+        params = self._name_params(name) | {
             "id": self._core.clock.new_id(),
-            "key_id": sealed.key_id,
-            "data": sealed.data,
+            "key_id": encrypted.key_id,
+            "data": encrypted.data,
             "use": use,
             "actor": self._actor,
             "now": self._core.now(),
@@ -80,92 +83,102 @@ class NamedSecrets:
         }
         if not (yield Statement("secret_put", params)):
             raise Invalid(
-                f"the workspace has {bounds.MAX_NAMED_SECRETS:,} secrets already", "too_large"
+                f"the workspace has {bounds.MAX_NAMED_SECRETS:,} secrets, the maximum;"
+                " delete one first",
+                "too_large",
             )
 
     async def list(self) -> Sequence[SecretView]:
-        """The secrets in order of their names, without their values."""
+        """Returns the secrets in the order of their names, without their values."""
         params = {"workspace": self._workspace, "most": bounds.MAX_NAMED_SECRETS}
         rows = await self._core.store.fetch(Statement("secrets", params))
-        return [SecretView(**{**row, "use": use_of(row["use"])}) for row in rows]
+        return [SecretView(**{**row, "use": parse_use(row["use"])}) for row in rows]
 
     async def delete(self, name: str) -> None:
-        """Forget a secret; tasks that name it can no longer start."""
+        """Deletes a secret; tasks that name it can no longer start."""
         check_name(name)
 
         def script() -> Script[None]:
-            if not (yield from self._locked(name)):
-                raise _missing(name)
-            yield Statement("secret_delete", self._named(name))
+            if not (yield from self._lock_changeable(name)):
+                raise _not_found(name)
+            yield Statement("secret_delete", self._name_params(name))
 
         await self._core.store.transact(script)
 
-    def _named(self, name: str) -> dict[str, Any]:
+    def _name_params(self, name: str) -> dict[str, Any]:
         return {"workspace": self._workspace, "name": name}
 
-    def _locked(self, name: str) -> Script[bool]:
-        """Hold a secret that the caller may change; answers whether there is one."""
-        rows = yield Statement("secret_locked", self._named(name))
+    def _lock_changeable(self, name: str) -> Script[bool]:
+        """Locks a secret, and checks that the caller can change it; false if it does not exist."""
+        rows = yield Statement("secret_locked", self._name_params(name))
         for row in rows:
-            self._check_role(name, use_of(row["use"]))
+            self._check_role(name, parse_use(row["use"]))
         return bool(rows)
 
     def _check_role(self, name: str, use: Use) -> None:
-        if (error := naming_refusal(name, use, self._caller)) is not None:
+        """Raises `Forbidden` if the rule requires a higher role than the caller's."""
+        if (error := naming_error(name, use, self._caller)) is not None:
             raise error
 
 
-def _missing(name: str) -> NotFound:
+def _not_found(name: str) -> NotFound:
     return NotFound(f"no secret {name!r}")
 
 
 class KeyRotator:
-    """The change of keys, for every workspace that the core sees."""
+    """Re-encrypts secrets with the current key, in every workspace that the core has access to."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    async def rotate_once(self, limit: int = BATCH) -> int:
-        """Seal up to so many values of older keys with the current one; answers how many.
+    async def rotate_once(self, limit: int = MAX_BATCH) -> int:
+        """Re-encrypts up to `limit` values of older keys with the current key; returns how many.
 
-        What cannot be opened stays as it is.
+        A value that cannot be decrypted stays as it is.
         """
-        bounds.number("limit", limit, 1, bounds.MAX_BULK)
-        old = list(vault_of(self._core).key_ids[1:])
-        return await self._core.store.transact(lambda: self._rotate(old, limit)) if old else 0
+        bounds.check_number("limit", limit, 1, bounds.MAX_BULK)
+        old_keys = list(require_key_ring(self._core).key_ids[1:])
+        return (
+            await self._core.store.transact(lambda: self._rotate(old_keys, limit))
+            if old_keys
+            else 0
+        )
 
-    def _rotate(self, old: Sequence[str], limit: int) -> Script[int]:
-        params = {"keys": old, "most": limit}
-        rows = yield Statement("secrets_stale", params)
-        named = self._sealed_anew(rows, "secret", "data")
+    def _rotate(self, old_keys: Sequence[str], limit: int) -> Script[int]:
+        """Re-encrypts named secrets, then those of tasks, then those of webhooks."""
+        params = {"keys": old_keys, "most": limit}
+        rows = yield Statement("secrets_with_old_key", params)
+        named = self._reencrypt(rows, "secret", "data")
         if named:
-            yield Statement("secrets_reseal", rows={"fresh": named})
-        rows = yield Statement("task_secrets_stale", params | {"most": limit - len(named)})
-        own = self._sealed_anew(rows, "task_secret", "data")
+            yield Statement("secrets_reencrypt", rows={"fresh": named})
+        rows = yield Statement("task_secrets_with_old_key", params | {"most": limit - len(named)})
+        own = self._reencrypt(rows, "task_secret", "data")
         if own:
-            yield Statement("task_secrets_reseal", rows={"fresh": own})
-        left = limit - len(named) - len(own)
-        rows = yield Statement("webhook_secrets_stale", params | {"most": left})
-        hooks = self._sealed_anew(rows, "webhook", "secret")
+            yield Statement("task_secrets_reencrypt", rows={"fresh": own})
+        remaining = limit - len(named) - len(own)
+        rows = yield Statement("webhook_secrets_with_old_key", params | {"most": remaining})
+        hooks = self._reencrypt(rows, "webhook", "secret")
         if hooks:
-            yield Statement("webhook_secrets_reseal", rows={"fresh": hooks})
+            yield Statement("webhook_secrets_reencrypt", rows={"fresh": hooks})
         return len(named) + len(own) + len(hooks)
 
-    def _sealed_anew(
+    def _reencrypt(
         self, rows: Sequence[Row], table: str, column: str
     ) -> Sequence[tuple[UUID, str, str]]:
-        """The rows with the current key; those that cannot be opened are left out."""
-        vault = vault_of(self._core)
-        fresh = []
+        """Returns the rows encrypted with the current key, without those it cannot decrypt."""
+        key_ring = require_key_ring(self._core)
+        reencrypted = []
         for row in rows:
-            place = {"table": table, "row": row["place"], "column": column}
+            location = {"table": table, "row": row["place"], "column": column}
             try:
-                plain = vault.open(
-                    Encrypted(row["key_id"], row["data"]), workspace=row["workspace"], **place
+                plain = key_ring.decrypt(
+                    Encrypted(row["key_id"], row["data"]), workspace=row["workspace"], **location
                 )
             except TenutoError as error:
-                log.error("%s %s keeps its key: %s", table, row["id"], error)  # noqa: TRY400
+                log.error(  # noqa: TRY400
+                    "cannot decrypt %s %s; its old key stays: %s", table, row["id"], error
+                )
                 continue
-            sealed = vault.seal(plain, workspace=row["workspace"], **place)
-            fresh.append((row["id"], sealed.key_id, sealed.data))
-        return fresh
+            encrypted = key_ring.encrypt(plain, workspace=row["workspace"], **location)
+            reencrypted.append((row["id"], encrypted.key_id, encrypted.data))
+        return reencrypted

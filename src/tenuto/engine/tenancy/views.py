@@ -1,4 +1,4 @@
-"""What people and programs see of tokens, members and workspaces."""
+"""Response objects for tokens, members and workspaces."""
 
 from datetime import datetime
 from uuid import UUID
@@ -9,7 +9,7 @@ from tenuto.model.limits.quota import Quota
 
 
 class NewTokenView(msgspec.Struct, frozen=True, rename="camel"):
-    """A token, shown once."""
+    """A new token, with its text, which is shown once."""
 
     id: UUID
     token: str
@@ -17,32 +17,32 @@ class NewTokenView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class LoginToken(NewTokenView, frozen=True, rename="camel"):
-    """A login, shown once; the workspace is the one that was named."""
+    """A new login token, shown once; `workspace_id` is the workspace given at login."""
 
     workspace_id: UUID | None = None
 
 
 class TokenView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What may be seen of a token."""
+    """A stored token, without its text."""
 
     id: UUID
     name: str
     role: str
     effective_role: str | None = None
-    """What it is worth now; `None` when its user is no member any more."""
+    """The role it has now; `None` if its user is no longer a member."""
     scopes: list[str]
     agent_id: UUID | None
     created_by: str | None
     created_by_token: UUID | None = None
-    """The token that it was made with, and ends with."""
+    """The token it was created with; if that one is revoked, this one is revoked too."""
     below: int = 0
-    """How many tokens were made with it, and with those: they end with it."""
+    """Tokens created with it, directly or indirectly; they are revoked together with it."""
     created_at: datetime
     expires_at: datetime | None
 
 
 class CallerView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Who the caller is."""
+    """The identity and the rights of the caller."""
 
     actor: str
     workspace_id: UUID
@@ -53,7 +53,7 @@ class CallerView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class WorkspaceView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A tenant."""
+    """A workspace; `role` is the caller's role in it."""
 
     id: UUID
     name: str
@@ -63,14 +63,14 @@ class WorkspaceView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class NewWorkspace(msgspec.Struct, frozen=True):
-    """A tenant, and the token of its first owner where that is no user; shown once."""
+    """A new workspace. `token` is its first owner's, shown once, if the owner is not a user."""
 
     workspace: WorkspaceView
     token: str | None
 
 
 class MemberView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Somebody who belongs to the workspace."""
+    """A user who is a member of the workspace."""
 
     id: UUID
     name: str

@@ -1,5 +1,5 @@
 """Webhooks: signed messages about events to URLs of a workspace.
 
 endpoints: creates, changes and deletes webhooks.
-deliveries: turns events into messages, and records each try.
+deliveries: turns events into messages, and records each attempt to send one.
 """

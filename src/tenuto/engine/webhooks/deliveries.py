@@ -1,4 +1,7 @@
-"""Deliveries: events become messages, and messages are sent until they arrive. All workspaces."""
+"""Turns events into webhook messages and records their deliveries, in all workspaces.
+
+A message is sent again until its endpoint accepts it, or the maximum number of attempts is reached.
+"""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -11,25 +14,25 @@ import msgspec
 from tenuto.clock import Clock
 from tenuto.crash_points import crash_point
 from tenuto.engine.core import Core
-from tenuto.engine.rows import decode
-from tenuto.engine.tenancy.encryption import vault_of
-from tenuto.engine.webhooks.endpoints import unseal
+from tenuto.engine.rows import decode_json
+from tenuto.engine.tenancy.encryption import require_key_ring
+from tenuto.engine.webhooks.endpoints import decrypt_secrets
 from tenuto.model import bounds, webhooks
 from tenuto.model.errors import TenutoError
 from tenuto.model.webhooks import EndpointHealth
 from tenuto.store.protocol import Row, Script, Statement
 
 CURSOR = "webhooks"
-BATCH = 500
-SHARE = 8
-"""Deliveries to one endpoint that are taken together: a slow one must not hold up the rest."""
+MAX_BATCH = 500
+MAX_PER_ENDPOINT = 8
+"""Messages to one endpoint that are leased together: a slow one must not delay the others."""
 LEASE_S = 60.0
-"""Longer than any sender takes: what is not recorded by then is sent again."""
-GONE = 410
+"""Longer than any sender takes: a message without a recorded result by then is sent again."""
+STATUS_GONE = 410
 
 
 class WebhookEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that webhooks may want to be told. `seq` is the version of the task."""
+    """An event that webhooks can subscribe to. `seq` is the version of the task."""
 
     event: str
     workspace: UUID
@@ -39,11 +42,11 @@ class WebhookEvent(msgspec.Struct, frozen=True, kw_only=True):
     previous: str | None = None
     new: str | None = None
     agent: UUID | None = None
-    """The agent that it is about, when it is about no task."""
+    """The agent of an agent event; `None` for events of tasks."""
 
 
 class _Payload(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What is sent, field by field in this order."""
+    """The JSON body of a message, with the fields in this order."""
 
     event: str
     task_id: UUID | None
@@ -55,7 +58,7 @@ class _Payload(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class DueDelivery(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to send now. `attempt` is its fence, `probe` tells that the endpoint is tried."""
+    """A message to send now. `attempt` is its fence; `probe`: it tests an endpoint that failed."""
 
     id: UUID
     webhook: UUID
@@ -66,11 +69,11 @@ class DueDelivery(msgspec.Struct, frozen=True, kw_only=True):
     probe: bool
 
     def __repr__(self) -> str:
-        return f"Due({self.id})"  # the secrets must not get into a log
+        return f"DueDelivery({self.id})"  # keeps the secrets out of logs
 
 
 class Deliveries:
-    """The system's side of webhooks. Any number may run: rows are taken, never shared."""
+    """Creates webhook messages and leases due ones to senders. Several processes can run it."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -79,115 +82,125 @@ class Deliveries:
     def clock(self) -> Clock:
         return self._core.clock
 
-    async def fan_out_once(self, limit: int = BATCH) -> int:
-        """Make messages of the next task events, once each; answers how many events were read."""
-        ahead = await self._core.store.fetch(Statement("fan_out_ahead", {"name": CURSOR}))
-        if not ahead:
+    async def fan_out_once(self, limit: int = MAX_BATCH) -> int:
+        """Creates messages for the next events, once per event; returns how many were read."""
+        unread = await self._core.store.fetch(Statement("fan_out_ahead", {"name": CURSOR}))
+        if not unread:
             return 0
-        if ahead[0]["wanted"]:
+        if unread[0]["wanted"]:
             return await self._core.store.transact(lambda: self._fan_out(limit))
 
         def skip() -> Script[int]:
             yield Statement("fan_out_skip", {"name": CURSOR, "now": self._core.now()})
             return 0
 
-        return await self._core.store.once(skip)
+        return await self._core.store.transact_one(skip)
 
     def _fan_out(self, limit: int) -> Script[int]:
+        """Creates messages and moves the cursor in one transaction; returns the events read."""
         params = {"name": CURSOR, "now": self._core.now()}
         rows = yield Statement("cursor_lock", {"name": CURSOR})
         if not rows:
-            yield Statement("cursor_make", params)
+            yield Statement("cursor_insert", params)
             rows = yield Statement("cursor_lock", {"name": CURSOR})
-        place = {"xid": rows[0]["xid"], "position": rows[0]["position"], "most": limit}
-        events = yield Statement("events_after", place)
+        cursor = {"xid": rows[0]["xid"], "position": rows[0]["position"], "most": limit}
+        events = yield Statement("events_after", cursor)
         if not events:
             return 0
-        yield from self.announce([each for event in events for each in _occurrences(event)])
+        yield from self.add_messages(
+            [webhook_event for event in events for webhook_event in _webhook_events(event)]
+        )
         crash_point("webhooks.noted")
         last = {"xid": events[-1]["xid"], "position": events[-1]["position"]}
         yield Statement("cursor_move", params | last)
         return len(events)
 
-    def announce(self, occurrences: Sequence[WebhookEvent]) -> Script[int]:
-        """Make messages for the webhooks that want to know, in the transaction of the caller."""
-        workspaces = sorted({each.workspace for each in occurrences})
+    def add_messages(self, events: Sequence[WebhookEvent]) -> Script[int]:
+        """Creates messages for subscribed webhooks, in the caller's script; returns how many."""
+        workspaces = sorted({event.workspace for event in events})
         if not workspaces:
             return 0
         hooks: dict[UUID, list[tuple[Row, list[str]]]] = defaultdict(list)
         for row in (yield Statement("webhooks_of", {"workspaces": workspaces})):
-            hooks[row["workspace"]].append((row, decode(row["events"])))
+            hooks[row["workspace"]].append((row, decode_json(row["events"])))
         messages = [
-            self._message(each, row["id"])
-            for each in occurrences
-            for row, patterns in hooks[each.workspace]
-            if webhooks.wants(patterns, each.event) and each.at >= row["created_at"]
+            self._message_row(event, row["id"])
+            for event in events
+            for row, patterns in hooks[event.workspace]
+            if webhooks.is_subscribed(patterns, event.event) and event.at >= row["created_at"]
         ]
         if messages:
             params = {"now": self._core.now()}
             yield Statement("deliveries_add", params, {"message": messages})
         return len(messages)
 
-    def _message(self, told: WebhookEvent, webhook: UUID) -> tuple[Any, ...]:
+    def _message_row(self, event: WebhookEvent, webhook: UUID) -> tuple[Any, ...]:
+        """Returns the row of a new message with its JSON body."""
         body = _Payload(
-            event=told.event,
-            task_id=told.task if told.agent is None else None,
-            previous_status=told.previous,
-            new_status=told.new,
-            workspace_id=told.workspace,
-            timestamp=told.at,
-            agent_id=told.agent or msgspec.UNSET,
+            event=event.event,
+            task_id=event.task if event.agent is None else None,
+            previous_status=event.previous,
+            new_status=event.new,
+            workspace_id=event.workspace,
+            timestamp=event.at,
+            agent_id=event.agent or msgspec.UNSET,
         )
         text = msgspec.json.encode(body).decode()
-        message = self._core.clock.new_id()
-        return message, told.workspace, webhook, told.task, told.seq, told.event, text
+        message_id = self._core.clock.new_id()
+        return message_id, event.workspace, webhook, event.task, event.seq, event.event, text
 
-    async def due(self, limit: int, busy: Collection[UUID] = ()) -> list[DueDelivery]:
-        """Take up to `limit` due messages, not for busy webhooks; nobody else gets them meanwhile.
+    async def lease_due(self, limit: int, busy: Collection[UUID] = ()) -> list[DueDelivery]:
+        """Leases up to `limit` due messages, except those for `busy` webhooks, and returns them.
 
-        An endpoint that failed too often gets one, which tries it out. `Invalid` when messages wait
-        and this program has no keys to sign them.
+        An endpoint whose circuit is open gets one message, as a probe. Raises `Invalid` if messages
+        are due and no encryption key is configured, so they cannot be signed.
         """
         now = self._core.now()
         params = {"now": now, "most": limit, "busy": list(busy) or None}
         ready = await self._core.store.fetch(Statement("webhooks_ready", params))
         if not ready:
             return []
-        vault_of(self._core)
+        require_key_ring(self._core)
         ids = [row["id"] for row in ready]
-        hooks, rows = await self._core.store.transact(lambda: self._take(ids, limit, now))
+        hooks, rows = await self._core.store.transact(lambda: self._lease(ids, limit, now))
         crash_point("webhooks.taken")
-        taken = []
+        leased = []
         for row in rows:
             hook = hooks[UUID(str(row["webhook"]))]
-            if (due := await self._opened(row, hook)) is not None:
-                taken.append(due)
-        return taken
+            if (due := await self._prepare(row, hook)) is not None:
+                leased.append(due)
+        return leased
 
-    def _take(
+    def _lease(
         self, ids: list[UUID], limit: int, now: datetime
     ) -> Script[tuple[dict[UUID, Row], list[Row]]]:
+        """Locks the webhooks and leases their due messages; returns webhooks by id, and messages.
+
+        Webhooks that another process has locked are left out.
+        """
         until = now + timedelta(seconds=LEASE_S)
-        found = yield Statement("webhooks_taken", {"ids": ids, "now": now})
-        hooks = {row["id"]: row for row in found}
-        tripped = [each for each, row in hooks.items() if EndpointHealth(row["failures"]).tripped]
-        steady = [each for each in hooks if each not in tripped]
+        hook_rows = yield Statement("webhooks_locked", {"ids": ids, "now": now})
+        hooks = {row["id"]: row for row in hook_rows}
+        tripped = [
+            webhook for webhook, row in hooks.items() if EndpointHealth(row["failures"]).is_tripped
+        ]
+        healthy = [webhook for webhook in hooks if webhook not in tripped]
         rows: list[Row] = []
-        for some, share in ((tripped, 1), (steady, min(SHARE, limit))):
-            if some:
-                asked = {"ids": some, "now": now, "most": share}
-                rows += yield Statement("deliveries_due", asked)
+        for selected, share in ((tripped, 1), (healthy, min(MAX_PER_ENDPOINT, limit))):
+            if selected:
+                params = {"ids": selected, "now": now, "most": share}
+                rows += yield Statement("deliveries_due", params)
         rows = rows[:limit]
         if rows:
-            taken = [row["id"] for row in rows]
-            yield Statement("deliveries_take", {"ids": taken, "until": until})
-            tried = {UUID(str(row["webhook"])) for row in rows} & set(tripped)
-            if tried:
-                yield Statement("webhooks_probe", {"ids": sorted(tried), "until": until})
+            leased = [row["id"] for row in rows]
+            yield Statement("deliveries_start", {"ids": leased, "until": until})
+            probed = {UUID(str(row["webhook"])) for row in rows} & set(tripped)
+            if probed:
+                yield Statement("webhooks_probe", {"ids": sorted(probed), "until": until})
         return hooks, rows
 
-    async def _opened(self, row: Row, hook: Row) -> DueDelivery | None:
-        """The message with its secrets; `None` when it cannot be sent at all."""
+    async def _prepare(self, row: Row, hook: Row) -> DueDelivery | None:
+        """Returns the message with its decrypted secrets, or records why it cannot be sent."""
         due = DueDelivery(
             id=row["id"],
             webhook=hook["id"],
@@ -195,61 +208,65 @@ class Deliveries:
             secrets=[],
             body=row["body"].encode(),
             attempt=row["attempts"] + 1,
-            probe=EndpointHealth(hook["failures"]).tripped,
+            probe=EndpointHealth(hook["failures"]).is_tripped,
         )
         if row["attempts"] >= webhooks.MAX_TRIES:
-            await self.failed(due, "no sender came back from the last attempt")
+            await self.record_failure(due, "the sender of the last attempt crashed or timed out")
             return None
         try:
-            return msgspec.structs.replace(due, secrets=unseal(self._core, hook))
+            return msgspec.structs.replace(due, secrets=decrypt_secrets(self._core, hook))
         except TenutoError as error:
-            await self.failed(due, error.message)
+            await self.record_failure(due, error.message)
             return None
 
-    async def delivered(self, due: DueDelivery, status: int) -> None:
-        """The endpoint has taken the message."""
+    async def record_success(self, due: DueDelivery, status: int) -> None:
+        """Records that the endpoint accepted the message, and closes its circuit."""
         params = {"id": due.id, "attempt": due.attempt, "now": self._core.now()}
 
         def script() -> Script[None]:
-            held = yield Statement("webhook_held", {"id": due.webhook})
-            yield Statement("delivery_done", params | {"response_status": status})
-            if held and held[0]["failures"]:
-                yield _health(due.webhook, EndpointHealth())
+            locked = yield Statement("webhook_health_locked", {"id": due.webhook})
+            yield Statement("delivery_succeeded", params | {"response_status": status})
+            if locked and locked[0]["failures"]:
+                yield _health_statement(due.webhook, EndpointHealth())
 
         await self._core.store.transact(script)
 
-    async def failed(self, due: DueDelivery, error: str, status: int | None = None) -> None:
-        """The endpoint has not: try again later, or give up. One that is gone is left for good."""
+    async def record_failure(self, due: DueDelivery, error: str, status: int | None = None) -> None:
+        """Records a failed attempt: the message is sent again later, or given up.
+
+        A webhook is disabled if its endpoint answers 410 Gone, or after too many failures.
+        """
         now = self._core.now()
-        again = webhooks.next_try(due.attempt, now, self._core.clock.random())
+        next_attempt_at = webhooks.next_try_at(due.attempt, now, self._core.clock.random())
         params = {
             "id": due.id,
             "attempt": due.attempt,
             "response_status": status,
-            "error": bounds.clean(error, bounds.MAX_ERROR),
+            "error": bounds.make_storable(error, bounds.MAX_ERROR),
         }
 
         def script() -> Script[None]:
-            held = yield Statement("webhook_held", {"id": due.webhook})
-            yield Statement("delivery_failed", params | {"next_attempt_at": again})
-            if not held or not held[0]["enabled"]:
+            locked = yield Statement("webhook_health_locked", {"id": due.webhook})
+            yield Statement("delivery_failed", params | {"next_attempt_at": next_attempt_at})
+            if not locked or not locked[0]["enabled"]:
                 return
-            before = EndpointHealth(held[0]["failures"], held[0]["closed_until"])
+            before = EndpointHealth(locked[0]["failures"], locked[0]["closed_until"])
             health = webhooks.after_failure(before, now, probe=due.probe)
-            why = _why_disabled(health, status)
-            if why is None:
-                yield _health(due.webhook, health)
+            reason = _disable_reason(health, status)
+            if reason is None:
+                yield _health_statement(due.webhook, health)
                 return
-            off = {"id": due.webhook, "why": why, "failures": health.failures, "now": now}
-            yield Statement("webhook_disable", off)
-            yield Statement("deliveries_end", {"webhook": due.webhook, "why": why})
+            disabled = {"id": due.webhook, "why": reason, "failures": health.failures, "now": now}
+            yield Statement("webhook_disable", disabled)
+            yield Statement("deliveries_cancel", {"webhook": due.webhook, "why": reason})
 
         await self._core.store.transact(script)
 
 
-def _occurrences(event: Row) -> list[WebhookEvent]:
+def _webhook_events(event: Row) -> list[WebhookEvent]:
+    """Returns the webhook events of an audit event; none for an invalid row."""
     if not isinstance(event["at"], datetime) or not isinstance(event["workspace"], UUID):
-        return []  # a damaged row must not keep the others back
+        return []  # an invalid row must not block the other events
     return [
         WebhookEvent(
             event=name,
@@ -261,18 +278,20 @@ def _occurrences(event: Row) -> list[WebhookEvent]:
             new=event["new"],
             agent=event["agent"] if event["kind"].startswith("agent_") else None,
         )
-        for name in webhooks.events_of(event["previous"], event["new"], event["kind"])
+        for name in webhooks.webhook_events(event["previous"], event["new"], event["kind"])
     ]
 
 
-def _health(webhook: UUID, health: EndpointHealth) -> Statement:
+def _health_statement(webhook: UUID, health: EndpointHealth) -> Statement:
+    """Returns the statement that stores the health of a webhook's endpoint."""
     params = {"failures": health.failures, "closed_until": health.closed_until}
-    return Statement("webhook_health", {"id": webhook} | params)
+    return Statement("webhook_health_set", {"id": webhook} | params)
 
 
-def _why_disabled(health: EndpointHealth, status: int | None) -> str | None:
-    if status == GONE:
+def _disable_reason(health: EndpointHealth, status: int | None) -> str | None:
+    """Returns why a webhook must be disabled after a failure; `None` if it stays enabled."""
+    if status == STATUS_GONE:
         return "the endpoint answered 410 Gone"
-    if health.failures >= webhooks.DISABLE_AFTER:
+    if health.failures >= webhooks.DISABLE_AFTER_FAILURES:
         return f"the endpoint failed {health.failures} times in a row"
     return None

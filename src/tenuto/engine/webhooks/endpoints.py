@@ -1,4 +1,4 @@
-"""Webhooks: what a workspace asks to be told, and what became of it."""
+"""Webhooks of a workspace: create, change, delete, rotate secrets, list deliveries, redeliver."""
 
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,22 +12,22 @@ from msgspec import UNSET, UnsetType
 from tenuto.clock import Clock
 from tenuto.encryption_keys import Encrypted
 from tenuto.engine.core import Core
-from tenuto.engine.rows import decode
-from tenuto.engine.tenancy.encryption import vault_of
+from tenuto.engine.rows import decode_json
+from tenuto.engine.tenancy.encryption import require_key_ring
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, NotFound
-from tenuto.model.webhooks import MAX_WEBHOOKS, WHSEC, EndpointHealth, check_events
+from tenuto.model.webhooks import MAX_WEBHOOKS, SIGNING_PREFIX, EndpointHealth, check_events
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
-Check = Callable[[str], Awaitable[object]]
+CheckUrl = Callable[[str], Awaitable[object]]
 """Raises `Invalid` for a URL that must not be called."""
 
-_TURNED_OFF = "the webhook was disabled"
+_DISABLED = "the webhook was disabled"
 _DELETED = "the webhook was deleted"
 
 
 class WebhookView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A webhook as people see it; `closed_until` tells how long its endpoint is left alone."""
+    """A webhook as the API and the CLI show it; its circuit is open until `closed_until`."""
 
     id: UUID
     url: str
@@ -44,21 +44,21 @@ class WebhookView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class WebhookSecret(msgspec.Struct, frozen=True, rename="camel"):
-    """A webhook with its new secret, which is never shown again."""
+    """A webhook with its new secret, which is shown only once."""
 
     webhook: WebhookView
     secret: str
 
 
 class WebhookPage(msgspec.Struct, frozen=True, rename="camel"):
-    """Some webhooks and where the next ones begin."""
+    """One page of webhooks; `next_cursor` is `None` on the last page."""
 
     webhooks: list[WebhookView]
     next_cursor: UUID | None = None
 
 
 class WebhookChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a person changes of a webhook; the rest stays."""
+    """Fields of a webhook to change; unset fields stay as they are."""
 
     url: str | UnsetType = UNSET
     events: list[str] | UnsetType = UNSET
@@ -67,7 +67,7 @@ class WebhookChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class DeliveryView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A message to a webhook, and how sending it went."""
+    """A message to a webhook, with the result of the last attempt to send it."""
 
     id: UUID
     webhook_id: UUID
@@ -84,16 +84,16 @@ class DeliveryView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class DeliveryPage(msgspec.Struct, frozen=True, rename="camel"):
-    """Some deliveries and where the next ones begin."""
+    """One page of deliveries; `next_cursor` is `None` on the last page."""
 
     deliveries: list[DeliveryView]
     next_cursor: UUID | None = None
 
 
 class WebhookEndpoints:
-    """The webhook family. Every URL passes `check` before it is stored."""
+    """Manages the webhooks of workspaces. Every URL passes `check` before it is stored."""
 
-    def __init__(self, core: Core, check: Check) -> None:
+    def __init__(self, core: Core, check: CheckUrl) -> None:
         self._core = core
         self._check = check
 
@@ -105,19 +105,19 @@ class WebhookEndpoints:
         actor: str | None,
         description: str | None = None,
     ) -> WebhookSecret:
-        """Tell an endpoint of events from now on; the only answer with the secret."""
+        """Creates a webhook for events from now on; returns it with its secret."""
         await self._check(url)
         webhook, now = self._core.clock.new_id(), self._core.now()
         secret = new_secret(self._core.clock)
-        sealed = seal(self._core, [secret], webhook, workspace)
+        encrypted = encrypt_secrets(self._core, [secret], webhook, workspace)
         params = {
             "id": webhook,
             "workspace": workspace,
             "url": url,
-            "events": _events(events),
-            "description": _description(description),
-            "key_id": sealed.key_id,
-            "secret": sealed.data,
+            "events": _events_json(events),
+            "description": _check_description(description),
+            "key_id": encrypted.key_id,
+            "secret": encrypted.data,
             "created_by": actor,
             "now": now,
             "most": MAX_WEBHOOKS,
@@ -127,67 +127,73 @@ class WebhookEndpoints:
             rows: Rows = yield Statement("webhook_add", params)
             return rows
 
-        if not await self._core.store.once(script):
-            raise Conflict(f"a workspace has at most {MAX_WEBHOOKS} webhooks", "too_many_webhooks")
+        if not await self._core.store.transact_one(script):
+            text = f"the workspace has {MAX_WEBHOOKS} webhooks, the maximum; delete one first"
+            raise Conflict(text, "too_many_webhooks")
         return WebhookSecret(await self.show(webhook, workspace), secret)
 
     async def page(
         self, workspace: UUID, limit: int = 100, cursor: UUID | None = None
     ) -> WebhookPage:
-        """The workspace's webhooks, newest first."""
-        rows = await self._page("webhooks", {"workspace": workspace}, limit, cursor)
-        found = [_webhook(row) for row in rows[:limit]]
-        return WebhookPage(found, found[-1].id if len(rows) > limit else None)
+        """Returns the workspace's webhooks, newest first."""
+        rows = await self._fetch_page("webhooks", {"workspace": workspace}, limit, cursor)
+        webhooks = [_webhook_view(row) for row in rows[:limit]]
+        return WebhookPage(webhooks, webhooks[-1].id if len(rows) > limit else None)
 
     async def show(self, webhook: UUID, workspace: UUID) -> WebhookView:
-        """One webhook without its secret."""
+        """Returns one webhook, without its secret; raises `NotFound`."""
         params = {"workspace": workspace, "id": webhook}
         rows = await self._core.store.fetch(Statement("webhook", params))
-        return _webhook(_found(rows, webhook))
+        return _webhook_view(_require_one(rows, webhook))
 
     async def update(
         self, webhook: UUID, workspace: UUID, change: WebhookChange, version: int | None = None
     ) -> WebhookView:
-        """Change a webhook, if it still has the version. Disabling gives up what waits for it."""
+        """Changes a webhook and returns it. Disabling it cancels its waiting messages.
+
+        Raises `Conflict` (`version_conflict`) if the webhook no longer has the given version.
+        """
         if change.url is not UNSET:
             await self._check(change.url)
-        events = UNSET if change.events is UNSET else _events(change.events)
+        events = UNSET if change.events is UNSET else _events_json(change.events)
         if change.description is not UNSET:
-            _description(change.description)
+            _check_description(change.description)
 
         def script() -> Script[None]:
-            row = yield from self._locked(webhook, workspace)
+            row = yield from self._lock_webhook(webhook, workspace)
             if version is not None and row["version"] != version:
                 raise Conflict(
-                    f"the webhook has version {row['version']}, not {version}", "version_conflict"
+                    f"webhook {webhook} has version {row['version']}, not {version};"
+                    " read it again and repeat the change",
+                    "version_conflict",
                 )
-            yield Statement("webhook_set", _changed(row, change, events, self._core.now()))
+            yield Statement("webhook_update", _update_params(row, change, events, self._core.now()))
             if row["enabled"] and change.enabled is False:
-                yield Statement("deliveries_end", {"webhook": webhook, "why": _TURNED_OFF})
+                yield Statement("deliveries_cancel", {"webhook": webhook, "why": _DISABLED})
 
         await self._core.store.transact(script)
         return await self.show(webhook, workspace)
 
     async def delete(self, webhook: UUID, workspace: UUID) -> None:
-        """Forget a webhook; what was sent to it can still be looked at."""
+        """Deletes a webhook; its past deliveries can still be read."""
 
         def script() -> Script[None]:
             params = {"workspace": workspace, "id": webhook}
-            _found((yield Statement("webhook_remove", params)), webhook)
-            yield Statement("deliveries_end", {"webhook": webhook, "why": _DELETED})
+            _require_one((yield Statement("webhook_delete", params)), webhook)
+            yield Statement("deliveries_cancel", {"webhook": webhook, "why": _DELETED})
 
         await self._core.store.transact(script)
 
     async def rotate_secret(self, webhook: UUID, workspace: UUID) -> WebhookSecret:
-        """Give a webhook a new secret; messages are signed with the one before as well."""
+        """Gives a webhook a new secret; messages are signed with the new and the previous one."""
         secret = new_secret(self._core.clock)
 
         def script() -> Script[None]:
-            row = yield from self._locked(webhook, workspace)
-            kept = [secret, *unseal(self._core, row)[:1]]
-            sealed = seal(self._core, kept, webhook, workspace)
-            params = {"id": webhook, "key_id": sealed.key_id, "secret": sealed.data}
-            yield Statement("webhook_secret", params | {"now": self._core.now()})
+            row = yield from self._lock_webhook(webhook, workspace)
+            secrets = [secret, *decrypt_secrets(self._core, row)[:1]]
+            encrypted = encrypt_secrets(self._core, secrets, webhook, workspace)
+            params = {"id": webhook, "key_id": encrypted.key_id, "secret": encrypted.data}
+            yield Statement("webhook_secret_set", params | {"now": self._core.now()})
 
         await self._core.store.transact(script)
         return WebhookSecret(await self.show(webhook, workspace), secret)
@@ -195,26 +201,27 @@ class WebhookEndpoints:
     async def deliveries(
         self, webhook: UUID, workspace: UUID, limit: int = 100, cursor: UUID | None = None
     ) -> DeliveryPage:
-        """What was sent to a webhook or waits to be, newest first; of a deleted one as well."""
+        """Returns a webhook's sent and waiting messages, newest first; works for deleted ones."""
         params = {"workspace": workspace, "webhook": webhook}
-        rows = await self._page("deliveries", params, limit, cursor)
+        rows = await self._fetch_page("deliveries", params, limit, cursor)
         if not rows:
             await self.show(webhook, workspace)
-        found = [_delivery(row) for row in rows[:limit]]
-        return DeliveryPage(found, found[-1].id if len(rows) > limit else None)
+        deliveries = [_delivery_view(row) for row in rows[:limit]]
+        return DeliveryPage(deliveries, deliveries[-1].id if len(rows) > limit else None)
 
     async def redeliver(self, delivery: UUID, workspace: UUID) -> DeliveryView:
-        """Send a message again that was delivered or given up; its id stays the same."""
+        """Sends a message again that was delivered or given up; its id stays the same."""
         view = await self._show_delivery(delivery, workspace)
 
         def script() -> Script[None]:
             params = {"workspace": workspace, "id": view.webhook_id}
             rows = yield Statement("webhook_locked", params)
             if not rows or not rows[0]["enabled"]:
-                raise Conflict("the webhook is disabled or deleted", "webhook_disabled")
-            again = {"id": delivery, "now": self._core.now()}
-            if not (yield Statement("delivery_again", again)):
-                raise Conflict("the message is still being sent")
+                text = f"webhook {view.webhook_id} is disabled or deleted; enable it first"
+                raise Conflict(text, "webhook_disabled")
+            restart = {"id": delivery, "now": self._core.now()}
+            if not (yield Statement("delivery_restart", restart)):
+                raise Conflict(f"delivery {delivery} is still being sent")
 
         await self._core.store.transact(script)
         return await self._show_delivery(delivery, workspace)
@@ -224,82 +231,89 @@ class WebhookEndpoints:
         rows = await self._core.store.fetch(Statement("delivery", params))
         if not rows:
             raise NotFound(f"no delivery {delivery}")
-        return _delivery(rows[0])
+        return _delivery_view(rows[0])
 
-    async def _page(
+    async def _fetch_page(
         self, query: str, params: dict[str, Any], limit: int, cursor: UUID | None
     ) -> Sequence[Row]:
-        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
-        asked = params | {"before": cursor, "most": limit + 1}
-        return await self._core.store.fetch(Statement(query, asked))
+        """Returns up to `limit + 1` rows: one more than a page shows if there is a next page."""
+        bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
+        page_params = params | {"before": cursor, "most": limit + 1}
+        return await self._core.store.fetch(Statement(query, page_params))
 
-    def _locked(self, webhook: UUID, workspace: UUID) -> Script[Row]:
+    def _lock_webhook(self, webhook: UUID, workspace: UUID) -> Script[Row]:
+        """Locks and returns the webhook's row; raises `NotFound`."""
         rows = yield Statement("webhook_locked", {"workspace": workspace, "id": webhook})
-        return _found(rows, webhook)
+        return _require_one(rows, webhook)
 
 
 def new_secret(clock: Clock) -> str:
-    """A secret of 32 bytes that nobody can guess."""
-    return WHSEC + b64encode(bytes.fromhex(clock.new_token() + clock.new_token())).decode()
+    """Returns a new random secret of 32 bytes."""
+    return SIGNING_PREFIX + b64encode(bytes.fromhex(clock.new_token() + clock.new_token())).decode()
 
 
-def seal(core: Core, secrets: Sequence[str], webhook: UUID, workspace: UUID) -> Encrypted:
-    """A webhook's secrets, the newest first, as its row keeps them."""
-    return vault_of(core).seal(
+def encrypt_secrets(
+    core: Core, secrets: Sequence[str], webhook: UUID, workspace: UUID
+) -> Encrypted:
+    """Encrypts a webhook's secrets (newest first) for its row."""
+    return require_key_ring(core).encrypt(
         " ".join(secrets), workspace=workspace, table="webhook", row=str(webhook), column="secret"
     )
 
 
-def unseal(core: Core, row: Row) -> list[str]:
-    """The secrets in a webhook's row, the newest first."""
-    sealed = Encrypted(row["key_id"], row["secret"])
-    place = {"workspace": row["workspace"], "table": "webhook", "row": str(row["id"])}
-    return vault_of(core).open(sealed, **place, column="secret").split()
+def decrypt_secrets(core: Core, row: Row) -> list[str]:
+    """Decrypts the secrets in a webhook's row, and returns them, newest first."""
+    encrypted = Encrypted(row["key_id"], row["secret"])
+    location = {"workspace": row["workspace"], "table": "webhook", "row": str(row["id"])}
+    return require_key_ring(core).decrypt(encrypted, **location, column="secret").split()
 
 
-def _found(rows: Sequence[Row], webhook: UUID) -> Row:
+def _require_one(rows: Sequence[Row], webhook: UUID) -> Row:
+    """Returns the first row; raises `NotFound` if there is none."""
     if not rows:
         raise NotFound(f"no webhook {webhook}")
     return rows[0]
 
 
-def _events(events: Sequence[str]) -> str:
+def _events_json(events: Sequence[str]) -> str:
+    """Returns the event patterns as JSON; raises `Invalid` for an invalid one."""
     return msgspec.json.encode(check_events(events)).decode()
 
 
-def _description(text: str | None) -> str | None:
-    return None if text is None else bounds.text("description", text, bounds.MAX_TITLE)
+def _check_description(text: str | None) -> str | None:
+    """Returns the description; raises `Invalid` if it is too long or cannot be stored."""
+    return None if text is None else bounds.check_text("description", text, bounds.MAX_TITLE)
 
 
-def _changed(
+def _update_params(
     row: Row, change: WebhookChange, events: str | UnsetType, now: datetime
 ) -> dict[str, Any]:
-    """The row's new values. A new URL, or enabling it again, forgets how the old one answered."""
+    """Returns the row's new values. A new URL, or enabling it again, resets the health."""
     url = row["url"] if change.url is UNSET else change.url
     enabled = bool(row["enabled"]) if change.enabled is UNSET else change.enabled
-    fresh = url != row["url"] or change.enabled is True
-    health = EndpointHealth() if fresh else EndpointHealth(row["failures"], row["closed_until"])
+    is_reset = url != row["url"] or change.enabled is True
+    health = EndpointHealth() if is_reset else EndpointHealth(row["failures"], row["closed_until"])
     return {
         "id": row["id"],
         "url": url,
         "events": row["events"] if events is UNSET else events,
         "description": row["description"] if change.description is UNSET else change.description,
         "enabled": enabled,
-        "disabled_why": None if enabled else row["disabled_why"] or _TURNED_OFF,
+        "disabled_why": None if enabled else row["disabled_why"] or _DISABLED,
         "failures": health.failures,
         "closed_until": health.closed_until,
         "now": now,
     }
 
 
-def _webhook(row: Row) -> WebhookView:
+def _webhook_view(row: Row) -> WebhookView:
     fields = {name: row[name] for name in WebhookView.__struct_fields__}
-    fields |= {"events": decode(row["events"]), "enabled": bool(row["enabled"])}
+    fields |= {"events": decode_json(row["events"]), "enabled": bool(row["enabled"])}
     return WebhookView(**fields)
 
 
-def _delivery(row: Row) -> DeliveryView:
+def _delivery_view(row: Row) -> DeliveryView:
     names = {"webhook_id": "webhook", "task_id": "task"}
     fields = {name: row[names.get(name, name)] for name in DeliveryView.__struct_fields__}
-    fields |= {"body": decode(row["body"]), "webhook_id": UUID(str(row["webhook"]))}
+    fields |= {"body": decode_json(row["body"]), "webhook_id": UUID(str(row["webhook"]))}
     return DeliveryView(**fields)

@@ -1,4 +1,4 @@
-"""Agents over time: what they are seen to be, what silence leads to, whose word on them holds."""
+"""Agent lifecycle: status, staleness, and merging of the settings of users and workers."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -6,14 +6,14 @@ from datetime import datetime, timedelta
 import msgspec
 
 from tenuto.model import bounds
-from tenuto.model.agents.matching import FETCHES, AgentProfile, Rule, SupportedWork
+from tenuto.model.agents.matching import WORKERLESS_RUNTIMES, AgentProfile, Rule, SupportedWork
 from tenuto.model.errors import Forbidden, Invalid
 
 STALE_AFTER_S = 90
-"""Seconds of silence after which an agent without a threshold of its own counts as stale."""
-LOOK_AGAIN = timedelta(seconds=2)
-"""Until an agent that still holds tasks is looked at again."""
-LIVING = frozenset({"IDLE", "WORKING"})
+"""Seconds without a heartbeat until an agent is stale, unless it has a threshold of its own."""
+RECHECK_AFTER = timedelta(seconds=2)
+"""Delay until an agent that still runs tasks is checked again."""
+ALIVE = frozenset({"IDLE", "WORKING"})
 ENDING = frozenset({"DRAINING", "TERMINATED"})
 RULES: Mapping[str, Rule] = {
     "superset": "superset",
@@ -21,15 +21,22 @@ RULES: Mapping[str, Rule] = {
     "single": "single",
     "exact": "exact",
 }
-"""The words for rules of choice."""
-MAX_WORDS = 1_000
-_LISTS = ("task_types", "task_tags", "capabilities", "choose_rules", "runtimes", "containers")
-_MORE_LISTS = ("models", "skills", "tags")
+"""The names of choose rules, with their aliases."""
+MAX_LIST_ITEMS = 1_000
+_MATCHING_LISTS = (
+    "task_types",
+    "task_tags",
+    "capabilities",
+    "choose_rules",
+    "runtimes",
+    "containers",
+)
+_OTHER_LISTS = ("models", "skills", "tags")
 
 
 def current_status(stored: str, running: int, due_at: datetime | None, now: datetime) -> str:
-    """What the agent is now: working and stale are seen, the rest is stored."""
-    if stored not in LIVING:
+    """Returns the agent's status now: WORKING and STALE are computed, the others are stored."""
+    if stored not in ALIVE:
         return stored
     if due_at is not None and due_at < now:
         return "STALE"
@@ -37,7 +44,7 @@ def current_status(stored: str, running: int, due_at: datetime | None, now: date
 
 
 class AgentTransition(msgspec.Struct, frozen=True):
-    """What becomes of an agent: its status, the event to note if that is new, the next look."""
+    """A change of an agent: its status, the event to record if it changed, and the next check."""
 
     status: str
     kind: str | None = None
@@ -45,134 +52,148 @@ class AgentTransition(msgspec.Struct, frozen=True):
     due_at: datetime | None = None
 
 
-def on_due(status: str, running: int, now: datetime, *, lost: bool) -> AgentTransition:
-    """What is to become of an agent whose time has come.
+def transition_when_due(
+    status: str, running: int, now: datetime, *, lost_tasks: bool
+) -> AgentTransition:
+    """Returns the change of an agent whose timer is due.
 
-    A silent one is STALE while it may still hold tasks, and ERROR once it lost some by its silence;
-    one that lost nothing stays STALE. One that is to end does so when its last task has ended.
+    An agent without heartbeats becomes STALE. It becomes ERROR when none of its tasks is running
+    any more and it lost tasks because of the missing heartbeats; otherwise it stays STALE. A
+    draining agent is terminated when its last task has ended.
     """
-    again = now + LOOK_AGAIN if running else None
+    recheck_at = now + RECHECK_AFTER if running else None
     if status == "DRAINING":
         if running:
-            return AgentTransition(status, due_at=again)
+            return AgentTransition(status, due_at=recheck_at)
         return AgentTransition("TERMINATED", "agent_terminated")
-    if status in LIVING | {"STALE"} and lost and not running:
+    if status in ALIVE | {"STALE"} and lost_tasks and not running:
         return AgentTransition("ERROR", "agent_error", "ERROR")
-    if status in LIVING:
-        return AgentTransition("STALE", "agent_stale", "WARN", again)
-    return AgentTransition(status, due_at=again if status == "STALE" else None)
+    if status in ALIVE:
+        return AgentTransition("STALE", "agent_stale", "WARN", recheck_at)
+    return AgentTransition(status, due_at=recheck_at if status == "STALE" else None)
 
 
-def ended(running: int, now: datetime) -> AgentTransition:
-    """What becomes at once of an agent that is to take no more tasks."""
+def drain_or_terminate(running: int, now: datetime) -> AgentTransition:
+    """Returns the immediate change of an agent that must accept no more tasks."""
     if running:
-        return AgentTransition("DRAINING", "agent_draining", due_at=now + LOOK_AGAIN)
+        return AgentTransition("DRAINING", "agent_draining", due_at=now + RECHECK_AFTER)
     return AgentTransition("TERMINATED", "agent_terminated")
 
 
-def refusal(status: str) -> Forbidden:
-    """Why an agent that is to end, or has, is given no task."""
+def claim_refusal(status: str) -> Forbidden:
+    """Returns the error for a claim by a draining or terminated agent."""
     if status == "DRAINING":
-        return Forbidden("the agent is to end and takes no more tasks", "agent_draining")
-    return Forbidden(
-        "the agent was terminated; delete it to use its name again", "agent_terminated"
-    )
+        return Forbidden("the agent is draining and accepts no more tasks", "agent_draining")
+    return Forbidden("the agent was terminated; delete it to reuse its name", "agent_terminated")
 
 
 def claim_blockers(
-    status: str, running: int, most: int | None, unconfirmed: int, silent_s: float | None
+    status: str, running: int, max_concurrent: int | None, unconfirmed: int, silent_s: float | None
 ) -> list[str]:
-    """Why an agent takes nothing now, whatever it could take."""
-    found = []
+    """Returns why the agent cannot claim any task now; empty if it can."""
+    blockers = []
     if status == "DRAINING":
-        found.append(f"is to end, once its {running:,} running tasks have ended")
+        blockers.append(f"is draining and ends when its {running:,} running tasks have ended")
     elif status == "TERMINATED":
-        found.append("was terminated")
+        blockers.append("was terminated")
     elif status in ("STALE", "ERROR"):
-        found.append("was last heard of " + _ago(silent_s))
-    if most is not None and running + unconfirmed >= most:
-        kills = f", {unconfirmed:,} kills not confirmed" if unconfirmed else ""
-        found.append(f"runs {running:,} of at most {most:,} tasks{kills}")
-    return found
+        blockers.append(_format_last_seen(silent_s))
+    if max_concurrent is not None and running + unconfirmed >= max_concurrent:
+        suffix = f", {unconfirmed:,} kills not confirmed" if unconfirmed else ""
+        blockers.append(f"runs {running:,} of at most {max_concurrent:,} tasks{suffix}")
+    return blockers
 
 
-def _ago(seconds: float | None) -> str:
-    return "never" if seconds is None else f"{int(seconds):,} s ago"
+def _format_last_seen(seconds: float | None) -> str:
+    return "was never seen" if seconds is None else f"was last seen {int(seconds):,} s ago"
 
 
-def merge_worker_profile(kept: AgentProfile, brought: AgentProfile) -> AgentProfile:
-    """What is known of an agent that people manage, after its worker has told of it.
+def merge_worker_profile(stored: AgentProfile, reported: AgentProfile) -> AgentProfile:
+    """Returns the profile of a user-managed agent after its worker registered it.
 
-    People say what it may do. How it runs tasks only its worker knows: a worker that handles some
-    types alone, or accepts no commands, takes no others, whatever people allow.
+    Users decide what the agent may do. Only the worker knows how it runs tasks: a worker that
+    handles only some types, or accepts no commands, gets no other tasks even if users allow them.
     """
     return msgspec.structs.replace(
-        kept,
-        runtimes=brought.runtimes or kept.runtimes,
-        containers=brought.containers if kept.containers is None else kept.containers,
-        means=brought.means,
+        stored,
+        runtimes=reported.runtimes or stored.runtimes,
+        containers=reported.containers if stored.containers is None else stored.containers,
+        means=reported.means,
     )
 
 
-def merge_user_profile(kept: AgentProfile, asked: AgentProfile, *, managed: bool) -> AgentProfile:
-    """What is known of an agent, `managed` already or not, after people have told of it.
+def merge_user_profile(
+    stored: AgentProfile, requested: AgentProfile, *, managed: bool
+) -> AgentProfile:
+    """Returns the profile of an agent after a user changed it.
 
-    Types that they leave as they were shown are not their word where a worker's means bind: those
-    of the worker stay its own.
+    `managed` is true if a user changed the agent before. If the request repeats the task types as
+    they were shown, and the worker's supported types limit the agent, then the types do not count
+    as set by the user.
     """
-    new = msgspec.structs.replace(asked, means=kept.means)
-    if means_of(new) is None or asked.task_types != types_of(kept):
-        return new
-    return msgspec.structs.replace(new, task_types=kept.task_types if managed else None)
+    merged = msgspec.structs.replace(requested, means=stored.means)
+    if claim_means(merged) is None or requested.task_types != claimable_types(stored):
+        return merged
+    return msgspec.structs.replace(merged, task_types=stored.task_types if managed else None)
 
 
-def types_of(profile: AgentProfile) -> tuple[str, ...] | None:
-    """The types that an agent takes: those that people allow, of those that its worker handles."""
-    means = means_of(profile)
+def claimable_types(profile: AgentProfile) -> tuple[str, ...] | None:
+    """Returns the task types the agent can claim: those its worker handles and users allow.
+
+    `None` means all types.
+    """
+    means = claim_means(profile)
     if means is None or means.task_types is None:
         return profile.task_types
     allowed = profile.task_types
-    return tuple(each for each in means.task_types if allowed is None or each in allowed)
-
-
-def means_of(profile: AgentProfile) -> SupportedWork | None:
-    """What binds a claim for the agent: a worker's means, unless tasks are fetched or pushed."""
-    return None if FETCHES.intersection(profile.runtimes) else profile.means
-
-
-def checked(profile: AgentProfile) -> AgentProfile:
-    """The profile with its rules in their own words, or `Invalid` when no agent can be so."""
-    bounds.text("name", profile.name, bounds.MAX_NAME, empty=False)
-    for field in _LISTS + _MORE_LISTS:
-        _check_words(field, getattr(profile, field))
-    if profile.means is not None:
-        _check_words("runtimes", profile.means.runtimes)
-        _check_words("task_types", profile.means.task_types)
-    for field in ("agent_type", "region", "model", "account", "gateway"):
-        bounds.text(field, getattr(profile, field) or "", bounds.MAX_TITLE)
-    least = {"max_concurrent": 1, "heartbeat_interval_s": 1, "stale_threshold_s": 0}
-    for field, low in least.items():  # a threshold of 0 is none of its own
-        if (value := getattr(profile, field)) is not None:
-            bounds.number(field, value, low, bounds.MAX_SECONDS)
-    return msgspec.structs.replace(
-        profile, choose_rules=rules_of(profile.choose_rules), gateway=profile.gateway or None
+    return tuple(
+        task_type for task_type in means.task_types if allowed is None or task_type in allowed
     )
 
 
-def _check_words(field: str, words: Sequence[str] | None) -> None:
-    bounds.number(f"the number of {field}", len(words or ()), 0, MAX_WORDS)
-    for word in words or ():
-        bounds.text(field, word, bounds.MAX_TITLE, empty=False)
+def claim_means(profile: AgentProfile) -> SupportedWork | None:
+    """Returns the worker's supported work that limits claims; `None` if nothing limits them.
+
+    It does not apply to agents that fetch tasks over HTTP or get them pushed.
+    """
+    return None if WORKERLESS_RUNTIMES.intersection(profile.runtimes) else profile.means
 
 
-def rules_of(words: Sequence[str]) -> tuple[Rule, ...]:
-    """The rules of choice that words mean; `Invalid` when one means none."""
+def validate_profile(profile: AgentProfile) -> AgentProfile:
+    """Returns the profile with canonical choose rules; raises `Invalid` if a field is invalid."""
+    bounds.check_text("name", profile.name, bounds.MAX_NAME, empty=False)
+    for field in _MATCHING_LISTS + _OTHER_LISTS:
+        _check_list(field, getattr(profile, field))
+    if profile.means is not None:
+        _check_list("runtimes", profile.means.runtimes)
+        _check_list("task_types", profile.means.task_types)
+    for field in ("agent_type", "region", "model", "account", "gateway"):
+        bounds.check_text(field, getattr(profile, field) or "", bounds.MAX_TITLE)
+    minimums = {"max_concurrent": 1, "heartbeat_interval_s": 1, "stale_threshold_s": 0}
+    for field, minimum in minimums.items():  # threshold 0 means the default
+        if (value := getattr(profile, field)) is not None:
+            bounds.check_number(field, value, minimum, bounds.MAX_SECONDS)
+    return msgspec.structs.replace(
+        profile, choose_rules=parse_rules(profile.choose_rules), gateway=profile.gateway or None
+    )
+
+
+def _check_list(field: str, items: Sequence[str] | None) -> None:
+    bounds.check_number(f"the number of {field}", len(items or ()), 0, MAX_LIST_ITEMS)
+    for item in items or ():
+        bounds.check_text(field, item, bounds.MAX_TITLE, empty=False)
+
+
+def parse_rules(names: Sequence[str]) -> tuple[Rule, ...]:
+    """Returns the choose rules with these names; raises `Invalid` for an unknown name."""
     rules = []
-    for word in words:
-        if word not in RULES:
+    for name in names:
+        if name not in RULES:
             known = ", ".join(RULES)
-            raise Invalid(f"no rule {word[:60]!r}; known are {known}", field="choose_rules")
-        rules.append(RULES[word])
+            raise Invalid(
+                f"unknown choose rule {name[:60]!r}; use one of {known}", field="choose_rules"
+            )
+        rules.append(RULES[name])
     if not rules:
-        raise Invalid("an agent has at least one rule of choice", field="choose_rules")
+        raise Invalid("an agent needs at least one choose rule", field="choose_rules")
     return tuple(dict.fromkeys(rules))

@@ -1,4 +1,4 @@
-"""Who may take what: a task's requirements make its lane, an agent's profile picks its lanes."""
+"""Matching: a task's requirements select its lane; an agent's profile decides on its lanes."""
 
 import hashlib
 from typing import Literal
@@ -10,7 +10,10 @@ Rule = Literal["superset", "single", "exact"]
 
 
 class Requirements(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that matching looks at. Tasks that require the same share a lane."""
+    """What a task needs from an agent. Tasks of a workspace with equal requirements share a lane.
+
+    Matching reads no other fields of a task.
+    """
 
     workspace: UUID
     task_type: str = "default"
@@ -25,35 +28,38 @@ class Requirements(msgspec.Struct, frozen=True, kw_only=True):
     needs_subagents: bool = False
 
     def key(self) -> str:
-        """The canonical text of the requirements: equal for equal sets, in any order."""
-        tidy = msgspec.structs.replace(
+        """Returns the canonical text of the requirements; the order of tags does not matter."""
+        canonical = msgspec.structs.replace(
             self,
             task_tags=tuple(sorted(set(self.task_tags))),
             capabilities=tuple(sorted(set(self.capabilities))),
         )
-        return msgspec.json.encode(tidy, order="deterministic").decode()
+        return msgspec.json.encode(canonical, order="deterministic").decode()
 
 
 class SupportedWork(msgspec.Struct, frozen=True):
-    """What a worker can run: it is given nothing else, whatever its agent may take."""
+    """The tasks that a worker can run. It gets no others, even if its agent accepts them."""
 
     runtimes: tuple[str, ...] = ()
     task_types: tuple[str, ...] | None = None
     accept_commands: bool = False
 
-    def missing_support(self, task_type: str, command: bool) -> str | None:
-        """What it lacks for a task of the type, or for one that brings a command."""
-        if command:
+    def missing_support(self, task_type: str, has_command: bool) -> str | None:
+        """Returns why the worker cannot run a task of this type, or `None` if it can.
+
+        `has_command` is true for a task that has its own command.
+        """
+        if has_command:
             return None if self.accept_commands else "does not accept commands from tasks"
         if not self.runtimes:
-            return "has no runtime of its own; it only takes tasks that bring a command"
+            return "has no runtime of its own; it only accepts tasks with a command"
         if self.task_types is not None and task_type not in self.task_types:
             return f"does not handle type {task_type}"
         return None
 
 
 class AgentProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """What matching knows of an agent. `None` means: no restriction of that kind."""
+    """The fields of an agent that matching reads. `None` means no restriction."""
 
     id: UUID
     workspace: UUID
@@ -77,77 +83,78 @@ class AgentProfile(msgspec.Struct, frozen=True, kw_only=True):
     stale_threshold_s: int | None = None
     coordinator_enabled: bool = True
     gateway: str | None = None
-    """The gateway that spawns its sessions; without one, a worker fetches its tasks."""
+    """The gateway that spawns the agent's sessions; without one, a worker claims its tasks."""
     means: SupportedWork | None = None
-    """Of the worker that hosts it; `None`: no worker of ours is known to."""
+    """What the hosting worker supports; `None` if no Tenuto worker is known to host the agent."""
     version: int = 1
 
-    def hosted(self) -> "AgentProfile":
-        """The profile that a worker brings, which says what the worker can run as well."""
+    def with_worker_means(self) -> "AgentProfile":
+        """Returns the profile as a worker registers it: with the work that the worker supports."""
         means = SupportedWork(self.runtimes, self.task_types, self.accept_commands)
         return msgspec.structs.replace(self, means=self.means or means)
 
 
 COMMAND = "command"
-"""The runtime of a task that brings its own argv; only agents with `accept_commands` take it."""
+"""Runtime of a task with its own command line; only agents with `accept_commands` get it."""
 
 
-FETCHES = frozenset({"http", "gateway"})
-"""Runtimes of agents that need no worker of ours: they fetch tasks, or are handed them."""
+WORKERLESS_RUNTIMES = frozenset({"http", "gateway"})
+"""Runtimes of agents without a Tenuto worker: they fetch tasks over HTTP, or get them pushed."""
 
 
 def lane_id(key: str) -> int:
-    """A lane's number follows from its key, so that nobody has to look it up to use it."""
+    """Returns the lane id: a hash of the requirements' key, so that no lookup is needed."""
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
-def obstacles(agent: AgentProfile, lane: Requirements) -> list[str]:
-    """Why the agent may not take tasks of the lane; empty when it may."""
-    found = []
+def find_mismatches(agent: AgentProfile, lane: Requirements) -> list[str]:
+    """Returns why the agent cannot claim tasks of the lane; empty if it can."""
+    mismatches = []
     if lane.workspace != agent.workspace:
-        found.append("another workspace")
+        mismatches.append("another workspace")
     if lane.target_agent is not None and lane.target_agent != agent.id:
-        found.append("meant for another agent")
+        mismatches.append("meant for another agent")
     if lane.agent_type is not None and lane.agent_type != agent.agent_type:
-        found.append(f"needs an agent of type {lane.agent_type}")
-    found += _runtime_obstacles(agent, lane)
+        mismatches.append(f"needs an agent of type {lane.agent_type}")
+    mismatches += _runtime_mismatches(agent, lane)
     if missing := sorted(set(lane.capabilities) - set(agent.capabilities)):
-        found.append(f"needs capabilities {', '.join(missing)}")
-    if not _tags_accepted(agent, lane):
-        found.append(f"its rules {', '.join(agent.choose_rules)} refuse the task tags")
+        mismatches.append(f"needs capabilities {', '.join(missing)}")
+    if not _accepts_tags(agent, lane):
+        mismatches.append(f"its choose rules {', '.join(agent.choose_rules)} reject the task tags")
     if lane.container is not None and lane.container not in (agent.containers or ()):
-        found.append(f"needs container {lane.container}")
+        mismatches.append(f"needs container {lane.container}")
     if lane.region is not None and lane.region != agent.region:
-        found.append(f"needs region {lane.region}")
+        mismatches.append(f"needs region {lane.region}")
     if lane.model is not None and agent.models is not None and lane.model not in agent.models:
-        found.append(f"needs model {lane.model}")
+        mismatches.append(f"needs model {lane.model}")
     if lane.needs_subagents and "call_subagent" not in agent.capabilities:
-        found.append("needs an agent that can call sub-agents")
-    return found
+        mismatches.append("needs an agent that can call sub-agents")
+    return mismatches
 
 
-def eligible(agent: AgentProfile, lane: Requirements) -> bool:
-    return not obstacles(agent, lane)
+def is_eligible(agent: AgentProfile, lane: Requirements) -> bool:
+    """True if the agent can claim tasks of the lane."""
+    return not find_mismatches(agent, lane)
 
 
-def _runtime_obstacles(agent: AgentProfile, lane: Requirements) -> list[str]:
-    command = lane.runtime == COMMAND
-    if not command and lane.runtime is not None and lane.runtime not in agent.runtimes:
+def _runtime_mismatches(agent: AgentProfile, lane: Requirements) -> list[str]:
+    has_command = lane.runtime == COMMAND
+    if not has_command and lane.runtime is not None and lane.runtime not in agent.runtimes:
         return [f"needs runtime {lane.runtime}"]
-    own = SupportedWork(agent.runtimes, agent.task_types, agent.accept_commands)
-    if lacks := own.missing_support(lane.task_type, command):
-        return [lacks]
-    if agent.means and (lacks := agent.means.missing_support(lane.task_type, command)):
-        return [f"its worker {lacks}"]
+    own_support = SupportedWork(agent.runtimes, agent.task_types, agent.accept_commands)
+    if mismatch := own_support.missing_support(lane.task_type, has_command):
+        return [mismatch]
+    if agent.means and (mismatch := agent.means.missing_support(lane.task_type, has_command)):
+        return [f"its worker {mismatch}"]
     return []
 
 
-def _tags_accepted(agent: AgentProfile, lane: Requirements) -> bool:
-    mine, wanted = set(agent.task_tags), set(lane.task_tags)
+def _accepts_tags(agent: AgentProfile, lane: Requirements) -> bool:
+    agent_tags, lane_tags = set(agent.task_tags), set(lane.task_tags)
     accepts = {
-        "superset": wanted <= mine,
-        "single": len(wanted) == 1 and wanted <= mine,
-        "exact": wanted == mine,
+        "superset": lane_tags <= agent_tags,
+        "single": len(lane_tags) == 1 and lane_tags <= agent_tags,
+        "exact": lane_tags == agent_tags,
     }
     return any(accepts[rule] for rule in agent.choose_rules)

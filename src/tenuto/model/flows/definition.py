@@ -1,6 +1,6 @@
-"""What may run more than once: definitions of tasks and groups, and what controls a flow.
+"""Definitions: reusable descriptions of tasks and groups, and the control tasks of a flow.
 
-A task's definition is what a caller would submit, with a key. They refer to each other by key.
+The definition of a task is a `NewTask` with a key. Definitions refer to each other by key.
 """
 
 import re
@@ -11,7 +11,7 @@ import msgspec
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.expressions.parser import compile_expression
-from tenuto.model.tenancy.secrets import referred
+from tenuto.model.tenancy.secrets import referenced_name
 
 Join = Literal["all_succeeded", "all_done", "any_failed", "first_succeeded"]
 Order = Literal["sequential", "parallel"]
@@ -20,15 +20,15 @@ Kind = Literal["agent", "foreach", "goto", "condition", "approval"]
 MAX_CHILDREN = 10_000
 MAX_ITEMS = 10_000
 MAX_NESTING = 64
-STEPS = 100
-"""How many jumps a flow may make, unless its start says otherwise."""
+DEFAULT_STEPS = 100
+"""Jumps that a flow may make, unless its start sets another number."""
 MAX_STEPS = 100_000
-FROM = "$from"
+REFERENCE_KEY = "$from"
 _KEY = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:/-]{{0,{bounds.MAX_NAME - 1}}}")
 
 
 class Foreach(msgspec.Struct, frozen=True, kw_only=True, tag="foreach", tag_field="kind"):
-    """Run a template once per item. `items` is a list, or where in a result to find it."""
+    """Runs a template once per item. `items` is a list, or a reference to a result with a list."""
 
     items: Any
     template: str
@@ -37,14 +37,14 @@ class Foreach(msgspec.Struct, frozen=True, kw_only=True, tag="foreach", tag_fiel
 
 
 class Goto(msgspec.Struct, frozen=True, kw_only=True, tag="goto", tag_field="kind"):
-    """Run the target next, with a prompt appended to its own."""
+    """Runs the target next, with a prompt appended to its own."""
 
     target: str
     prompt: str | None = None
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, tag="condition", tag_field="kind"):
-    """Go one way or the other by an expression over `result`, `task` and `input`."""
+    """Chooses what runs next by an expression over `result`, `task` and `input`."""
 
     expression: str
     on_true: str | None = None
@@ -52,7 +52,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, tag="condition", tag_
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True, tag="approval", tag_field="kind"):
-    """Wait for a person's yes or no."""
+    """Waits for a person to approve or reject."""
 
     message: str | None = None
     timeout_s: int | None = None
@@ -60,20 +60,20 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True, tag="approval", tag_fi
     on_reject: Literal["fail", "skip"] = "fail"
 
     def hold(self) -> str:
-        """What its task waits for, with what the end of its time, and a no, mean."""
-        said = ["approval"]
+        """Returns the hold of the approval task: `approval`, then what a timeout or reject does."""
+        parts = ["approval"]
         if self.on_timeout == "approve":
-            said.append("approve")
+            parts.append("approve")
         if self.on_reject == "skip":
-            said.append("skip")
-        return ":".join(said)
+            parts.append("skip")
+        return ":".join(parts)
 
 
 Control = Foreach | Goto | Condition | Approval
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A group to be: children by key, in order."""
+    """The definition of a group: its children by key, in order."""
 
     title: str
     key: str
@@ -86,16 +86,16 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ResultReference(msgspec.Struct, frozen=True):
-    """`{"$from": KEY, "path": "a.b.0"}`: a part of what a predecessor made."""
+    """`{"$from": KEY, "path": "a.b.0"}`: a predecessor's result, or a part of it."""
 
     key: str
     path: str | None = None
 
 
 def check_key(field: str, key: str) -> None:
-    """Raise `Invalid` unless a definition may have the key."""
+    """Raises `Invalid` unless the key is valid for a definition."""
     if not _KEY.fullmatch(key):
-        bounds.text(field, key, len(key))  # what no database could keep has a code of its own
+        bounds.check_text(field, key, len(key))  # raises the error code for unstorable text
         raise Invalid(
             f"{field} must begin with a letter or digit and have at most {bounds.MAX_NAME}"
             " letters, digits, '.', '_', ':', '/' or '-'",
@@ -104,11 +104,11 @@ def check_key(field: str, key: str) -> None:
 
 
 def check_group(spec: GroupSpec) -> None:
-    """Raise `Invalid` unless the group can be stored; what it refers to is the plan's matter."""
+    """Raises `Invalid` unless the group can be stored. `check_plan` checks what it refers to."""
     check_key("key", spec.key)
-    bounds.text("title", spec.title, bounds.MAX_TITLE, empty=False)
-    bounds.text("prompt", spec.prompt or "", bounds.MAX_TEXT)
-    bounds.json_text("metadata", spec.metadata)
+    bounds.check_text("title", spec.title, bounds.MAX_TITLE, empty=False)
+    bounds.check_text("prompt", spec.prompt or "", bounds.MAX_TEXT)
+    bounds.to_json_text("metadata", spec.metadata)
     if len(spec.children) > MAX_CHILDREN:
         raise Invalid(
             f"a group has at most {MAX_CHILDREN:,} children", "too_large", field="children"
@@ -120,28 +120,29 @@ def check_group(spec: GroupSpec) -> None:
 
 
 def check_control(control: Control) -> None:
-    """Raise `Invalid` unless the control can be stored and, where that can be seen, done."""
+    """Raises `Invalid` unless the control can be stored and, as far as known now, carried out."""
     match control:
         case Foreach():
             check_key("template", control.template)
             _check_items(control.items)
         case Goto():
             check_key("target", control.target)
-            bounds.text("prompt", control.prompt or "", bounds.MAX_TEXT)
+            bounds.check_text("prompt", control.prompt or "", bounds.MAX_TEXT)
         case Condition():
             _check_condition(control)
         case Approval():
-            bounds.text("message", control.message or "", bounds.MAX_TEXT)
+            bounds.check_text("message", control.message or "", bounds.MAX_TEXT)
             if control.timeout_s is not None:
-                bounds.number("timeout_s", control.timeout_s, 1, bounds.MAX_SECONDS)
+                bounds.check_number("timeout_s", control.timeout_s, 1, bounds.MAX_SECONDS)
 
 
 def _check_items(items: Any) -> None:
-    if reference(items) is not None:
+    if parse_reference(items) is not None:
         return
     if not isinstance(items, list):
         raise Invalid(
-            f'items must be a list, or {{"{FROM}": KEY}} for a predecessor\'s result', field="items"
+            f'items must be a list, or {{"{REFERENCE_KEY}": KEY}} for a predecessor\'s result',
+            field="items",
         )
     if len(items) > MAX_ITEMS:
         raise Invalid(
@@ -149,7 +150,7 @@ def _check_items(items: Any) -> None:
             "too_large",
             field="items",
         )
-    bounds.json_text("items", items)
+    bounds.to_json_text("items", items)
 
 
 def _check_condition(control: Condition) -> None:
@@ -162,76 +163,76 @@ def _check_condition(control: Condition) -> None:
 CONDITION_NAMES = frozenset({"result", "task", "input"})
 
 
-def reference(value: Any) -> ResultReference | None:
-    """The reference that a value is, if it is one; raises `Invalid` for a broken one."""
-    if not isinstance(value, dict) or FROM not in value:
+def parse_reference(value: Any) -> ResultReference | None:
+    """Returns the reference if the value is one, else `None`; raises `Invalid` for a broken one."""
+    if not isinstance(value, dict) or REFERENCE_KEY not in value:
         return None
-    key, path = value[FROM], value.get("path")
-    if not isinstance(key, str) or not set(value) <= {FROM, "path"}:
-        raise Invalid(f'a reference is {{"{FROM}": KEY, "path": "a.b"}}', "reference_invalid")
+    key, path = value[REFERENCE_KEY], value.get("path")
+    if not isinstance(key, str) or not set(value) <= {REFERENCE_KEY, "path"}:
+        raise Invalid(
+            f'a reference must be {{"{REFERENCE_KEY}": KEY, "path": "a.b"}}', "reference_invalid"
+        )
     if path is not None and not isinstance(path, str):
         raise Invalid("the path of a reference must be text", "reference_invalid")
-    check_key(FROM, key)
+    check_key(REFERENCE_KEY, key)
     return ResultReference(key, path)
 
 
-def references(value: Any) -> set[str]:
-    """The keys that a JSON value refers to, anywhere in it."""
-    found: set[str] = set()
-    todo = [value]
-    while todo:
-        here = todo.pop()
-        if (known := reference(here)) is not None:
-            found.add(known.key)
-        elif isinstance(here, dict):
-            todo += here.values()
-        elif isinstance(here, list):
-            todo += here
-    return found
+def referenced_keys(value: Any) -> set[str]:
+    """Returns the keys of all references anywhere in a JSON value."""
+    keys: set[str] = set()
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if (reference := parse_reference(current)) is not None:
+            keys.add(reference.key)
+        elif isinstance(current, dict):
+            pending += current.values()
+        elif isinstance(current, list):
+            pending += current
+    return keys
 
 
-def check_data(what: str, value: Any) -> None:
-    """Raise `Invalid` unless a JSON value refers to nothing.
+def check_no_references(subject: str, value: Any) -> None:
+    """Raises `Invalid` if a JSON value contains a reference. `subject` names it in the message.
 
-    Results and events are data, whoever made them: put into an input, a reference among them would
-    be followed, and a secret handed out that nobody meant to give.
+    Results and events are untrusted data. A reference inside of them would be resolved when they
+    become part of an input, and could expose a secret.
     """
-    todo = [value]
-    while todo:
-        here = todo.pop()
-        if isinstance(here, dict):
-            if FROM in here or referred(here) is not None:
-                text = (
-                    f"{what} holds a reference to a result or a secret, which is not followed there"
-                )
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, dict):
+            if REFERENCE_KEY in current or referenced_name(current) is not None:
+                text = f"{subject} must not contain a reference to a result or a secret"
                 raise Invalid(text, "reference_invalid")
-            todo += here.values()
-        elif isinstance(here, list):
-            todo += here
+            pending += current.values()
+        elif isinstance(current, list):
+            pending += current
 
 
-def at_path(value: Any, path: str | None) -> Any:
-    """The part of a JSON value that a path such as `a.b.0` leads to; `Invalid` where it ends."""
+def get_at_path(value: Any, path: str | None) -> Any:
+    """Returns the part of a JSON value at a path such as `a.b.0`; raises `Invalid` if missing."""
     if not path:
         return value
-    for step in path.split("."):
-        if isinstance(value, dict) and step in value:
-            value = value[step]
-        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
-            value = value[int(step)]
+    for segment in path.split("."):
+        if isinstance(value, dict) and segment in value:
+            value = value[segment]
+        elif isinstance(value, list) and segment.isdecimal() and int(segment) < len(value):
+            value = value[int(segment)]
         else:
-            raise Invalid(f"there is no {step!r} on the way of the path {path!r}", "path_missing")
+            raise Invalid(f"the value has no {segment!r} (path {path!r})", "path_missing")
     return value
 
 
-def resolved(value: Any, results: dict[str, Any]) -> Any:
-    """The value with each reference replaced by what it refers to."""
-    if (known := reference(value)) is not None:
-        if known.key not in results:
-            raise Invalid(f"{known.key!r} has no result in this flow", "result_missing")
-        return at_path(results[known.key], known.path)
+def resolve_references(value: Any, results: dict[str, Any]) -> Any:
+    """Returns the value with each reference replaced by the part of a result it refers to."""
+    if (reference := parse_reference(value)) is not None:
+        if reference.key not in results:
+            raise Invalid(f"{reference.key!r} has no result in this flow", "result_missing")
+        return get_at_path(results[reference.key], reference.path)
     if isinstance(value, dict):
-        return {key: resolved(each, results) for key, each in value.items()}
+        return {key: resolve_references(item, results) for key, item in value.items()}
     if isinstance(value, list):
-        return [resolved(each, results) for each in value]
+        return [resolve_references(item, results) for item in value]
     return value

@@ -1,6 +1,6 @@
-"""A plan: the definitions that one flow can reach from its root, checked as a whole.
+"""Plans: all definitions that a flow can reach from its root, checked together.
 
-A flow keeps its plan, so that changes of definitions never change what is under way.
+A flow stores its plan, so that later changes of definitions do not affect a running flow.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,8 +15,8 @@ from tenuto.model.flows.definition import (
     Foreach,
     Goto,
     GroupSpec,
-    reference,
-    references,
+    parse_reference,
+    referenced_keys,
 )
 from tenuto.model.tasks.submission import NewTask
 
@@ -26,27 +26,28 @@ Lookup = Callable[[str], Spec | None]
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Everything a flow may activate, by key. A key is a task's or a group's, never both."""
+    """The definitions that a flow may activate, by key. A key names a task or a group, not both."""
 
     root: str
     tasks: dict[str, NewTask]
     groups: dict[str, GroupSpec]
 
     def spec(self, key: str) -> Spec:
+        """Returns the definition of a task or group."""
         return self.tasks[key] if key in self.tasks else self.groups[key]
 
 
-def plan_for(root: str, lookup: Lookup) -> Plan:
-    """The plan of a flow that starts with `root`; raises `Invalid` where it cannot work."""
+def build_plan(root: str, lookup: Lookup) -> Plan:
+    """Returns the plan of a flow that starts with `root`; raises `Invalid` if it cannot work."""
     plan = Plan(root, {}, {})
     seen = {root}
-    todo = [(root, "the start")]
-    while todo:
-        key, said_by = todo.pop()
+    pending = [(root, "the start")]
+    while pending:
+        key, referrer = pending.pop()
         spec = lookup(key)
         if spec is None:
             raise Invalid(
-                f"{said_by} refers to {key!r}, which is not defined", "target_unknown", key=key
+                f"{referrer} refers to {key!r}, which is not defined", "target_unknown", key=key
             )
         if isinstance(spec, GroupSpec):
             plan.groups[key] = spec
@@ -54,25 +55,25 @@ def plan_for(root: str, lookup: Lookup) -> Plan:
             plan.tasks[key] = spec
         if len(seen) > MAX_PLAN:
             raise Invalid(f"a flow reaches at most {MAX_PLAN:,} definitions", "too_large")
-        for target in targets(spec):
+        for target in target_keys(spec):
             if target not in seen:
                 seen.add(target)
-                todo.append((target, repr(key)))
+                pending.append((target, repr(key)))
     check_plan(plan)
     return plan
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise `Invalid`, with the keys concerned, unless the plan can be run to an end."""
-    homes = _parent_groups(plan)
+    """Raises `Invalid`, with the keys concerned, unless the plan can run and finish."""
+    parents = _parent_groups(plan)
     _check_cycles(plan)
-    _check_nesting(plan, homes)
-    _check_dependencies(plan, homes)
+    _check_nesting(plan, parents)
+    _check_dependencies(plan, parents)
     _check_references(plan)
 
 
-def targets(spec: Spec) -> Iterator[str]:
-    """The keys that a definition names as something to run or to wait for."""
+def target_keys(spec: Spec) -> Iterator[str]:
+    """Yields the keys that a definition runs or waits for."""
     if isinstance(spec, GroupSpec):
         yield from spec.children
         if spec.next is not None:
@@ -96,104 +97,106 @@ def _control_targets(control: Control) -> Iterator[str]:
 
 
 def _parent_groups(plan: Plan) -> dict[str, str]:
-    """The group that each child stands in."""
-    homes: dict[str, str] = {}
+    """Returns the group of each child, both as keys."""
+    parents: dict[str, str] = {}
     for key, group in plan.groups.items():
         for child in group.children:
             if child == key:
                 raise Invalid(f"group {key!r} is its own child", "dependency_cycle", key=key)
-            if child in homes:
+            if child in parents:
                 raise Invalid(
-                    f"{child!r} is a child of {homes[child]!r} and of {key!r}",
+                    f"{child!r} is a child of {parents[child]!r} and of {key!r}",
                     "child_in_two_groups",
                     key=child,
                 )
-            homes[child] = key
-    return homes
+            parents[child] = key
+    return parents
 
 
 def _direct_targets(spec: Spec) -> Iterable[str]:
-    """What one leads to but by a jump."""
+    """Returns the keys that a definition leads to, except by a jump (`goto`)."""
     if isinstance(spec, GroupSpec) or not isinstance(spec.control, Goto):
-        waits = () if isinstance(spec, GroupSpec) else spec.depends_on
-        return [key for key in targets(spec) if key not in waits or key == spec.next]
+        dependencies = () if isinstance(spec, GroupSpec) else spec.depends_on
+        return [key for key in target_keys(spec) if key not in dependencies or key == spec.next]
     return [] if spec.next is None else [spec.next]
 
 
 def _check_cycles(plan: Plan) -> None:
-    """Nothing may lead back to itself, by what it names or by who waits for it."""
-    onward = {key: list(_direct_targets(plan.spec(key))) for key in (*plan.tasks, *plan.groups)}
+    """Raises `Invalid` if definitions form a cycle by their targets or their dependencies."""
+    successors = {key: list(_direct_targets(plan.spec(key))) for key in (*plan.tasks, *plan.groups)}
     for key, task in plan.tasks.items():
-        for needed in task.depends_on:
-            onward[needed].append(key)
-    circle = find_cycle(onward, onward.__getitem__)
-    if circle:
-        shown = circle if len(circle) <= 10 else [*circle[:8], "...", circle[-1]]
-        raise Invalid(f"these lead back to themselves: {' -> '.join(shown)}", "dependency_cycle")
+        for dependency in task.depends_on:
+            successors[dependency].append(key)
+    cycle = find_cycle(successors, successors.__getitem__)
+    if cycle:
+        shown = cycle if len(cycle) <= 10 else [*cycle[:8], "...", cycle[-1]]
+        raise Invalid(f"cyclic definitions: {' -> '.join(shown)}", "dependency_cycle")
 
 
-def find_cycle(nodes: Iterable[str], onward: Callable[[str], Iterable[str]]) -> list[str]:
-    """Some circle among the nodes, its first node once more at the end, or nothing."""
+def find_cycle(nodes: Iterable[str], successors: Callable[[str], Iterable[str]]) -> list[str]:
+    """Returns one cycle among the nodes, its first node repeated at the end, or an empty list."""
     done: set[str] = set()
     for start in sorted(nodes):
         if start in done:
             continue
-        path: dict[str, Iterator[str]] = {start: iter(onward(start))}
+        path: dict[str, Iterator[str]] = {start: iter(successors(start))}
         while path:
-            here = next(reversed(path))
-            step = next(path[here], None)
-            if step is None:
+            current = next(reversed(path))
+            successor = next(path[current], None)
+            if successor is None:
                 path.popitem()
-                done.add(here)
-            elif step in path:
-                circle = list(path)
-                return [*circle[circle.index(step) :], step]
-            elif step not in done:
-                path[step] = iter(onward(step))
+                done.add(current)
+            elif successor in path:
+                keys = list(path)
+                return [*keys[keys.index(successor) :], successor]
+            elif successor not in done:
+                path[successor] = iter(successors(successor))
     return []
 
 
-def _check_nesting(plan: Plan, homes: dict[str, str]) -> None:
+def _check_nesting(plan: Plan, parents: dict[str, str]) -> None:
     for key in plan.groups:
-        depth, here = 1, key
-        while (above := homes.get(here)) is not None:
-            depth, here = depth + 1, above
+        depth, current = 1, key
+        while (parent := parents.get(current)) is not None:
+            depth, current = depth + 1, parent
             if depth > MAX_NESTING:
                 raise Invalid(
                     f"groups are nested deeper than {MAX_NESTING}", "nesting_too_deep", key=key
                 )
 
 
-def _check_dependencies(plan: Plan, homes: dict[str, str]) -> None:
-    """What a task waits for must be under way by the time it is made."""
+def _check_dependencies(plan: Plan, parents: dict[str, str]) -> None:
+    """Raises `Invalid` unless each dependency is a task of the same group that can run earlier."""
     for key, task in plan.tasks.items():
-        for needed in task.depends_on:
-            if needed not in plan.tasks:
-                raise Invalid(f"{key!r} depends on {needed!r}, which is a group", field="dependsOn")
-            if homes.get(needed) != homes.get(key) or key not in homes:
+        for dependency in task.depends_on:
+            if dependency not in plan.tasks:
                 raise Invalid(
-                    f"{key!r} depends on {needed!r}, which is not a child of the same group",
+                    f"{key!r} depends on {dependency!r}, which is a group", field="dependsOn"
+                )
+            if parents.get(dependency) != parents.get(key) or key not in parents:
+                raise Invalid(
+                    f"{key!r} depends on {dependency!r}, which is not a child of the same group",
                     "dependency_unknown",
                     key=key,
                 )
-            around = plan.groups[homes[key]]
-            if around.order == "sequential":
-                place = around.children.index
-                if place(needed) > place(key):
+            group = plan.groups[parents[key]]
+            if group.order == "sequential":
+                position_of = group.children.index
+                if position_of(dependency) > position_of(key):
                     raise Invalid(
-                        f"{key!r} depends on {needed!r}, whose turn comes after its own",
+                        f"{key!r} depends on {dependency!r}, which runs after it in a sequence",
                         "dependency_cycle",
                         key=key,
                     )
 
 
 def _check_references(plan: Plan) -> None:
-    said = {key: _said_results(task) for key, task in plan.tasks.items()}
-    if not any(said.values()):
+    references = {key: _referenced_results(task) for key, task in plan.tasks.items()}
+    if not any(references.values()):
         return
-    before = _before(plan)
-    for key, wanted in said.items():
-        missing = wanted - _reachable(before, key) if wanted else set()
+    predecessors = _direct_predecessors(plan)
+    for key, required in references.items():
+        missing = required - _all_predecessors(predecessors, key) if required else set()
         if missing:
             name = min(missing)
             raise Invalid(
@@ -203,47 +206,54 @@ def _check_references(plan: Plan) -> None:
             )
 
 
-def _said_results(task: NewTask) -> set[str]:
-    wanted = references(task.input)
-    if isinstance(task.control, Foreach) and (known := reference(task.control.items)) is not None:
-        wanted.add(known.key)
-    return wanted
+def _referenced_results(task: NewTask) -> set[str]:
+    """Returns the keys of tasks whose results a task's input or foreach list refers to."""
+    keys = referenced_keys(task.input)
+    if (
+        isinstance(task.control, Foreach)
+        and (reference := parse_reference(task.control.items)) is not None
+    ):
+        keys.add(reference.key)
+    return keys
 
 
-def _reachable(before: dict[str, set[str]], key: str) -> set[str]:
-    found: set[str] = set()
-    todo = [key]
-    while todo:
-        for each in before.get(todo.pop(), ()):
-            if each not in found:
-                found.add(each)
-                todo.append(each)
-    return found
+def _all_predecessors(predecessors: dict[str, set[str]], key: str) -> set[str]:
+    reached: set[str] = set()
+    pending = [key]
+    while pending:
+        for predecessor in predecessors.get(pending.pop(), ()):
+            if predecessor not in reached:
+                reached.add(predecessor)
+                pending.append(predecessor)
+    return reached
 
 
-def _before(plan: Plan) -> dict[str, set[str]]:
-    """For each key what directly precedes it; a group's end is its key with a mark."""
-    before: dict[str, set[str]] = {}
+def _direct_predecessors(plan: Plan) -> dict[str, set[str]]:
+    """Returns for each key its direct predecessors.
 
-    def follows(later: str, earlier: str) -> None:
-        before.setdefault(later, set()).add(earlier)
+    The end of a group is a node of its own: the group's key followed by ` ends`.
+    """
+    predecessors: dict[str, set[str]] = {}
+
+    def add_edge(later: str, earlier: str) -> None:
+        predecessors.setdefault(later, set()).add(earlier)
 
     for key, task in plan.tasks.items():
-        for target in targets(task):
+        for target in target_keys(task):
             if target in task.depends_on:
-                follows(key, target)
+                add_edge(key, target)
             else:
-                follows(target, key)
+                add_edge(target, key)
     for key, group in plan.groups.items():
         end = f"{key} ends"
         earlier = key
         for child in group.children:
-            follows(child, earlier)
-            follows(end, child)
+            add_edge(child, earlier)
+            add_edge(end, child)
             if child in plan.groups:
-                follows(end, f"{child} ends")
+                add_edge(end, f"{child} ends")
             if group.order == "sequential":
                 earlier = f"{child} ends" if child in plan.groups else child
         if group.next is not None:
-            follows(group.next, end)
-    return before
+            add_edge(group.next, end)
+    return predecessors

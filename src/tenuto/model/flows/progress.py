@@ -1,8 +1,9 @@
-"""What follows when a part of a flow ends. Pure; `engine/flows/advance.py` reads and writes.
+"""Rules for what runs next when a part of a flow finishes, and for how groups and flows finish.
 
-A flow runs in slots: each child of a group has one, and so has the flow's own root. What runs in a
-slot may be followed there by something else (its `next`, the branch of a condition, the target of a
-goto, the run of a foreach); the slot ends when the last of them ends without a successor.
+Pure; `engine/flows/advance.py` reads and writes the rows. A flow runs in group slots: each child of
+a group has one, and the flow's root has one. A task or group in a slot may have a successor in the
+same slot: its `next`, the branch of a condition, the target of a goto, or the group of a foreach.
+The slot finishes when the last of them finishes without a successor.
 """
 
 from datetime import datetime
@@ -22,16 +23,16 @@ from tenuto.model.flows.definition import (
     Join,
     Order,
     ResultReference,
-    at_path,
-    check_data,
-    reference,
+    check_no_references,
+    get_at_path,
+    parse_reference,
 )
 from tenuto.model.flows.expressions.parser import compile_expression
 from tenuto.model.flows.plan import Plan
 from tenuto.model.tasks.task import Status
 
-CASCADE = 500
-"""Rows that one transaction changes beyond those it was asked for; the rest is done later."""
+MAX_CASCADE_ROWS = 500
+"""Rows that one transaction changes as follow-ups; the rest is deferred."""
 
 
 class GroupStatus(StrEnum):
@@ -57,7 +58,7 @@ FLOW_OPEN = frozenset({FlowStatus.RUNNING, FlowStatus.PAUSED})
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a group, as its row has it."""
+    """One run of a group: its row."""
 
     id: UUID
     workspace: UUID
@@ -86,7 +87,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """One execution of a plan, as its row has it."""
+    """One execution of a plan: its row."""
 
     id: UUID
     workspace: UUID
@@ -108,60 +109,60 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotResult(StrEnum):
-    """How a slot ended, as far as its group or flow cares."""
+    """The outcome of a slot, as its group or flow counts it."""
 
     SUCCESS = "success"
     FAILURE = "failure"
     NEITHER = "neither"
 
 
-def end_of(status: Status | GroupStatus) -> SlotResult:
-    """SKIPPED is done, and neither a success nor a failure."""
+def slot_result(status: Status | GroupStatus) -> SlotResult:
+    """Returns the slot result of a final status; SKIPPED is neither a success nor a failure."""
     if status.value == "COMPLETED":
         return SlotResult.SUCCESS
     return SlotResult.NEITHER if status.value == "SKIPPED" else SlotResult.FAILURE
 
 
-def with_ended_slots(group: Group, ends: list[SlotResult]) -> Group:
-    """The group after some of its slots ended, its status as yet the same."""
+def with_ended_slots(group: Group, results: list[SlotResult]) -> Group:
+    """Returns the group with its counters after some slots finished; its status is unchanged."""
     return msgspec.structs.replace(
         group,
-        open=group.open - len(ends),
-        succeeded=group.succeeded + ends.count(SlotResult.SUCCESS),
-        failed=group.failed + ends.count(SlotResult.FAILURE),
+        open=group.open - len(results),
+        succeeded=group.succeeded + results.count(SlotResult.SUCCESS),
+        failed=group.failed + results.count(SlotResult.FAILURE),
     )
 
 
-_AT_LAST: dict[Join, tuple[GroupStatus, GroupStatus]] = {
+_FINAL_STATUSES: dict[Join, tuple[GroupStatus, GroupStatus]] = {
     "all_succeeded": (GroupStatus.COMPLETED, GroupStatus.FAILED),
     "all_done": (GroupStatus.COMPLETED, GroupStatus.COMPLETED),
     "any_failed": (GroupStatus.SKIPPED, GroupStatus.COMPLETED),
     "first_succeeded": (GroupStatus.SKIPPED, GroupStatus.FAILED),
 }
-"""How a group ends when all its children have: without a failure, and with one."""
+"""A group's final status when all its children have finished: without a failure, and with one."""
 
 
 def join_status(group: Group) -> GroupStatus | None:
-    """How the group ends by its join policy, if it does now."""
+    """Returns the group's final status by its join policy, or `None` if it does not finish now."""
     if group.join_policy == "first_succeeded" and group.succeeded:
         return GroupStatus.COMPLETED
     if group.join_policy == "all_succeeded" and group.kind == "sequential" and group.failed:
         return GroupStatus.FAILED
     if group.open > 0:
         return None
-    good, bad = _AT_LAST[group.join_policy]
-    return bad if group.failed else good
+    on_success, on_failure = _FINAL_STATUSES[group.join_policy]
+    return on_failure if group.failed else on_success
 
 
-def flow_end(flow: Flow) -> FlowStatus | None:
-    """How the flow ends, if nothing of it is open."""
+def flow_end_status(flow: Flow) -> FlowStatus | None:
+    """Returns the flow's final status, or `None` while a part of it is open."""
     if flow.open > 0:
         return None
     return FlowStatus.FAILED if flow.failed else FlowStatus.COMPLETED
 
 
 class ControlTaskFailed(Exception):
-    """A control task cannot do what it is for; its task fails with this, for good."""
+    """A control task cannot be carried out; it fails with this message and code, without retry."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -170,7 +171,7 @@ class ControlTaskFailed(Exception):
 
 
 class NextStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What takes the place of something that ended well: a key, or a template per item."""
+    """What runs next in the slot of a successful task: a key, or a template once per item."""
 
     key: str
     prompt: str | None = None
@@ -180,7 +181,7 @@ class NextStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControlInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a control task may look at."""
+    """The values that a control task may read."""
 
     result: Any
     task: dict[str, Any]
@@ -188,57 +189,60 @@ class ControlInput(msgspec.Struct, frozen=True, kw_only=True):
     results: dict[str, Any]
 
 
-def step_after(
-    control: Control | None, next_key: str | None, seen: ControlInput
+def choose_next_step(
+    control: Control | None, next_key: str | None, inputs: ControlInput
 ) -> NextStep | None:
-    """What runs next in the slot of a task that ended well, if anything; raises `Unfit`."""
+    """Returns what runs next in the slot of a successful task, or `None`.
+
+    Raises `ControlTaskFailed` if the control task cannot be carried out.
+    """
     match control:
         case Goto():
             return NextStep(key=control.target, prompt=control.prompt, jump=True)
         case Condition():
-            branch = control.on_true if _holds(control, seen) else control.on_false
+            branch = control.on_true if _is_true(control, inputs) else control.on_false
             next_key = branch or next_key
         case Foreach():
             return NextStep(
-                key=control.template, foreach=control, items=items_of(control, seen.results)
+                key=control.template, foreach=control, items=foreach_items(control, inputs.results)
             )
     return None if next_key is None else NextStep(key=next_key)
 
 
-def _holds(control: Condition, seen: ControlInput) -> bool:
-    names = {"result": seen.result, "task": seen.task, "input": seen.input}
+def _is_true(control: Condition, inputs: ControlInput) -> bool:
+    names = {"result": inputs.result, "task": inputs.task, "input": inputs.input}
     try:
         return compile_expression(control.expression, frozenset(names)).holds(names)
     except Invalid as error:
         raise ControlTaskFailed(error.message, error.code) from error
 
 
-def items_of(control: Foreach, results: dict[str, Any]) -> list[Any]:
-    """The items of a foreach; raises `Unfit` when there is no such list."""
-    found = control.items
+def foreach_items(control: Foreach, results: dict[str, Any]) -> list[Any]:
+    """Returns the items of a foreach; raises `ControlTaskFailed` if there is no valid list."""
+    items = control.items
     try:
-        if (known := reference(found)) is not None:
-            found = _referred(known, results)
-            check_data("the list of items", found)
+        if (reference := parse_reference(items)) is not None:
+            items = _resolve_reference(reference, results)
+            check_no_references("the list of items", items)
     except Invalid as error:
         raise ControlTaskFailed(error.message, error.code) from error
-    if not isinstance(found, list):
-        raise ControlTaskFailed("the items of the foreach are not a list", "invalid_value")
-    if len(found) > MAX_ITEMS:
+    if not isinstance(items, list):
+        raise ControlTaskFailed("the items of the foreach must be a list", "invalid_value")
+    if len(items) > MAX_ITEMS:
         raise ControlTaskFailed(
-            f"{len(found):,} items; a foreach takes at most {MAX_ITEMS:,}", "too_large"
+            f"{len(items):,} items; a foreach takes at most {MAX_ITEMS:,}", "too_large"
         )
-    return found
+    return items
 
 
-def _referred(known: ResultReference, results: dict[str, Any]) -> Any:
-    if known.key not in results:
-        raise Invalid(f"{known.key!r} has no result in this flow", "result_missing")
-    return at_path(results[known.key], known.path)
+def _resolve_reference(reference: ResultReference, results: dict[str, Any]) -> Any:
+    if reference.key not in results:
+        raise Invalid(f"{reference.key!r} has no result in this flow", "result_missing")
+    return get_at_path(results[reference.key], reference.path)
 
 
 def is_next_child(plan: Plan, group_key: str | None, key: str, next_key: str) -> bool:
-    """Whether `next_key` would run anyway after `key`, as the following child of a sequence."""
+    """True if `next_key` is the child after `key` in a sequential group, so it runs next anyway."""
     group = plan.groups.get(group_key) if group_key is not None else None
     if group is None or group.order != "sequential" or key not in group.children:
         return False
@@ -246,35 +250,35 @@ def is_next_child(plan: Plan, group_key: str | None, key: str, next_key: str) ->
 
 
 class ActivationContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an activation adds to what its definition says."""
+    """What an activation adds to its definition."""
 
     groups: tuple[str, ...] = ()
-    """The keys of the groups around it, outermost first."""
+    """Keys of the enclosing groups, outermost first."""
     prompts: tuple[str, ...] = ()
-    """What gotos on the way here appended."""
+    """Prompts that gotos on the way to this activation appended."""
     item: Any = None
     index: int | None = None
 
 
-def with_item(value: Any, item: Any, index: int) -> Any:
-    """A template's value with `{{item}}`, `{{index}}` and `{"$item": PATH}` filled in."""
+def fill_template(value: Any, item: Any, index: int) -> Any:
+    """Returns a template's value with `{{item}}`, `{{index}}` and `{"$item": PATH}` filled in."""
     if isinstance(value, str):
         if "{{" not in value:
             return value
-        said = item if isinstance(item, str) else msgspec.json.encode(item).decode()
-        return value.replace("{{item}}", said).replace("{{index}}", str(index))
+        text = item if isinstance(item, str) else msgspec.json.encode(item).decode()
+        return value.replace("{{item}}", text).replace("{{index}}", str(index))
     if isinstance(value, dict):
         if set(value) == {"$item"}:
             path = value["$item"]
-            return at_path(item, path if isinstance(path, str) else None)
-        return {key: with_item(each, item, index) for key, each in value.items()}
+            return get_at_path(item, path if isinstance(path, str) else None)
+        return {key: fill_template(part, item, index) for key, part in value.items()}
     if isinstance(value, list):
-        return [with_item(each, item, index) for each in value]
+        return [fill_template(part, item, index) for part in value]
     return value
 
 
-def effective_prompt(plan: Plan, context: ActivationContext, own: str | None) -> str | None:
-    """The prompts of the groups around, the task's own, and what gotos appended."""
-    above = (plan.groups[key].prompt for key in context.groups if key in plan.groups)
-    parts = [part for part in (*above, own, *context.prompts) if part]
+def build_prompt(plan: Plan, context: ActivationContext, own: str | None) -> str | None:
+    """Returns the prompts of the enclosing groups, of the task, and of gotos, joined by lines."""
+    group_prompts = (plan.groups[key].prompt for key in context.groups if key in plan.groups)
+    parts = [part for part in (*group_prompts, own, *context.prompts) if part]
     return "\n\n".join(parts) if parts else None

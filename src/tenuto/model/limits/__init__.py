@@ -1,9 +1,9 @@
-"""Everything that keeps a ready task from being claimed, and what tasks may cost.
+"""Limits that keep a ready task from being claimed, and limits on the cost of tasks.
 
 pauses: which lanes and agents a pause stops.
-rate_limits: requests and tokens per minute that all workers share.
-concurrency: concurrency keys, of which each admits a number of tasks at a time.
-budgets: usage of models, and budgets for it.
+rate_limits: requests and tokens per minute, shared by all workers.
+concurrency: concurrency keys; each allows a number of active tasks.
+budgets: tokens and cost that attempts used, and budgets for them.
 quota: limits of a workspace.
-complexity: how complex a task is, and which agents that requires.
+complexity: complexity levels of tasks, and the agents that a complex task needs.
 """

@@ -1,4 +1,4 @@
-"""What attempts use of their models, and the budgets that bound it. Pure."""
+"""Model usage of attempts (tokens and cost), and the budgets that limit it. Pure."""
 
 import math
 from typing import Any
@@ -9,18 +9,21 @@ from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 
 HOLD = "budget"
-"""What a task waits for whose budget, or that of one above it, is used up; then the task's id."""
-MOST_USD = 1e9
+"""Hold of a task whose budget, or an ancestor's, is used up: `budget:`, the id of that task."""
+MAX_USD = 1e9
 NO_MODEL = "unknown"
-"""Stands for the model where a report names none."""
-AT_END = bounds.MAX_COUNT + 1
-"""The number of a report that has none and comes with its attempt's end: no other follows it."""
+"""The model name for reports that name no model."""
+FINAL_REPORT_NUMBER = bounds.MAX_COUNT + 1
+"""The number of the report that comes with an attempt's end and has no number of its own.
+
+It is the last one.
+"""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What an attempt used since its last report.
 
-    `number` counts an attempt's reports: one that comes again is not counted again.
+    `number` counts the attempt's reports: a repeated report is not counted again.
     """
 
     model: str | None = None
@@ -31,14 +34,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """What a task may use, together with all that it spawns."""
+    """A cap on the tokens or the cost of a task with all its subtasks."""
 
     tokens: int | None = None
     cost_usd: float | None = None
 
 
 class UsageTotal(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What was used."""
+    """The tokens and the cost used."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -50,59 +53,62 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def check_usage(usage: Usage) -> None:
-    """Raise `Invalid` unless a report can be counted."""
+    """Raises `Invalid` unless all values of the usage report are in range."""
     if usage.model is not None:
-        bounds.text("usage.model", usage.model, bounds.MAX_NAME, empty=False)
+        bounds.check_text("usage.model", usage.model, bounds.MAX_NAME, empty=False)
     for name in ("input_tokens", "output_tokens"):
-        _count(f"usage.{name}", getattr(usage, name))
-    _dollars("usage.cost_usd", usage.cost_usd)
+        _check_count(f"usage.{name}", getattr(usage, name))
+    _check_dollars("usage.cost_usd", usage.cost_usd)
     if usage.number is not None:
-        bounds.number("usage.number", usage.number, 1, bounds.MAX_COUNT)
+        bounds.check_number("usage.number", usage.number, 1, bounds.MAX_COUNT)
 
 
 def check_budget(budget: Budget) -> None:
-    """Raise `Invalid` unless a budget bounds something."""
+    """Raises `Invalid` unless the budget limits tokens or cost, by numbers in range."""
     if budget.tokens is None and budget.cost_usd is None:
-        raise Invalid("budget names neither tokens nor costUsd", field="budget")
+        raise Invalid("budget needs tokens or costUsd", field="budget")
     if budget.tokens is not None:
-        bounds.number("budget.tokens", budget.tokens, 1, bounds.MAX_COUNT)
+        bounds.check_number("budget.tokens", budget.tokens, 1, bounds.MAX_COUNT)
     if budget.cost_usd is not None:
-        _dollars("budget.cost_usd", budget.cost_usd)
+        _check_dollars("budget.cost_usd", budget.cost_usd)
 
 
-def is_over(budget: Budget, spent: UsageTotal) -> bool:
-    """Whether more was used than the budget has."""
-    tokens = budget.tokens is not None and spent.tokens > budget.tokens
-    return tokens or (budget.cost_usd is not None and spent.cost_usd > budget.cost_usd)
+def is_exceeded(budget: Budget, used: UsageTotal) -> bool:
+    """True if more was used than the budget allows."""
+    exceeds_tokens = budget.tokens is not None and used.tokens > budget.tokens
+    return exceeds_tokens or (budget.cost_usd is not None and used.cost_usd > budget.cost_usd)
 
 
-def raised_budget(budget: Budget, spent: UsageTotal, wanted: Budget | None) -> Budget:
-    """The budget a person allows instead: the wanted one, else twice what there was or is used.
+def raise_budget(budget: Budget, used: UsageTotal, requested: Budget | None) -> Budget:
+    """Returns a higher budget: the requested one, else twice the budget or, if more, the usage.
 
-    Raises `Invalid` where the wanted one is used up already.
+    Raises `Invalid` if the requested budget is already used up.
     """
-    if wanted is not None:
-        check_budget(wanted)
-        if is_over(wanted, spent):
-            raise Invalid(f"that is used up already: {format_usage(spent)}", "budget_too_small")
-        return wanted
-    tokens = None if budget.tokens is None else 2 * max(budget.tokens, spent.tokens)
-    cost = None if budget.cost_usd is None else 2 * max(budget.cost_usd, spent.cost_usd)
+    if requested is not None:
+        check_budget(requested)
+        if is_exceeded(requested, used):
+            raise Invalid(
+                f"the requested budget is already used up: {format_usage(used)} used; request more",
+                "budget_too_small",
+            )
+        return requested
+    tokens = None if budget.tokens is None else 2 * max(budget.tokens, used.tokens)
+    cost = None if budget.cost_usd is None else 2 * max(budget.cost_usd, used.cost_usd)
     return Budget(tokens=tokens, cost_usd=cost)
 
 
-def format_usage(spent: UsageTotal) -> str:
-    """What was used, for people."""
-    return f"{spent.tokens:,} tokens, {spent.cost_usd:.4f} USD"
+def format_usage(used: UsageTotal) -> str:
+    """Returns the usage as text for people."""
+    return f"{used.tokens:,} tokens, {used.cost_usd:.4f} USD"
 
 
-def _count(field: str, value: Any) -> None:
+def _check_count(field: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise Invalid(f"{field} must be a whole number", field=field)
-    bounds.number(field, value, 0, 10**12)
+    bounds.check_number(field, value, 0, 10**12)
 
 
-def _dollars(field: str, value: Any) -> None:
+def _check_dollars(field: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise Invalid(f"{field} must be a number", field=field)
-    bounds.number(field, value, 0, MOST_USD)
+    bounds.check_number(field, value, 0, MAX_USD)

@@ -1,4 +1,4 @@
-"""How complex a task is, by its estimate, and what that asks of the agent that takes it."""
+"""Complexity of a task, by its estimate, and the capability that a complex task requires."""
 
 from typing import Literal
 
@@ -9,16 +9,16 @@ from tenuto.model.errors import Invalid
 from tenuto.model.tasks.submission import Complexity, NewTask
 
 CALLS_SUBAGENTS = "call_subagent"
-_SPLIT = frozenset({"Hard", "ExtremHard"})
+_HARD_LEVELS = frozenset({"Hard", "ExtremHard"})
 
 
 class ComplexityRules(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
 ):
-    """Where a workspace draws the lines, and whether hard tasks need an agent that splits them.
+    """A workspace's limits between complexity levels, and its policy for hard tasks.
 
-    `require` sends them only to agents with the capability `call_subagent`; `warn` says so and
-    does nothing; `off` says nothing.
+    With policy `require`, only agents with the capability `call_subagent` can claim hard tasks.
+    `warn` only reports them. `off` does nothing.
     """
 
     low_minutes: int = 30
@@ -30,15 +30,21 @@ DEFAULT = ComplexityRules()
 
 
 def check(rules: ComplexityRules) -> None:
-    """Raise `Invalid` unless the lines are in order."""
-    bounds.number("lowMinutes", rules.low_minutes, 1, bounds.MAX_SECONDS // 60)
-    bounds.number("middleMinutes", rules.middle_minutes, 1, bounds.MAX_SECONDS // 60)
+    """Raises `Invalid` unless the limits are in range and in order."""
+    bounds.check_number("lowMinutes", rules.low_minutes, 1, bounds.MAX_SECONDS // 60)
+    bounds.check_number("middleMinutes", rules.middle_minutes, 1, bounds.MAX_SECONDS // 60)
     if rules.low_minutes >= rules.middle_minutes:
-        raise Invalid("lowMinutes must be less than middleMinutes", field="lowMinutes")
+        raise Invalid(
+            f"lowMinutes ({rules.low_minutes}) must be less than middleMinutes"
+            f" ({rules.middle_minutes})",
+            field="lowMinutes",
+        )
 
 
-def level(estimate_minutes: int | None, rules: ComplexityRules = DEFAULT) -> Complexity:
-    """The level that follows from an estimate; without one nobody knows how hard it is."""
+def complexity_of_estimate(
+    estimate_minutes: int | None, rules: ComplexityRules = DEFAULT
+) -> Complexity:
+    """Returns the complexity level of an estimate; `ExtremHard` if there is no estimate."""
     if estimate_minutes is None:
         return "ExtremHard"
     if estimate_minutes <= rules.low_minutes:
@@ -47,21 +53,24 @@ def level(estimate_minutes: int | None, rules: ComplexityRules = DEFAULT) -> Com
 
 
 def is_hard(new: NewTask, rules: ComplexityRules) -> bool:
-    """Whether the task is to be split; one that says nothing of its size is taken as it is."""
+    """True if the task is hard. A task without complexity and estimate does not count as hard."""
     if new.complexity is not None:
-        return new.complexity in _SPLIT
-    return new.estimate_minutes is not None and level(new.estimate_minutes, rules) in _SPLIT
+        return new.complexity in _HARD_LEVELS
+    return (
+        new.estimate_minutes is not None
+        and complexity_of_estimate(new.estimate_minutes, rules) in _HARD_LEVELS
+    )
 
 
-def gated(new: NewTask, rules: ComplexityRules) -> NewTask:
-    """The task with what its complexity requires of an agent."""
+def with_complexity_gate(new: NewTask, rules: ComplexityRules) -> NewTask:
+    """Returns the task with the capability that its complexity requires, if the policy says so."""
     if rules.policy != "require" or not is_hard(new, rules):
         return new
     return require_subagents(new)
 
 
 def require_subagents(new: NewTask) -> NewTask:
-    """Returns the task with the capability to call sub-agents among those it requires."""
+    """Returns the task with `call_subagent` among its required capabilities."""
     if CALLS_SUBAGENTS in new.capabilities:
         return new
     return msgspec.structs.replace(new, capabilities=[*new.capabilities, CALLS_SUBAGENTS])

@@ -1,4 +1,4 @@
-"""What people hold back: which lanes a gate closes, for which agents, and until when."""
+"""Pauses by operators: which lanes and agents a pause stops, and until when."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -10,72 +10,79 @@ from tenuto.model import bounds
 from tenuto.model.agents.matching import Requirements
 from tenuto.model.errors import Invalid
 
-GateKind = Literal["lane", "agent", "type", "workspace"]
-KINDS: tuple[GateKind, ...] = get_args(GateKind)
-EVERYTHING = "all"
-"""The subject of a gate before the whole workspace."""
+PauseKind = Literal["lane", "agent", "type", "workspace"]
+KINDS: tuple[PauseKind, ...] = get_args(PauseKind)
+WORKSPACE_SUBJECT = "all"
+"""The subject of a pause of the whole workspace."""
 FOREVER = datetime.max.replace(tzinfo=UTC)
-MAX_GATES = 1_000
-"""Of a workspace."""
+MAX_PAUSES = 1_000
+"""Per workspace."""
 
 
 class ClaimPause(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is held back; `until` is none: until somebody lets it go on."""
+    """A pause of a lane, an agent, a task type or a workspace; without `until`, until resumed."""
 
-    kind: GateKind
+    kind: PauseKind
     subject: str
     reason: str | None = None
     until: datetime | None = None
     created_by: str | None = None
 
-    def holds(self, now: datetime) -> bool:
+    def is_active(self, now: datetime) -> bool:
+        """True if the pause has not ended."""
         return self.until is None or self.until > now
 
-    def blocks_lane(self, lane: int, needs: Requirements) -> bool:
-        """Whether nobody may take tasks of the lane while it holds."""
+    def blocks_lane(self, lane: int, requirements: Requirements) -> bool:
+        """True if the pause keeps every agent from claiming tasks of the lane."""
         match self.kind:
             case "lane":
                 return self.subject == str(lane)
             case "type":
-                return self.subject == needs.task_type
+                return self.subject == requirements.task_type
             case "workspace":
                 return True
             case "agent":
                 return False
 
     def blocks_agent(self, agent: str) -> bool:
-        """Whether the agent of that name may take nothing while it holds."""
+        """True if this is a pause of the agent with this name; a workspace pause is not."""
         return self.kind == "agent" and self.subject == agent
 
     @property
-    def describe(self) -> str:
-        """What people read of it."""
-        what = "the workspace" if self.kind == "workspace" else f"{self.kind} {self.subject}"
-        by = f" by {self.created_by}" if self.created_by else ""
-        why = f": {self.reason}" if self.reason else ""
-        return f"{what} was paused{by}{why}"
+    def description(self) -> str:
+        """The pause as text for people: its subject, who paused it, and the reason."""
+        subject = "the workspace" if self.kind == "workspace" else f"{self.kind} {self.subject}"
+        author = f" by {self.created_by}" if self.created_by else ""
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{subject} was paused{author}{reason}"
 
 
 def check(kind: str, subject: str, reason: str | None) -> None:
-    """Raise `Invalid` unless that can be held back for that reason."""
+    """Raises `Invalid` unless a pause of this kind can have this subject and reason."""
     if kind not in KINDS:
-        raise Invalid(f"no gate {kind[:40]!r}; known are {', '.join(KINDS)}", field="kind")
-    bounds.text("subject", subject, bounds.MAX_TITLE, empty=False)
-    if kind == "workspace" and subject != EVERYTHING:
-        raise Invalid(f"the subject of a workspace's gate is {EVERYTHING!r}", field="subject")
+        raise Invalid(f"kind must be one of {', '.join(KINDS)}, not {kind[:40]!r}", field="kind")
+    bounds.check_text("subject", subject, bounds.MAX_TITLE, empty=False)
+    if kind == "workspace" and subject != WORKSPACE_SUBJECT:
+        raise Invalid(
+            f"the subject of a workspace pause must be {WORKSPACE_SUBJECT!r}", field="subject"
+        )
     if kind == "lane" and not (subject.isascii() and subject.isdecimal()):
-        raise Invalid("a lane is named by its number; `explain` tells it", field="subject")
+        raise Invalid(
+            "the subject of a lane pause must be a lane id;"
+            ' "orchestrate task explain" shows the lane of a task',
+            field="subject",
+        )
     if reason is not None:
-        bounds.text("reason", reason, bounds.MAX_ERROR)
+        bounds.check_text("reason", reason, bounds.MAX_ERROR)
 
 
-def closed_until(
-    gates: Iterable[ClaimPause], agent: str, lane: int, needs: Requirements
+def latest_pause_end(
+    pauses: Iterable[ClaimPause], agent: str, lane: int, requirements: Requirements
 ) -> datetime | None:
-    """Until when gates keep the agent from the lane; none when none does."""
-    found = [
-        gate.until or FOREVER
-        for gate in gates
-        if gate.blocks_agent(agent) or gate.blocks_lane(lane, needs)
+    """Returns until when pauses keep the agent from claiming from the lane; `None` if none does."""
+    ends = [
+        pause.until or FOREVER
+        for pause in pauses
+        if pause.blocks_agent(agent) or pause.blocks_lane(lane, requirements)
     ]
-    return max(found, default=None)
+    return max(ends, default=None)

@@ -1,4 +1,4 @@
-"""What a workspace may use."""
+"""Quotas: limits of one workspace."""
 
 import msgspec
 
@@ -7,40 +7,42 @@ from tenuto.model.errors import Invalid
 
 
 class Quota(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """What a workspace may use; `None`: as much as it likes."""
+    """Caps on a workspace's new tasks per minute, pending and running tasks; `None`: no cap."""
 
     tasks_per_minute: int | None = None
     pending: int | None = None
     running: int | None = None
 
     def check(self) -> None:
-        """Raise `Invalid` unless every number makes sense."""
+        """Raises `Invalid` unless every number is in range."""
         for name in self.__struct_fields__:
             if (value := getattr(self, name)) is not None:
-                bounds.number(name, value, 0, bounds.MAX_COUNT)
+                bounds.check_number(name, value, 0, bounds.MAX_COUNT)
 
     def check_below(self, ceiling: "Quota") -> None:
-        """Raise `Invalid` if a number is above what the operator allows any workspace."""
+        """Raises `Invalid` if a number is above the operator's ceiling for all workspaces."""
         for name in self.__struct_fields__:
-            value, most = getattr(self, name), getattr(ceiling, name)
-            if value is not None and most is not None and value > most:
+            value, maximum = getattr(self, name), getattr(ceiling, name)
+            if value is not None and maximum is not None and value > maximum:
                 raise Invalid(
-                    f"{name} may be at most {most:,}, the operator's ceiling quota_{name},"
+                    f"{name} may be at most {maximum:,}, the operator's ceiling quota_{name},"
                     f" not {value:,}",
                     field=name,
                 )
 
 
-def effective(quota: Quota, ceiling: Quota) -> Quota:
-    """The quota in force: of each number the lesser of the workspace's and the operator's."""
-    return Quota(**{name: _lesser(quota, ceiling, name) for name in Quota.__struct_fields__})
+def effective_quota(quota: Quota, ceiling: Quota) -> Quota:
+    """Returns the quota in force: of each number the lower one of the quota and the ceiling."""
+    return Quota(**{name: _lower_limit(quota, ceiling, name) for name in Quota.__struct_fields__})
 
 
-def _lesser(quota: Quota, ceiling: Quota, name: str) -> int | None:
-    given = [each for each in (getattr(quota, name), getattr(ceiling, name)) if each is not None]
-    return min(given, default=None)
+def _lower_limit(quota: Quota, ceiling: Quota, name: str) -> int | None:
+    limits = [
+        limit for limit in (getattr(quota, name), getattr(ceiling, name)) if limit is not None
+    ]
+    return min(limits, default=None)
 
 
-def quota_of(text: str | None) -> Quota:
-    """The quota that a workspace's row holds."""
+def parse_quota(text: str | None) -> Quota:
+    """Returns the quota from the JSON text of a workspace's row."""
     return Quota() if text is None else msgspec.json.decode(text, type=Quota)

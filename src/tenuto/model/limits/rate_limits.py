@@ -1,9 +1,9 @@
-"""Rate limits: how many requests and tokens a minute are left of what all workers share.
+"""Rate limits: requests and tokens per minute, shared by all workers.
 
-Requests are kept by the instant at which they were taken, for a minute: never are there more than
-the limit in any sixty seconds, and all of them may come at once. Tokens are known only after they
-were used, so theirs is a bucket: it holds a minute's worth, is filled all the time, and what was
-used beyond that is a debt that holds claims back until it is paid.
+Requests use a sliding window: the time of each request is kept for a minute. There are never more
+than the limit in any sixty seconds, but all of them may come at once. Tokens are known only after
+they were used, so they use a token bucket. It holds the tokens of one minute and refills steadily.
+Using more than it holds makes a debt, which blocks claims until the bucket has refilled.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,21 +15,24 @@ from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 
 MAX_RATE_LIMITS = 100
-"""Of a workspace."""
+"""Per workspace."""
 MINUTE = timedelta(minutes=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _SECOND_US = 1_000_000
 _MINUTE_US = 60 * _SECOND_US
 
-Taken = tuple[tuple[int, int], ...]
-"""Instants in microseconds, with how many requests were taken; of one second, its last."""
-Group = tuple[str, ...]
-"""The names of the limits that some lanes share, in order."""
+TakenRequests = tuple[tuple[int, int], ...]
+"""Pairs of an instant in microseconds and a number of requests.
+
+Requests of the same second share one pair, with the instant of the last of them.
+"""
+LimitNames = tuple[str, ...]
+"""The sorted names of the limits that apply to a group of lanes."""
 
 
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """What is limited: a provider, a model, an account; none of a kind means any."""
+    """A cap on the use of a provider, a model or an account; `None` matches any."""
 
     name: str
     provider: str | None = None
@@ -38,8 +41,8 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
 
-    def applies(self, model: str | None, account: str | None) -> bool:
-        """Whether tasks that use the model on the account count against it."""
+    def applies_to(self, model: str | None, account: str | None) -> bool:
+        """True if tasks that use the model on the account count against this limit."""
         provider, slash, short = (model or "").partition("/")
         return (
             self.provider in (None, provider if slash else None)
@@ -48,110 +51,115 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def check(self) -> None:
-        """Raise `Invalid` unless it limits something by a number that makes sense."""
-        bounds.text("name", self.name, bounds.MAX_NAME, empty=False)
+        """Raises `Invalid` unless the limit has a subject and a number in range."""
+        bounds.check_text("name", self.name, bounds.MAX_NAME, empty=False)
         for field in ("provider", "model", "account"):
             value = getattr(self, field)
             if value is not None:
-                bounds.text(field, value, bounds.MAX_TITLE, empty=False)
+                bounds.check_text(field, value, bounds.MAX_TITLE, empty=False)
         if self.provider is None and self.model is None and self.account is None:
-            raise Invalid("name a provider, a model or an account", field="provider")
+            raise Invalid("a provider, a model or an account is required", field="provider")
         if self.requests_per_minute is None and self.tokens_per_minute is None:
-            raise Invalid("limit requests or tokens per minute", field="requestsPerMinute")
+            raise Invalid(
+                "requestsPerMinute or tokensPerMinute is required", field="requestsPerMinute"
+            )
         for field, number in (
             ("requestsPerMinute", self.requests_per_minute),
             ("tokensPerMinute", self.tokens_per_minute),
         ):
             if number is not None:
-                bounds.number(field, number, 1, bounds.MAX_COUNT)
+                bounds.check_number(field, number, 1, bounds.MAX_COUNT)
 
 
 class RateLimitUsage(msgspec.Struct, frozen=True):
-    """What was used of a limit: requests of the last minute, tokens left at an instant."""
+    """The use of a limit: requests of the last minute, and tokens left at `counted_at`."""
 
-    taken: Taken
+    taken: TakenRequests
     tokens: float
     counted_at: datetime
 
 
-def fresh(limit: RateLimit, now: datetime) -> RateLimitUsage:
-    """Nothing used yet."""
+def initial_usage(limit: RateLimit, now: datetime) -> RateLimitUsage:
+    """Returns the usage of a new limit: nothing used."""
     return RateLimitUsage((), float(limit.tokens_per_minute or 0), now)
 
 
-def requests_left(limit: RateLimit, usage: RateLimitUsage, now: datetime) -> int:
-    """How many requests may be made now; while tokens are owed, none."""
-    if limit.tokens_per_minute is not None and tokens_left(limit, usage, now) < 1:
+def remaining_requests(limit: RateLimit, usage: RateLimitUsage, now: datetime) -> int:
+    """Returns how many requests are allowed now; none while the bucket has no token."""
+    if limit.tokens_per_minute is not None and remaining_tokens(limit, usage, now) < 1:
         return 0
     if limit.requests_per_minute is None:
         return bounds.MAX_CLAIM
-    used = sum(number for _, number in _recent(usage.taken, now))
+    used = sum(number for _, number in _requests_of_last_minute(usage.taken, now))
     return max(0, limit.requests_per_minute - used)
 
 
-def tokens_left(limit: RateLimit, usage: RateLimitUsage, now: datetime) -> float:
-    """The tokens in the bucket, below zero when more were used than there were."""
-    most = float(limit.tokens_per_minute or 0)
-    passed = max(timedelta(0), now - usage.counted_at)
-    return min(most, usage.tokens + most * (passed / MINUTE))
+def remaining_tokens(limit: RateLimit, usage: RateLimitUsage, now: datetime) -> float:
+    """Returns the tokens in the bucket; below zero if more were used than it held."""
+    capacity = float(limit.tokens_per_minute or 0)
+    elapsed = max(timedelta(0), now - usage.counted_at)
+    return min(capacity, usage.tokens + capacity * (elapsed / MINUTE))
 
 
 def next_request_at(limit: RateLimit, usage: RateLimitUsage, now: datetime) -> datetime:
-    """When the next request may be made; `now` when it may."""
-    found = now
+    """Returns when the next request is allowed; `now` if it is allowed now."""
+    earliest = now
     if limit.tokens_per_minute is not None:
-        missing = 1 - tokens_left(limit, usage, now)
-        if missing > 0:
-            wait = min(missing * 60 / limit.tokens_per_minute, bounds.MAX_SECONDS)
-            found = now + timedelta(seconds=wait) + _MICROSECOND
+        missing_tokens = 1 - remaining_tokens(limit, usage, now)
+        if missing_tokens > 0:
+            wait_s = min(missing_tokens * 60 / limit.tokens_per_minute, bounds.MAX_SECONDS)
+            earliest = now + timedelta(seconds=wait_s) + _MICROSECOND
     if limit.requests_per_minute is not None:
-        taken = _recent(usage.taken, now)
-        over = sum(number for _, number in taken) - limit.requests_per_minute
-        for at, number in taken:
-            if over < 0:
+        taken = _requests_of_last_minute(usage.taken, now)
+        excess = sum(number for _, number in taken) - limit.requests_per_minute
+        for taken_at_us, number in taken:
+            if excess < 0:
                 break
-            over -= number
-            found = max(found, _EPOCH + timedelta(microseconds=at + _MINUTE_US))
-    return found
+            excess -= number
+            earliest = max(earliest, _EPOCH + timedelta(microseconds=taken_at_us + _MINUTE_US))
+    return earliest
 
 
 def add_requests(usage: RateLimitUsage, now: datetime, number: int) -> RateLimitUsage:
-    """After so many requests were made."""
-    at = _micros(now)
-    taken = list(_recent(usage.taken, now))
-    if taken and taken[-1][0] // _SECOND_US >= at // _SECOND_US:
-        last, before = taken.pop()
-        at, number = max(at, last), number + before
-    return msgspec.structs.replace(usage, taken=(*taken, (at, number)))
+    """Returns the usage after `number` more requests."""
+    now_us = _to_microseconds(now)
+    taken = list(_requests_of_last_minute(usage.taken, now))
+    if taken and taken[-1][0] // _SECOND_US >= now_us // _SECOND_US:
+        last_us, last_number = taken.pop()
+        now_us, number = max(now_us, last_us), number + last_number
+    return msgspec.structs.replace(usage, taken=(*taken, (now_us, number)))
 
 
-def with_tokens(
+def subtract_tokens(
     limit: RateLimit, usage: RateLimitUsage, now: datetime, number: int
 ) -> RateLimitUsage:
-    """After it became known that so many tokens were used."""
-    left = tokens_left(limit, usage, now) - number
-    return msgspec.structs.replace(usage, tokens=left, counted_at=max(now, usage.counted_at))
+    """Returns the usage after an attempt reported `number` used tokens."""
+    remaining = remaining_tokens(limit, usage, now) - number
+    return msgspec.structs.replace(usage, tokens=remaining, counted_at=max(now, usage.counted_at))
 
 
-def adjusted(
+def adjust_usage(
     before: RateLimit, after: RateLimit, usage: RateLimitUsage, now: datetime
 ) -> RateLimitUsage:
-    """What is used of a limit that was changed: what was taken stays taken, debts stay debts."""
-    full = float(after.tokens_per_minute or 0)
-    left = full if before.tokens_per_minute is None else tokens_left(before, usage, now)
-    return RateLimitUsage(_recent(usage.taken, now), min(full, left), now)
+    """Returns the usage of a changed limit: requests still count, and a token debt remains."""
+    capacity = float(after.tokens_per_minute or 0)
+    remaining = (
+        capacity if before.tokens_per_minute is None else remaining_tokens(before, usage, now)
+    )
+    return RateLimitUsage(_requests_of_last_minute(usage.taken, now), min(capacity, remaining), now)
 
 
 def allocate_claims(
-    heads: Mapping[Group, Sequence[int]], left: Mapping[str, int], n: int
-) -> dict[Group, int]:
-    """How many tasks to take of each group: the best ranks first, as far as limits allow.
+    ranks_by_group: Mapping[LimitNames, Sequence[int]], remaining: Mapping[str, int], n: int
+) -> dict[LimitNames, int]:
+    """Returns how many tasks to claim from each group: best ranks first, within the limits.
 
-    `heads` has the ranks of each group's best tasks, `left` what each limit allows.
+    `ranks_by_group` has the ranks of each group's best tasks. `remaining` has the number of claims
+    that each limit allows. At most `n` tasks are allocated.
     """
-    allowed = dict(left)
-    shares = dict.fromkeys(heads, 0)
-    best = sorted((rank, group) for group, ranks in heads.items() for rank in ranks)
+    allowed = dict(remaining)
+    shares = dict.fromkeys(ranks_by_group, 0)
+    best = sorted((rank, group) for group, ranks in ranks_by_group.items() for rank in ranks)
     for _, group in best:
         if n <= 0:
             break
@@ -163,20 +171,22 @@ def allocate_claims(
     return shares
 
 
-def group_of(found: Iterable[RateLimit], model: str | None, account: str | None) -> Group:
-    """The limits that hold for tasks that use the model on the account."""
-    return tuple(sorted(each.name for each in found if each.applies(model, account)))
+def applying_limits(
+    limits: Iterable[RateLimit], model: str | None, account: str | None
+) -> LimitNames:
+    """Returns the names of the limits that apply to tasks with this model and account."""
+    return tuple(sorted(limit.name for limit in limits if limit.applies_to(model, account)))
 
 
-def allowance(group: Iterable[str], left: Mapping[str, int], n: int) -> int:
-    """How many of n tasks a group's limits allow."""
-    return min((left[name] for name in group), default=n) if n > 0 else 0
+def allowed_claims(group: Iterable[str], remaining: Mapping[str, int], n: int) -> int:
+    """Returns how many of `n` tasks the group's limits allow."""
+    return min((remaining[name] for name in group), default=n) if n > 0 else 0
 
 
-def _recent(taken: Taken, now: datetime) -> Taken:
-    since = _micros(now) - _MINUTE_US
-    return tuple(each for each in taken if each[0] > since)
+def _requests_of_last_minute(taken: TakenRequests, now: datetime) -> TakenRequests:
+    since_us = _to_microseconds(now) - _MINUTE_US
+    return tuple(entry for entry in taken if entry[0] > since_us)
 
 
-def _micros(moment: datetime) -> int:
+def _to_microseconds(moment: datetime) -> int:
     return (moment - _EPOCH) // _MICROSECOND

@@ -1,4 +1,4 @@
-"""What a schedule does at one look: which of its times starts, waits or is left out. Pure."""
+"""Decides which due times of a schedule start, queue or are skipped. Pure."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -7,97 +7,100 @@ import msgspec
 from tenuto.model.schedules.schedule import (
     GRACE,
     ScheduleSpec,
-    due,
+    add_jitter,
+    due_times,
     following,
-    jittered,
     overlap_action,
 )
 
-LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_QUEUED = 1_000
-"""Times that wait for a start before to end; what comes on top of these is skipped."""
+"""Due times that may wait for a running start to finish; further ones are skipped."""
 
 
 class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decision is made on."""
+    """The state of a schedule that a decision reads."""
 
     last: datetime
-    """Up to here every time is handled."""
+    """All times up to this one are handled."""
     queued: tuple[datetime, ...] = ()
-    """Times that wait for a start before to end, earliest first."""
+    """Due times that wait for a running start to finish, earliest first."""
     running: int = 0
-    """Starts that have not ended."""
+    """Number of starts that have not finished."""
 
 
 class FiringDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do now, and how the schedule stands then."""
+    """What a schedule does now, and its state afterwards."""
 
     start: datetime | None = None
-    """The one time that starts: any other would overlap it."""
+    """The time that starts. At most one starts: another one would overlap it."""
     cancel: bool = False
-    """Whether what runs is to be cancelled first."""
+    """True if the running start must be cancelled first."""
     skipped: tuple[datetime, ...] = ()
     queued: tuple[datetime, ...] = ()
     waiting: tuple[datetime, ...] = ()
-    """Which of the queued times are new there."""
+    """The queued times that this decision added."""
     missed: int = 0
     last: datetime
     next: datetime | None
-    """When to look again for a time of the schedule; without one, only what is queued is left."""
+    """When to poll the schedule again; `None` if only queued times remain."""
 
 
 def initial_cursor(spec: ScheduleSpec, now: datetime) -> datetime:
-    """Up to where the times of a schedule that is made now are handled.
+    """Returns the time up to which a schedule created now counts as handled.
 
-    A fixed time means "not before", so one that has passed already still starts.
+    A fixed time means "not before", so a fixed time that has already passed still starts.
     """
-    return LONG_AGO if spec.kind == "datetime-event" else now
+    return EPOCH if spec.kind == "datetime-event" else now
 
 
 def next_poll_at(spec: ScheduleSpec, last: datetime, roll: float) -> datetime | None:
-    """When the first time after `last` starts; `roll` in [0, 1) spreads it over the jitter."""
+    """Returns when the first time after `last` starts, or `None` if there is none.
+
+    `roll` in [0, 1) spreads the start over the jitter.
+    """
     times = following(spec, last, 1)
     if not times:
         return None
-    late = jittered(spec, times[0], roll)
-    # The end of a range is the last moment to start, so nothing may be put off beyond it.
-    return late if due(spec, last, late, _grace(spec)).fire else times[0]
+    jittered = add_jitter(spec, times[0], roll)
+    # The end of a range is the last moment to start, so the jitter must not postpone beyond it.
+    return jittered if due_times(spec, last, jittered, _grace_of(spec)).fire else times[0]
 
 
 def decide_firing(
-    spec: ScheduleSpec, standing: ScheduleState, now: datetime, roll: float
+    spec: ScheduleSpec, state: ScheduleState, now: datetime, roll: float
 ) -> FiringDecision:
-    """What a schedule asks for now."""
-    found = due(spec, standing.last, now, _grace(spec))
+    """Returns what the schedule does now."""
+    due = due_times(spec, state.last, now, _grace_of(spec))
     start: datetime | None = None
     cancel = False
-    running, line, skipped = standing.running, list(standing.queued), list[datetime]()
-    if line and not running:
-        start, running = line.pop(0), 1
-    before = len(line)
-    for time in found.fire:
+    running, queue, skipped = state.running, list(state.queued), list[datetime]()
+    if queue and not running:
+        start, running = queue.pop(0), 1
+    queued_before = len(queue)
+    for time in due.fire:
         action = overlap_action(spec.overlap, running)
         if action == "start":
             start, running = time, 1
         elif action == "cancel_previous":
             skipped += [] if start is None else [start]
-            start, cancel = time, standing.running > 0
-        elif action == "queue" and len(line) < MAX_QUEUED:
-            line.append(time)
+            start, cancel = time, state.running > 0
+        elif action == "queue" and len(queue) < MAX_QUEUED:
+            queue.append(time)
         else:
             skipped.append(time)
     return FiringDecision(
         start=start,
         cancel=cancel,
         skipped=tuple(skipped),
-        queued=tuple(line),
-        waiting=tuple(line[before:]),
-        missed=found.missed,
-        last=found.last,
-        next=next_poll_at(spec, found.last, roll),
+        queued=tuple(queue),
+        waiting=tuple(queue[queued_before:]),
+        missed=due.missed,
+        last=due.last,
+        next=next_poll_at(spec, due.last, roll),
     )
 
 
-def _grace(spec: ScheduleSpec) -> timedelta:
-    """What was put off by the jitter is still on time."""
+def _grace_of(spec: ScheduleSpec) -> timedelta:
+    """Returns the grace period: a start that the jitter postponed is still on time."""
     return GRACE + timedelta(seconds=spec.jitter_s)

@@ -1,10 +1,10 @@
-"""Schedules: at which times something is started. Pure: the present is an argument.
+"""Schedules: computes the times at which a flow starts. Pure: the current time is an argument.
 
-A time-based schedule is a cron line or an ISO 8601 repetition, read on the wall clock of a zone.
-Times outside of this module are instants in UTC. A wall-clock time that a change of the clock
-leaves out stands for the moment of the change; one that comes twice stands for the first.
+A time-based schedule is a cron line or an ISO 8601 repetition on the wall clock of a time zone.
+Outside of this module, times are instants in UTC. A wall-clock time that a clock change skips means
+the moment of the change. A wall-clock time that occurs twice means the first occurrence.
 
-`check` what comes from outside; everything else takes a schedule that passed it.
+Call `check` on schedules from outside; all other functions expect a schedule that passed it.
 """
 
 import re
@@ -32,23 +32,23 @@ CatchUp = Literal["none", "last", "all"]
 Action = Literal["start", "skip", "queue", "cancel_previous"]
 
 GRACE = timedelta(seconds=60)
-"""A time that is seen no later than this is on time: a coordinator may be replaced meanwhile."""
+"""A due time handled at most this late counts as on time: a coordinator may have been replaced."""
 MAX_EXPRESSION = 200
 MAX_ZONE = 64
 MAX_CATCH_UP = 1_000
-MAX_COUNTED = 1_000
-"""Missed times beyond these are not counted: a cron line has to be walked through for it."""
+MAX_COUNTED_MISSED = 1_000
+"""Missed times beyond this number are not counted, because counting iterates the cron line."""
 MAX_JITTER_S = 24 * 3600
-SHORTEST = timedelta(seconds=1)
+MIN_PERIOD = timedelta(seconds=1)
 
-FIRST = datetime(1969, 12, 30, tzinfo=UTC)
-"""Before every time there is: 1970 begins a day earlier in some zones."""
-LAST = datetime(9001, 1, 2, tzinfo=UTC)
-"""No time is later: far enough from the end of the calendar to look years ahead."""
+MIN_TIME = datetime(1969, 12, 30, tzinfo=UTC)
+"""Earlier than every accepted time: in some time zones 1970 begins up to a day earlier in UTC."""
+MAX_TIME = datetime(9001, 1, 2, tzinfo=UTC)
+"""Later than every accepted time; far enough from the end of the calendar to add years to it."""
 NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 YEARS = range(1970, 9001)
-SET_BACK = timedelta(hours=12)
-"""More than any clock is set back: since 1970 the most was seven hours."""
+MAX_SET_BACK = timedelta(hours=12)
+"""Longer than any clock was ever set back: since 1970 the longest was seven hours."""
 
 _KINDS: dict[ScheduleType, Kind] = {
     "immediate": "immediate",
@@ -68,11 +68,11 @@ _MACROS = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-# The database of zones also has files that are none, and zones that count leap seconds. All of
-# these begin with a small letter.
+# The time zone database also has files that are no zones, and zones that count leap seconds. All of
+# their names begin with a small letter.
 _ZONE = re.compile(r"[A-Z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*")
-_REPEAT = re.compile(r"R([0-9]{0,9})/([^/]+)/([^/]+)")
-_WHEN = re.compile(
+_REPETITION = re.compile(r"R([0-9]{0,9})/([^/]+)/([^/]+)")
+_DATE_TIME = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
     r"(T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?"
 )
@@ -85,16 +85,16 @@ _PERIOD = re.compile(
 
 
 class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When to start, and what to do about starts that overlap or were missed."""
+    """When a schedule starts, and what happens to starts that overlap or were missed."""
 
     type: ScheduleType
     expression: str | None = None
     timezone: str = "UTC"
     at: datetime | None = None
-    """Without an offset it is a time on the zone's wall clock, as `until` and `end` are."""
+    """A fixed time. Without an offset it is on the zone's wall clock, as are `until` and `end`."""
     until: datetime | None = None
     end: datetime | None = None
-    """Another name of `until`."""
+    """Alias of `until`."""
     overlap: Overlap = "skip"
     catch_up: CatchUp = "none"
     catch_up_limit: int = 100
@@ -102,125 +102,133 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def kind(self) -> Kind:
-        """What the type is another name of."""
+        """The kind that `type` is an alias of."""
         return _KINDS[self.type]
 
 
 class DueTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a schedule asks for now."""
+    """The due times of a schedule at one moment."""
 
     fire: tuple[datetime, ...] = ()
-    """In order, each to be started once."""
+    """Times to start, earliest first, each once."""
     missed: int = 0
-    """Times that are left out, counted up to `MAX_COUNTED`."""
+    """Number of times that do not start, counted up to `MAX_COUNTED_MISSED`."""
     last: datetime
-    """Up to here everything is handled."""
+    """All times up to this one are handled."""
     next: datetime | None = None
 
 
 class _TimeSource(Protocol):
-    """The times of a schedule, each once."""
+    """Iterates the times of a schedule, each once."""
 
     def after(self, moment: datetime) -> Iterator[datetime]:
-        """Those after the moment, earliest first."""
+        """Yields the times after the moment, earliest first."""
 
     def up_to(self, moment: datetime) -> Iterator[datetime]:
-        """Those not after the moment, latest first."""
+        """Yields the times up to and including the moment, latest first."""
 
 
 def check(spec: ScheduleSpec) -> None:
-    """Raise `Invalid` with the field's name unless the schedule is understood and has a time."""
-    _check_presence(spec)
+    """Raises `Invalid` with the field's name unless the schedule is valid and has a time."""
+    _check_fields_fit_type(spec)
     _check_number("catch_up_limit", spec.catch_up_limit, 1, MAX_CATCH_UP)
     _check_number("jitter_s", spec.jitter_s, 0, MAX_JITTER_S)
-    end = _end(spec)
-    if spec.at is not None and end <= _instant("at", spec.at, _zone(spec.timezone)):
-        raise _invalid("until", "is not after at: the range is empty")
-    if next(_within(spec, FIRST), None) is None and spec.kind != "immediate":
-        raise _invalid("expression", "never comes due" + (" before its end" if end < LAST else ""))
+    end = _end_of(spec)
+    if spec.at is not None and end <= _to_utc("at", spec.at, _load_zone(spec.timezone)):
+        raise _schedule_error("until", "is not after at: the range is empty")
+    if next(_times_until_end(spec, MIN_TIME), None) is None and spec.kind != "immediate":
+        raise _schedule_error(
+            "expression", "never comes due" + (" before its end" if end < MAX_TIME else "")
+        )
 
 
 def following(spec: ScheduleSpec, after: datetime, n: int = 1) -> list[datetime]:
-    """The next `n` times after that one, in UTC; fewer when the schedule ends before."""
-    bounds.instant("after", after)
-    bounds.number("n", n, 0, bounds.MAX_PAGE)
-    return list(islice(_within(spec, after), n))
+    """Returns the next `n` times after `after`, in UTC; fewer if the schedule ends earlier."""
+    bounds.check_instant("after", after)
+    bounds.check_number("n", n, 0, bounds.MAX_PAGE)
+    return list(islice(_times_until_end(spec, after), n))
 
 
-def due(spec: ScheduleSpec, last: datetime, now: datetime, grace: timedelta = GRACE) -> DueTimes:
-    """What to start for the times after `last`, up to and including `now`.
+def due_times(
+    spec: ScheduleSpec, last: datetime, now: datetime, grace: timedelta = GRACE
+) -> DueTimes:
+    """Returns the due times after `last`, up to and including `now`.
 
-    A time is on time when it is at most `grace` ago. What is older is missed, and `catch_up` says
-    what becomes of it: nothing; the latest starts, unless one that is on time does; or all start,
-    the latest `catch_up_limit` of them. A fixed time starts however late, until its range ends.
+    A time is on time if it is at most `grace` ago. An older time is missed. `catch_up` decides
+    about missed times: `none` starts none of them; `last` starts the latest one, unless a time that
+    is on time starts; `all` starts the latest `catch_up_limit` times. A fixed time starts however
+    late it is, until its range ends.
     """
-    bounds.instant("last", last)
-    bounds.instant("now", now)
-    handled = max(last, now).astimezone(UTC)
-    upcoming = next(_within(spec, last), None)
-    if upcoming is None or upcoming > now:
-        return DueTimes(last=handled, next=upcoming)
-    latest = min(now, _end(spec)).astimezone(UTC)
-    newest = takewhile(lambda time: time > last, _times(spec).up_to(latest))
-    times = [*islice(newest, spec.catch_up_limit + MAX_COUNTED)][::-1]
-    fire = _chosen(spec, times, now, grace)
+    bounds.check_instant("last", last)
+    bounds.check_instant("now", now)
+    handled_until = max(last, now).astimezone(UTC)
+    first = next(_times_until_end(spec, last), None)
+    if first is None or first > now:
+        return DueTimes(last=handled_until, next=first)
+    latest = min(now, _end_of(spec)).astimezone(UTC)
+    latest_first = takewhile(lambda time: time > last, _time_source(spec).up_to(latest))
+    times = [*islice(latest_first, spec.catch_up_limit + MAX_COUNTED_MISSED)][::-1]
+    fire = _select_times(spec, times, now, grace)
     return DueTimes(
         fire=tuple(fire),
-        missed=min(len(times) - len(fire), MAX_COUNTED),
-        last=handled,
-        next=next(_within(spec, handled), None),
+        missed=min(len(times) - len(fire), MAX_COUNTED_MISSED),
+        last=handled_until,
+        next=next(_times_until_end(spec, handled_until), None),
     )
 
 
-def jittered(spec: ScheduleSpec, time: datetime, roll: float) -> datetime:
-    """When to start what is due at that time; `roll` in [0, 1) spreads it over the jitter."""
+def add_jitter(spec: ScheduleSpec, time: datetime, roll: float) -> datetime:
+    """Returns when to start what is due at `time`; `roll` in [0, 1) spreads it over the jitter."""
     return time + timedelta(seconds=spec.jitter_s * roll)
 
 
 def overlap_action(policy: Overlap, running: int) -> Action:
-    """What to do at a time of the schedule while that many of its earlier starts have not ended."""
+    """Returns what to do at a due time while `running` earlier starts have not finished."""
     return policy if running > 0 else "start"
 
 
-def _chosen(
+def _select_times(
     spec: ScheduleSpec, times: list[datetime], now: datetime, grace: timedelta
 ) -> list[datetime]:
-    """Which of the times start."""
+    """Returns which of the times since the last poll start."""
     if spec.kind == "datetime-event":
-        return times if now <= _end(spec) else []
+        return times if now <= _end_of(spec) else []
     if spec.catch_up == "all":
         return times[-spec.catch_up_limit :]
     on_time = [time for time in times if now - time <= grace][-spec.catch_up_limit :]
     return times[-1:] if spec.catch_up == "last" and not on_time else on_time
 
 
-def _within(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
-    """The schedule's times after that one and up to its end."""
-    end = _end(spec)
-    return takewhile(lambda time: time <= end, _times(spec).after(after.astimezone(UTC)))
+def _times_until_end(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
+    """Yields the schedule's times after `after` and up to its end."""
+    end = _end_of(spec)
+    return takewhile(lambda time: time <= end, _time_source(spec).after(after.astimezone(UTC)))
 
 
-def _end(spec: ScheduleSpec) -> datetime:
-    """The last moment at which the schedule may have a time, or a fixed time may start."""
+def _end_of(spec: ScheduleSpec) -> datetime:
+    """Returns the last moment for a time of the schedule, or for the start of a fixed time."""
     if spec.until is not None:
-        return _instant("until", spec.until, _zone(spec.timezone))
-    return LAST if spec.end is None else _instant("end", spec.end, _zone(spec.timezone))
+        return _to_utc("until", spec.until, _load_zone(spec.timezone))
+    return MAX_TIME if spec.end is None else _to_utc("end", spec.end, _load_zone(spec.timezone))
 
 
-def _times(spec: ScheduleSpec) -> _TimeSource:
-    zone = _zone(spec.timezone)
+def _time_source(spec: ScheduleSpec) -> _TimeSource:
+    """Parses the schedule; raises `Invalid` if it cannot be parsed."""
+    zone = _load_zone(spec.timezone)
     if spec.expression is None:
-        return _FixedTimes([] if spec.at is None else [_instant("at", spec.at, zone)])
+        return _FixedTimes([] if spec.at is None else [_to_utc("at", spec.at, zone)])
     if len(spec.expression) > MAX_EXPRESSION or not spec.expression.isascii():
-        raise _invalid("expression", f"is longer than {MAX_EXPRESSION} characters, or not ASCII")
+        raise _schedule_error(
+            "expression", f"is longer than {MAX_EXPRESSION} characters, or not ASCII"
+        )
     text = spec.expression.strip()
     if spec.type == "iso" or (spec.type != "cron" and text.startswith(("R", "P"))):
-        return _repetition(text, zone)
-    return _cron(text, zone)
+        return _parse_repetition(text, zone)
+    return _parse_cron(text, zone)
 
 
 class _FixedTimes:
-    """Times known one by one."""
+    """Times given one by one."""
 
     def __init__(self, times: list[datetime]) -> None:
         self._times = times
@@ -233,12 +241,12 @@ class _FixedTimes:
 
 
 class _CronTimes:
-    """A cron line on the wall clock of a zone.
+    """A cron line on the wall clock of a time zone.
 
     As in Debian's cron, a line whose minute or hour begins with `*` follows real time: it has a
     time whenever the wall clock shows one of its minutes. Any other line means times of the day.
-    CronSim only walks through the calendar here: with a zone it leaves out minutes where clocks
-    move by half an hour, and goes back in time when it begins in an hour that comes twice.
+    CronSim is used without a time zone. With one, it skips minutes where clocks change by half an
+    hour, and it goes back in time if it starts in an hour that occurs twice.
     """
 
     def __init__(self, line: str, zone: ZoneInfo) -> None:
@@ -248,78 +256,94 @@ class _CronTimes:
         self._real_time = minute.startswith("*") or hour.startswith("*")
 
     def after(self, moment: datetime) -> Iterator[datetime]:
-        # Where the clock is about to be set back, earlier walls come after the moment.
-        offset = min(_offset(moment, self._zone), _offset(moment + SET_BACK, self._zone))
-        walls = CronSim(self._line, moment.replace(tzinfo=None) + offset)
-        return (time for time in self._in_order(walls, 1) if time > moment)
+        # If the clock is about to be set back, earlier wall-clock times come after the moment.
+        offset = min(
+            _utc_offset(moment, self._zone), _utc_offset(moment + MAX_SET_BACK, self._zone)
+        )
+        wall_times = CronSim(self._line, moment.replace(tzinfo=None) + offset)
+        return (time for time in self._sorted_instants(wall_times, 1) if time > moment)
 
     def up_to(self, moment: datetime) -> Iterator[datetime]:
-        offset = max(_offset(moment, self._zone), _offset(moment - SET_BACK, self._zone))
-        beyond = moment.replace(tzinfo=None, microsecond=0) + offset + timedelta(seconds=1)
-        walls = CronSim(self._line, beyond, reverse=True)
-        return (time for time in self._in_order(walls, -1) if time <= moment)
+        offset = max(
+            _utc_offset(moment, self._zone), _utc_offset(moment - MAX_SET_BACK, self._zone)
+        )
+        search_from = moment.replace(tzinfo=None, microsecond=0) + offset + timedelta(seconds=1)
+        wall_times = CronSim(self._line, search_from, reverse=True)
+        return (time for time in self._sorted_instants(wall_times, -1) if time <= moment)
 
-    def _in_order(self, walls: Iterator[datetime], step: int) -> Iterator[datetime]:
-        """The instants of walls in the order of time; the other pass of a wall has to wait."""
-        held: deque[datetime] = deque()
-        told: datetime | None = None
-        for wall in walls:
-            instants = self._instants(wall)[::step]
-            if not instants or instants[0] == told:
+    def _sorted_instants(self, wall_times: Iterator[datetime], step: int) -> Iterator[datetime]:
+        """Yields the instants of wall-clock times in order of time.
+
+        The second instant of a wall-clock time that occurs twice is delayed to its position.
+        """
+        delayed: deque[datetime] = deque()
+        previous: datetime | None = None
+        for wall in wall_times:
+            instants = self._instants_of(wall)[::step]
+            if not instants or instants[0] == previous:
                 continue
-            told = instants[0]
-            while held and (told - held[0]) * step > timedelta(0):
-                yield held.popleft()
-            yield told
-            held.extend(instants[1:])
-        yield from held
+            previous = instants[0]
+            while delayed and (previous - delayed[0]) * step > timedelta(0):
+                yield delayed.popleft()
+            yield previous
+            delayed.extend(instants[1:])
+        yield from delayed
 
-    def _instants(self, wall: datetime) -> list[datetime]:
-        return _instants_at(wall, self._zone) if self._real_time else [_moment(wall, self._zone)]
+    def _instants_of(self, wall: datetime) -> list[datetime]:
+        """Returns when a wall-clock time occurs: each time on a real-time line, else once.
+
+        A time that the clocks skip occurs once, too.
+        """
+        return (
+            _instants_at(wall, self._zone)
+            if self._real_time
+            else [_first_instant_at(wall, self._zone)]
+        )
 
 
 class _IsoRepetition:
-    """A start and what follows it: `months` and `days` on the wall clock, then `elapsed` time.
+    """A start, repeated with a period: `months` and `days` on the wall clock, then `elapsed` time.
 
-    Each time is counted from the start, so that the end of a short month changes no later one.
+    Each time is computed from the start, so that a short month does not shift later times.
     """
 
     def __init__(
         self, start: datetime, zone: ZoneInfo, count: int | None, period: "_Period"
     ) -> None:
-        self._start = _instant("expression", start, zone)
-        # Written without an offset it is the wall clock's time, though that day may leave it out.
+        self._start = _to_utc("expression", start, zone)
+        # A start without an offset is a wall-clock time, even if a clock change skips it that day.
         local = start.astimezone(zone) if start.tzinfo else start
         self._wall = local.replace(tzinfo=None, fold=0)
         self._zone = zone
         self._period = period
-        self._turns = range((LAST - self._start) // SHORTEST if count is None else count)
+        self._numbers = range((MAX_TIME - self._start) // MIN_PERIOD if count is None else count)
 
     def after(self, moment: datetime) -> Iterator[datetime]:
-        return self._times(self._turns[self._passed(moment) :])
+        return self._distinct_times(self._numbers[self._count_up_to(moment) :])
 
     def up_to(self, moment: datetime) -> Iterator[datetime]:
-        return self._times(self._turns[: self._passed(moment)][::-1])
+        return self._distinct_times(self._numbers[: self._count_up_to(moment)][::-1])
 
-    def _passed(self, moment: datetime) -> int:
-        """How many turns are not after the moment, found by halving."""
-        return bisect_right(self._turns, moment, key=self._time)
+    def _count_up_to(self, moment: datetime) -> int:
+        """Returns how many repetitions are up to and including the moment, by binary search."""
+        return bisect_right(self._numbers, moment, key=self._time_of)
 
-    def _times(self, turns: range) -> Iterator[datetime]:
-        told: datetime | None = None
-        for turn in turns:
-            # Where a whole day was left out, two turns fall on one moment.
-            if (time := self._time(turn)) != told:
+    def _distinct_times(self, numbers: range) -> Iterator[datetime]:
+        previous: datetime | None = None
+        for number in numbers:
+            # If a time zone skipped a whole day, two repetitions have the same instant.
+            if (time := self._time_of(number)) != previous:
                 yield time
-            told = time
+            previous = time
 
-    def _time(self, turn: int) -> datetime:
+    def _time_of(self, number: int) -> datetime:
+        """Returns the time of a repetition, or `NEVER` beyond the calendar; the start is 0."""
         period, base = self._period, self._start
         try:
-            if turn and (period.months or period.days):
-                wall = _months_later(self._wall, period.months * turn)
-                base = _moment(wall + timedelta(days=period.days * turn), self._zone)
-            return min(base + period.elapsed * turn, NEVER)
+            if number and (period.months or period.days):
+                wall = _add_months(self._wall, period.months * number)
+                base = _first_instant_at(wall + timedelta(days=period.days * number), self._zone)
+            return min(base + period.elapsed * number, NEVER)
         except (OverflowError, ValueError):
             return NEVER
 
@@ -330,145 +354,164 @@ class _Period(msgspec.Struct, frozen=True, kw_only=True):
     elapsed: timedelta = timedelta(0)
 
 
-def _cron(text: str, zone: ZoneInfo) -> _CronTimes:
+def _parse_cron(text: str, zone: ZoneInfo) -> _CronTimes:
     line = _MACROS.get(text.lower(), text)
     if len(line.split()) != 5:
         known = ", ".join(sorted(_MACROS))
-        raise _invalid(
+        raise _schedule_error(
             "expression",
-            f"is {text!r}: neither five cron fields, nor one of {known}, "
-            "nor a repetition such as R/2026-01-01T09:00:00Z/P1D",
+            f"is {text!r}: use five cron fields, one of {known}, "
+            "or a repetition such as R/2026-01-01T09:00:00Z/P1D",
         )
     try:
-        CronSim(line, FIRST)
+        CronSim(line, MIN_TIME)
     except CronSimError as error:
-        raise _invalid("expression", f"is {text!r}: {str(error).lower()}") from error
+        raise _schedule_error("expression", f"is {text!r}: {str(error).lower()}") from error
     return _CronTimes(line, zone)
 
 
-def _repetition(text: str, zone: ZoneInfo) -> _IsoRepetition:
-    found = _REPEAT.fullmatch(text)
-    if found is None:
-        raise _invalid(
-            "expression", f"is {text!r}: not R, R5 or so, start and period with / between"
+def _parse_repetition(text: str, zone: ZoneInfo) -> _IsoRepetition:
+    match = _REPETITION.fullmatch(text)
+    if match is None:
+        raise _schedule_error(
+            "expression",
+            f"is {text!r}: a repetition is R/START/PERIOD or Rn/START/PERIOD,"
+            " for example R5/2026-01-01T09:00:00Z/P1D",
         )
-    count = int(found[1]) if found[1] else None
+    count = int(match[1]) if match[1] else None
     if count == 0:
-        raise _invalid("expression", "repeats 0 times, so it never comes due")
-    start = _parse_when(found[2])
-    if found[3].startswith("P"):
-        period = _parse_period(found[3])
+        raise _schedule_error("expression", "repeats 0 times, so it is never due")
+    start = _parse_date_time(match[2])
+    if match[3].startswith("P"):
+        period = _parse_period(match[3])
     else:
-        first, second = (_instant("expression", _parse_when(found[n]), zone) for n in (2, 3))
+        first, second = (_to_utc("expression", _parse_date_time(match[n]), zone) for n in (2, 3))
         period = _Period(elapsed=second - first)
-    if not (period.months or period.days or period.elapsed >= SHORTEST):
-        raise _invalid("expression", f"has the period {found[3]}: at least one second is needed")
+    if not (period.months or period.days or period.elapsed >= MIN_PERIOD):
+        raise _schedule_error(
+            "expression", f"has the period {match[3]}: at least one second is needed"
+        )
     return _IsoRepetition(start, zone, count, period)
 
 
-def _parse_when(text: str) -> datetime:
-    if _WHEN.fullmatch(text):
+def _parse_date_time(text: str) -> datetime:
+    if _DATE_TIME.fullmatch(text):
         try:
             return datetime.fromisoformat(text)
         except ValueError:
-            pass  # the 31st of February, the 25th hour
-    raise _invalid("expression", f"has {text!r} where a time such as 2026-01-01T09:00:00Z is meant")
+            pass  # not in the calendar, such as 31 February or hour 25
+    raise _schedule_error(
+        "expression", f"has {text!r} where a time such as 2026-01-01T09:00:00Z is meant"
+    )
 
 
 def _parse_period(text: str) -> _Period:
-    found = _PERIOD.fullmatch(text)
-    if found is None:
-        raise _invalid("expression", f"has {text!r} where a period such as P1D or PT15M is meant")
-    part = {
-        name: float((value or "0").replace(",", ".")) for name, value in found.groupdict().items()
+    match = _PERIOD.fullmatch(text)
+    if match is None:
+        raise _schedule_error(
+            "expression", f"has {text!r} where a period such as P1D or PT15M is meant"
+        )
+    parts = {
+        name: float((value or "0").replace(",", ".")) for name, value in match.groupdict().items()
     }
     try:
-        elapsed = timedelta(hours=part["hours"], minutes=part["minutes"], seconds=part["seconds"])
+        elapsed = timedelta(
+            hours=parts["hours"], minutes=parts["minutes"], seconds=parts["seconds"]
+        )
     except OverflowError as error:
-        raise _invalid("expression", f"has the period {text}, which is too long") from error
+        raise _schedule_error("expression", f"has the period {text}, which is too long") from error
     return _Period(
-        months=int(part["years"] * 12 + part["months"]),
-        days=int(part["weeks"] * 7 + part["days"]),
+        months=int(parts["years"] * 12 + parts["months"]),
+        days=int(parts["weeks"] * 7 + parts["days"]),
         elapsed=elapsed,
     )
 
 
-def _months_later(wall: datetime, months: int) -> datetime:
-    """The same day of a later month, or that month's last; `ValueError` beyond the calendar."""
+def _add_months(wall: datetime, months: int) -> datetime:
+    """Returns the same day of a later month, or the last day of that month if it is shorter.
+
+    Raises `ValueError` beyond the calendar.
+    """
     years, month = divmod(wall.month - 1 + months, 12)
     year = wall.year + years
-    if year > LAST.year:
+    if year > MAX_TIME.year:
         raise ValueError(year)
     return wall.replace(
         year=year, month=month + 1, day=min(wall.day, monthrange(year, month + 1)[1])
     )
 
 
-def _offset(moment: datetime, zone: ZoneInfo) -> timedelta:
+def _utc_offset(moment: datetime, zone: ZoneInfo) -> timedelta:
     offset = moment.astimezone(zone).utcoffset()
     assert offset is not None
     return offset
 
 
 def _instants_at(wall: datetime, zone: ZoneInfo) -> list[datetime]:
-    """The moments at which the zone's clocks show that time: none, one or two."""
+    """Returns the instants at which the zone's clocks show that time: none, one or two."""
     first, second = (wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
     if first == second:
         return [first]
-    # By PEP 495 a time that is left out has its two readings the wrong way round.
+    # By PEP 495, the two readings of a skipped time are in reverse order.
     return [first, second] if first < second else []
 
 
-def _moment(wall: datetime, zone: ZoneInfo) -> datetime:
-    """The first moment at which the zone's clocks show that time, or have just left it out."""
-    if shown := _instants_at(wall, zone):
-        return shown[0]
+def _first_instant_at(wall: datetime, zone: ZoneInfo) -> datetime:
+    """Returns the first instant at which the zone's clocks show that time, or just skipped it."""
+    if instants := _instants_at(wall, zone):
+        return instants[0]
     early, late = (wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (1, 0))
     early = early.replace(microsecond=0)
-    before = _offset(early, zone)
-    seconds = range((late - early) // SHORTEST + 1)
-    changed = bisect_left(
-        seconds, True, key=lambda second: _offset(early + second * SHORTEST, zone) != before
+    old_offset = _utc_offset(early, zone)
+    seconds = range((late - early) // MIN_PERIOD + 1)
+    change_second = bisect_left(
+        seconds,
+        True,
+        key=lambda second: _utc_offset(early + second * MIN_PERIOD, zone) != old_offset,
     )
-    return early + changed * SHORTEST
+    return early + change_second * MIN_PERIOD
 
 
-def _instant(field: str, value: datetime, zone: ZoneInfo) -> datetime:
-    """The value in UTC, on the zone's wall clock if it has no offset."""
+def _to_utc(field: str, value: datetime, zone: ZoneInfo) -> datetime:
+    """Returns the value in UTC; without an offset it is on the zone's wall clock."""
     if value.year not in YEARS:
-        raise _invalid(field, f"must be in the years {YEARS[0]} to {YEARS[-1]}, not {value.year}")
-    return _moment(value, zone) if value.tzinfo is None else value.astimezone(UTC)
+        raise _schedule_error(
+            field, f"must be in the years {YEARS[0]} to {YEARS[-1]}, not {value.year}"
+        )
+    return _first_instant_at(value, zone) if value.tzinfo is None else value.astimezone(UTC)
 
 
-def _zone(name: str) -> ZoneInfo:
+def _load_zone(name: str) -> ZoneInfo:
     if len(name) <= MAX_ZONE and _ZONE.fullmatch(name):
         try:
             return ZoneInfo(name)
         except (KeyError, ValueError, OSError):
-            pass  # no such file, no file of a zone, a folder
-    raise _invalid("timezone", f"is {name[:MAX_ZONE]!r}: no such zone, try Europe/Berlin or UTC")
+            pass  # the file does not exist, is no time zone, or is a folder
+    raise _schedule_error(
+        "timezone", f"is {name[:MAX_ZONE]!r}: no such zone, try Europe/Berlin or UTC"
+    )
 
 
-def _check_presence(spec: ScheduleSpec) -> None:
-    """Raise `Invalid` unless exactly the fields are there that the type has a use for."""
+def _check_fields_fit_type(spec: ScheduleSpec) -> None:
+    """Raises `Invalid` unless the schedule has exactly the fields that its type needs."""
     needed = {"time-based": "expression", "datetime-event": "at"}.get(spec.kind)
     for field in ("expression", "at"):
         if (getattr(spec, field) is not None) != (field == needed):
-            verb = "is needed" if field == needed else "has no meaning"
-            raise _invalid(field, f"{verb} in a schedule of type {spec.type}")
+            verb = "is required" if field == needed else "is not allowed"
+            raise _schedule_error(field, f"{verb} in a schedule of type {spec.type}")
     if spec.until is not None and spec.end is not None:
-        raise _invalid("end", "is another name of until; only one of them can be given")
+        raise _schedule_error("end", "is an alias of until; give only one of them")
     has_end = spec.until is not None or spec.end is not None
     if spec.type == "range" and not has_end:
-        raise _invalid("until", "is needed in a schedule of type range")
+        raise _schedule_error("until", "is required in a schedule of type range")
     if spec.type == "immediate" and has_end:
-        raise _invalid("until", "has no meaning in a schedule of type immediate")
+        raise _schedule_error("until", "is not allowed in a schedule of type immediate")
 
 
-def _check_number(field: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise _invalid(field, f"must be between {least:,} and {most:,}, not {value:,}")
+def _check_number(field: str, value: float, minimum: float, maximum: float) -> None:
+    if not minimum <= value <= maximum:
+        raise _schedule_error(field, f"must be between {minimum:,} and {maximum:,}, not {value:,}")
 
 
-def _invalid(field: str, why: str) -> Invalid:
-    return Invalid(f"{field} {why}", "schedule_invalid", field=field)
+def _schedule_error(field: str, reason: str) -> Invalid:
+    return Invalid(f"{field} {reason}", "schedule_invalid", field=field)

@@ -1,4 +1,4 @@
-"""What becomes of a task when an attempt begins, ends, or is taken to be gone."""
+"""Changes of a task by its attempts and timers. One function per command."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -8,19 +8,19 @@ import msgspec
 from tenuto.model.errors import Conflict
 from tenuto.model.tasks import commands as c
 from tenuto.model.tasks.changes import (
-    DISOWNED,
-    UNLEASED,
-    again,
-    altered,
-    cancelled,
-    change,
-    dead,
-    ended,
+    LEASE_CLEARED,
+    OWNER_CLEARED,
+    attempt_record,
+    build_change,
+    finish_cancel,
+    finish_pause,
     has_no_try_left,
     is_parked,
-    paused,
-    unheld,
+    mark_dead,
+    replace_fields,
+    schedule_retry,
     without_counting_try,
+    without_elapsed_hold,
 )
 from tenuto.model.tasks.commands import DecisionContext, Failure
 from tenuto.model.tasks.retry import (
@@ -30,11 +30,11 @@ from tenuto.model.tasks.retry import (
     RATE_LIMIT,
     ErrorClass,
     backoff,
-    longer_timeout,
+    increase_timeout,
 )
 from tenuto.model.tasks.task import (
     AGING_MS,
-    GATEWAY,
+    GATEWAY_PREFIX,
     AttemptRecord,
     Outcome,
     Status,
@@ -45,90 +45,97 @@ from tenuto.model.tasks.task import (
 )
 
 
-def begin(task: Task, command: c.Begin, moment: DecisionContext) -> TaskChange:
+def begin(task: Task, command: c.Begin, context: DecisionContext) -> TaskChange:
     changes: dict[str, Any] = {"session_key": command.session_key, "status": Status.RUNNING}
     if command.lease_s is not None:
         seconds = max(command.lease_s, task.lease_s or 0)
-        changes["lease_until"] = moment.now + timedelta(seconds=seconds)
-    return change(task, moment, "started", started_at=moment.now, **changes)
+        changes["lease_until"] = context.now + timedelta(seconds=seconds)
+    return build_change(task, context, "started", started_at=context.now, **changes)
 
 
-def complete(task: Task, command: c.Complete, moment: DecisionContext) -> TaskChange:
+def complete(task: Task, command: c.Complete, context: DecisionContext) -> TaskChange:
     del command
-    return change(
+    return build_change(
         task,
-        moment,
+        context,
         "completed",
-        end=ended(task, moment, Outcome.COMPLETED),
+        record=attempt_record(task, context, Outcome.COMPLETED),
         status=Status.COMPLETED,
-        finished_at=moment.now,
+        finished_at=context.now,
         last_outcome=Outcome.COMPLETED,
-        **UNLEASED,
+        **LEASE_CLEARED,
     )
 
 
-def fail(task: Task, command: c.Fail, moment: DecisionContext) -> TaskChange:
+def fail(task: Task, command: c.Fail, context: DecisionContext) -> TaskChange:
     failure = command.failure
-    permanent = failure.error_class in PERMANENT and failure.retryable is None
-    if failure.retryable is False or permanent:
-        return _failed(task, moment, ended(task, moment, Outcome.FAILED, failure), failure)
+    is_permanent = failure.error_class in PERMANENT and failure.retryable is None
+    if failure.retryable is False or is_permanent:
+        return _fail_for_good(
+            task, context, attempt_record(task, context, Outcome.FAILED, failure), failure
+        )
     if failure.error_class is ErrorClass.TIMEOUT:
-        return _timed_out(task, moment, failure, None)
+        return _time_out(task, context, failure, None)
     if failure.error_class is ErrorClass.RATE_LIMIT:
-        return _rate_limited(task, command, moment)
-    delay = backoff(task.policy, task.tries, moment.roll)
-    end = ended(task, moment, Outcome.FAILED, failure)
-    return again(task, moment, end, delay, "retry_scheduled")
+        return _park_or_back_off(task, command, context)
+    delay_s = backoff(task.policy, task.tries, context.roll)
+    record = attempt_record(task, context, Outcome.FAILED, failure)
+    return schedule_retry(task, context, record, delay_s, "retry_scheduled")
 
 
-def _failed(
-    task: Task, moment: DecisionContext, end: AttemptRecord, failure: Failure
+def _fail_for_good(
+    task: Task, context: DecisionContext, record: AttemptRecord, failure: Failure
 ) -> TaskChange:
-    return change(
+    return build_change(
         task,
-        moment,
+        context,
         "failed",
         level="CRITICAL" if failure.error_class in ALERTING else "ERROR",
         message=failure.message,
-        data={"error_class": failure.error_class, "outcome": end.outcome},
+        data={"error_class": failure.error_class, "outcome": record.outcome},
         stack=failure.stack,
-        end=end,
+        record=record,
         **{
-            **UNLEASED,
+            **LEASE_CLEARED,
             "status": Status.FAILED,
-            "finished_at": moment.now,
-            "last_outcome": end.outcome,
+            "finished_at": context.now,
+            "last_outcome": record.outcome,
             "last_error": failure.message,
             "error_class": failure.error_class,
         },
     )
 
 
-def _rate_limited(task: Task, command: c.Fail, moment: DecisionContext) -> TaskChange:
-    """A provider's limit costs no try: parked until a known reset, else its own backoff."""
-    back = without_counting_try(task)
+def _park_or_back_off(task: Task, command: c.Fail, context: DecisionContext) -> TaskChange:
+    """Parks the task until the provider's limit resets; without a known time, backs off.
+
+    Neither counts as a try.
+    """
+    counters = without_counting_try(task)
     if command.resume_at is not None:
-        end = ended(task, moment, Outcome.PARKED, command.failure)
-        if has_no_try_left(task, back["tries"]):
-            return dead(task, moment, end, command.failure.message, **back)
-        return _parked(task, moment, end, "quota", command.resume_at, None, back)
-    end = ended(task, moment, Outcome.FAILED, command.failure)
-    delay = backoff(RATE_LIMIT, back["free_ends"], moment.roll)
-    return again(task, moment, end, delay, "retry_scheduled", **back)
+        record = attempt_record(task, context, Outcome.PARKED, command.failure)
+        if has_no_try_left(task, counters["tries"]):
+            return mark_dead(task, context, record, command.failure.message, **counters)
+        return _park(task, context, record, "quota", command.resume_at, None, counters)
+    record = attempt_record(task, context, Outcome.FAILED, command.failure)
+    delay_s = backoff(RATE_LIMIT, counters["free_ends"], context.roll)
+    return schedule_retry(task, context, record, delay_s, "retry_scheduled", **counters)
 
 
-def _timed_out(
-    task: Task, moment: DecisionContext, failure: Failure, receipt: dict[str, Any] | None
+def _time_out(
+    task: Task, context: DecisionContext, failure: Failure, receipt: dict[str, Any] | None
 ) -> TaskChange:
-    silent = receipt is not None and receipt.get("state") == "unconfirmed"
-    lost = silent and _may_outlive_attempt(task)
-    end = ended(task, moment, Outcome.TIMED_OUT, failure, receipt, unconfirmed=lost)
-    timeout_s = longer_timeout(task.timeout_s)
-    return again(
+    is_unconfirmed = receipt is not None and receipt.get("state") == "unconfirmed"
+    may_still_run = is_unconfirmed and _may_outlive_attempt(task)
+    record = attempt_record(
+        task, context, Outcome.TIMED_OUT, failure, receipt, unconfirmed=may_still_run
+    )
+    timeout_s = increase_timeout(task.timeout_s)
+    return schedule_retry(
         task,
-        moment,
-        end,
-        backoff(task.policy, task.tries, moment.roll),
+        context,
+        record,
+        backoff(task.policy, task.tries, context.roll),
         "timed_out",
         timeout_s=timeout_s,
         watch_s=watch_seconds(timeout_s, task.estimate_minutes),
@@ -136,8 +143,8 @@ def _timed_out(
 
 
 def _may_outlive_attempt(task: Task) -> bool:
-    """Whether a gateway may go on running a session that nobody waits for: it is to be killed."""
-    return task.session_key is not None and (task.worker or "").startswith(GATEWAY)
+    """True if a gateway may still run the session, so that the session has to be killed."""
+    return task.session_key is not None and (task.worker or "").startswith(GATEWAY_PREFIX)
 
 
 def _timeout_failure(task: Task) -> Failure:
@@ -147,96 +154,102 @@ def _timeout_failure(task: Task) -> Failure:
     )
 
 
-def timed_out(task: Task, command: c.TimedOut, moment: DecisionContext) -> TaskChange:
-    return _timed_out(task, moment, _timeout_failure(task), command.receipt)
+def confirm_time_out(task: Task, command: c.TimedOut, context: DecisionContext) -> TaskChange:
+    return _time_out(task, context, _timeout_failure(task), command.receipt)
 
 
-def overrun(task: Task, command: c.ForceTimeOut, moment: DecisionContext) -> TaskChange:
+def force_time_out(task: Task, command: c.ForceTimeOut, context: DecisionContext) -> TaskChange:
     del command
-    return _timed_out(task, moment, _timeout_failure(task), {"state": "unconfirmed"})
+    return _time_out(task, context, _timeout_failure(task), {"state": "unconfirmed"})
 
 
-def not_started(task: Task, command: c.NotStarted, moment: DecisionContext) -> TaskChange:
+def fail_to_start(task: Task, command: c.NotStarted, context: DecisionContext) -> TaskChange:
     failure = command.failure
-    end = ended(task, moment, Outcome.NOT_STARTED, failure)
-    back = without_counting_try(task)
+    record = attempt_record(task, context, Outcome.NOT_STARTED, failure)
+    counters = without_counting_try(task)
     if failure.retryable is False:
-        return _failed(task, moment, end, failure)
+        return _fail_for_good(task, context, record, failure)
     if _consecutive_outcomes(task, Outcome.NOT_STARTED) >= FREE_ENDS:
-        why = f"could not be started {FREE_ENDS} times in a row: {failure.message}"
-        final = msgspec.structs.replace(failure, message=why, error_class=ErrorClass.OUT_OF_MEMORY)
-        made = _failed(task, moment, end, final)
-        data = {"error_class": "cannot_start", "outcome": end.outcome}
+        message = f"could not be started {FREE_ENDS} times in a row: {failure.message}"
+        final_failure = msgspec.structs.replace(
+            failure, message=message, error_class=ErrorClass.OUT_OF_MEMORY
+        )
+        change = _fail_for_good(task, context, record, final_failure)
+        data = {"error_class": "cannot_start", "outcome": record.outcome}
         return TaskChange(
-            altered(made.task, error_class="cannot_start"),
-            msgspec.structs.replace(made.event, data=data),
-            end,
+            replace_fields(change.task, error_class="cannot_start"),
+            msgspec.structs.replace(change.event, data=data),
+            record,
         )
     losses = _consecutive_outcomes(task, Outcome.NOT_STARTED)
-    delay = backoff(task.policy, losses, moment.roll)
-    return again(task, moment, end, delay, "not_started", losses=losses, **back)
+    delay_s = backoff(task.policy, losses, context.roll)
+    return schedule_retry(task, context, record, delay_s, "not_started", losses=losses, **counters)
 
 
 def _consecutive_outcomes(task: Task, outcome: Outcome) -> int:
-    """How many attempts, this one included, ended in the same way without another in between."""
+    """Returns how many attempts in a row, including this one, ended with `outcome`."""
     return task.losses + 1 if task.last_outcome == outcome else 1
 
 
-def expire(task: Task, command: c.Expire, moment: DecisionContext) -> TaskChange:
+def expire(task: Task, command: c.Expire, context: DecisionContext) -> TaskChange:
     receipt = command.receipt or {"state": "unconfirmed"}
     if task.cancel_requested_at is not None:
-        return cancelled(task, moment, receipt)
+        return finish_cancel(task, context, receipt)
     if task.pause_requested_at is not None:
-        return paused(task, moment, receipt)
-    why = "the worker was seen to die" if command.seen_dead else "the lease expired"
-    failure = Failure(message=why, error_class=ErrorClass.CRASH)
-    end = ended(task, moment, Outcome.STALLED, failure, unconfirmed=_may_outlive_attempt(task))
+        return finish_pause(task, context, receipt)
+    reason = "the worker died" if command.seen_dead else "the lease expired"
+    failure = Failure(message=reason, error_class=ErrorClass.CRASH)
+    record = attempt_record(
+        task, context, Outcome.STALLED, failure, unconfirmed=_may_outlive_attempt(task)
+    )
     losses = _consecutive_outcomes(task, Outcome.STALLED)
-    delay = 0.0 if losses == 1 else backoff(task.policy, losses - 1, moment.roll)
-    return again(task, moment, end, delay, "lease_expired", losses=losses)
+    delay_s = 0.0 if losses == 1 else backoff(task.policy, losses - 1, context.roll)
+    return schedule_retry(task, context, record, delay_s, "lease_expired", losses=losses)
 
 
-HUNG = "runs far past its estimate; aborted unless it reports progress"
-"""What a session is told, once, before it is given up."""
+HUNG_WARNING = "runs far past its estimate; aborted unless it reports progress"
+"""The warning that a session receives once before it is aborted."""
 
 
-def warn_hung(task: Task, command: c.WarnHung, moment: DecisionContext) -> TaskChange:
+def warn_hung(task: Task, command: c.WarnHung, context: DecisionContext) -> TaskChange:
     del command
-    return change(
+    return build_change(
         task,
-        moment,
+        context,
         "hung_warned",
         level="WARN",
-        message=HUNG,
-        hung_warned_at=moment.now,
+        message=HUNG_WARNING,
+        hung_warned_at=context.now,
     )
 
 
-def abort(task: Task, command: c.Abort, moment: DecisionContext) -> TaskChange:
+def abort(task: Task, command: c.Abort, context: DecisionContext) -> TaskChange:
     del command
     failure = Failure(message="hung: no progress after the warning", error_class=ErrorClass.TIMEOUT)
-    end = ended(task, moment, Outcome.ABORTED, failure, unconfirmed=_may_outlive_attempt(task))
-    return again(task, moment, end, 0.0, "aborted", rank=task.rank - AGING_MS)
+    record = attempt_record(
+        task, context, Outcome.ABORTED, failure, unconfirmed=_may_outlive_attempt(task)
+    )
+    return schedule_retry(task, context, record, 0.0, "aborted", rank=task.rank - AGING_MS)
 
 
-def _parked(
+def _park(
     task: Task,
-    moment: DecisionContext,
-    end: AttemptRecord,
+    context: DecisionContext,
+    record: AttemptRecord,
     hold: str,
     resume_at: datetime | None,
     wait_until: datetime | None,
     counters: dict[str, Any],
 ) -> TaskChange:
-    return change(
+    return build_change(
         task,
-        moment,
+        context,
         "parked",
         message=f"waits for {hold}",
         data={"hold": hold, "resume_at": resume_at, "wait_until": wait_until},
-        end=end,
+        record=record,
         **{
-            **DISOWNED,
+            **OWNER_CLEARED,
             "status": Status.WAITING,
             "hold": hold,
             "resume_at": resume_at,
@@ -248,61 +261,71 @@ def _parked(
     )
 
 
-def park(task: Task, command: c.Park, moment: DecisionContext) -> TaskChange:
-    end = ended(task, moment, Outcome.PARKED)
-    back = without_counting_try(task)
-    if has_no_try_left(task, back["tries"]):
-        return dead(task, moment, end, "parked too often without a new checkpoint", **back)
-    return _parked(task, moment, end, command.hold, command.resume_at, command.wait_until, back)
+def park(task: Task, command: c.Park, context: DecisionContext) -> TaskChange:
+    record = attempt_record(task, context, Outcome.PARKED)
+    counters = without_counting_try(task)
+    if has_no_try_left(task, counters["tries"]):
+        return mark_dead(
+            task, context, record, "parked too often without a new checkpoint", **counters
+        )
+    return _park(
+        task, context, record, command.hold, command.resume_at, command.wait_until, counters
+    )
 
 
-def wake(task: Task, command: c.Unpark, moment: DecisionContext) -> TaskChange:
+def unpark(task: Task, command: c.Unpark, context: DecisionContext) -> TaskChange:
     if not is_parked(task):
-        raise Conflict("no handler of the task waits")
+        raise Conflict(f"task {task.id} is not parked by its handler")
     cleared: dict[str, Any] = {"hold": None, "resume_at": None, "wait_until": None}
     if command.progress:
         cleared["free_ends"] = 0
-    ready = task.status is Status.WAITING and is_ready(altered(task, **cleared), moment.now)
-    return change(
+    becomes_ready = task.status is Status.WAITING and is_ready(
+        replace_fields(task, **cleared), context.now
+    )
+    return build_change(
         task,
-        moment,
-        "ready" if ready else "unblocked",
+        context,
+        "ready" if becomes_ready else "unblocked",
         message=None if command.progress else f"waited long enough for {task.hold}",
-        status=Status.PENDING if ready else task.status,
+        status=Status.PENDING if becomes_ready else task.status,
         **cleared,
     )
 
 
-def release(task: Task, command: c.Release, moment: DecisionContext) -> TaskChange:
+def release(task: Task, command: c.Release, context: DecisionContext) -> TaskChange:
     del command
-    end = ended(task, moment, Outcome.RELEASED)
-    back = without_counting_try(task)
-    if has_no_try_left(task, back["tries"]):
-        return dead(task, moment, end, "released too often without a new checkpoint", **back)
-    return change(
+    record = attempt_record(task, context, Outcome.RELEASED)
+    counters = without_counting_try(task)
+    if has_no_try_left(task, counters["tries"]):
+        return mark_dead(
+            task, context, record, "released too often without a new checkpoint", **counters
+        )
+    return build_change(
         task,
-        moment,
+        context,
         "released",
-        end=end,
+        record=record,
         status=Status.PENDING,
         last_outcome=Outcome.RELEASED,
         losses=0,
-        **DISOWNED,
-        **back,
+        **OWNER_CLEARED,
+        **counters,
     )
 
 
-def ready(task: Task, command: c.Ready, moment: DecisionContext) -> TaskChange:
+def make_ready(task: Task, command: c.Ready, context: DecisionContext) -> TaskChange:
     del command
-    free = unheld(task, moment)
-    if not is_ready(free, moment.now):
-        raise Conflict("the task still waits")
+    unblocked = without_elapsed_hold(task, context)
+    if not is_ready(unblocked, context.now):
+        raise Conflict(
+            f"task {task.id} still waits for {task.hold or 'other tasks or its start time'}"
+        )
     cleared: dict[str, Any] = {"hold": None, "resume_at": None, "wait_until": None}
-    return change(task, moment, "ready", status=Status.PENDING, **cleared)
+    return build_change(task, context, "ready", status=Status.PENDING, **cleared)
 
 
-def due(task: Task, command: c.RetryDue, moment: DecisionContext) -> TaskChange:
+def make_retry_pending(task: Task, command: c.RetryDue, context: DecisionContext) -> TaskChange:
     del command
-    if task.next_attempt_at is not None and task.next_attempt_at > moment.now:
-        raise Conflict("the retry is not due yet")
-    return change(task, moment, "due", status=Status.PENDING, next_attempt_at=None)
+    if task.next_attempt_at is not None and task.next_attempt_at > context.now:
+        raise Conflict(f"the retry of task {task.id} is not due yet")
+    return build_change(task, context, "due", status=Status.PENDING, next_attempt_at=None)

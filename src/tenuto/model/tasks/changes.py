@@ -1,4 +1,4 @@
-"""What decisions are built from: the next version of a row, with its event and ended attempt."""
+"""Helpers that build a change: the next version of a row, its event and its ended attempt."""
 
 from datetime import timedelta
 from typing import Any
@@ -16,31 +16,34 @@ from tenuto.model.tasks.task import (
     Status,
     Task,
     TaskChange,
-    due_at,
+    next_due_at,
 )
 
 
-def altered(task: Task, **changes: Any) -> Task:
+def replace_fields(task: Task, **changes: Any) -> Task:
     return msgspec.structs.replace(task, **changes)
 
 
-def change(
+def build_change(
     task: Task,
-    moment: DecisionContext,
+    context: DecisionContext,
     kind: str,
     *,
     level: str = "INFO",
     message: str | None = None,
     data: dict[str, Any] | None = None,
     stack: str | None = None,
-    end: AttemptRecord | None = None,
+    record: AttemptRecord | None = None,
     **changes: Any,
 ) -> TaskChange:
-    """The next version of the task with its event; timers follow from the new row."""
-    after = altered(task, version=task.version + 1, updated_at=moment.now, **changes)
-    after = altered(after, due_at=due_at(after))
+    """Returns the change to the task's next version with an audit event of the given `kind`.
+
+    `changes` are the fields to replace. The timer `due_at` is computed from the new row.
+    """
+    after = replace_fields(task, version=task.version + 1, updated_at=context.now, **changes)
+    after = replace_fields(after, due_at=next_due_at(after))
     if after.status in TERMINAL:
-        after = altered(after, watched=False)  # who watched is told in the same transaction
+        after = replace_fields(after, watched=False)  # the same transaction runs its follow-ups
     event = AuditEvent(
         kind=kind,
         level=level,
@@ -49,17 +52,17 @@ def change(
         new=after.status,
         attempt=task.attempt,
         agent=task.agent,
-        actor=moment.actor,
+        actor=context.actor,
         session_key=task.session_key,
         stack_trace=stack,
         data=data,
     )
-    return TaskChange(after, event, end)
+    return TaskChange(after, event, record)
 
 
-def ended(
+def attempt_record(
     task: Task,
-    moment: DecisionContext,
+    context: DecisionContext,
     outcome: Outcome,
     failure: Failure | None = None,
     receipt: dict[str, Any] | None = None,
@@ -73,7 +76,7 @@ def ended(
         worker=task.worker,
         session_key=task.session_key,
         started_at=task.started_at,
-        ended_at=moment.now,
+        ended_at=context.now,
         error_class=failure.error_class if failure else None,
         message=failure.message if failure else None,
         stack=failure.stack if failure else None,
@@ -83,16 +86,16 @@ def ended(
     )
 
 
-# What ending an attempt does to the row, whatever the command. `lease_token` stays until the next
-# claim, so that a repeated message of the same attempt is recognised.
-UNLEASED: dict[str, Any] = {
+# Fields that are reset whenever an attempt ends. `lease_token` stays until the next claim, so that
+# a repeated message of the same attempt is recognised.
+LEASE_CLEARED: dict[str, Any] = {
     "lease_until": None,
     "cancel_requested_at": None,
     "pause_requested_at": None,
     "hung_warned_at": None,
 }
-DISOWNED: dict[str, Any] = {
-    **UNLEASED,
+OWNER_CLEARED: dict[str, Any] = {
+    **LEASE_CLEARED,
     "agent": None,
     "worker": None,
     "session_key": None,
@@ -100,89 +103,93 @@ DISOWNED: dict[str, Any] = {
 }
 
 
-ENGINES_OWN = frozenset({"act", "turn", "paused", "budget", "concurrency"})
-"""Holds that the engine takes away when their time has come: no attempt says them."""
-PARKED_FOR = frozenset({"children", "approval", "input"})
-"""Holds that handlers take upon their tasks; what comes of them is told to the next attempt."""
+ENGINE_HOLDS = frozenset({"act", "turn", "paused", "budget", "concurrency"})
+"""Holds that only the engine sets and clears: an attempt cannot park its task with them."""
+HANDLER_HOLDS = frozenset({"children", "approval", "input"})
+"""Holds that handlers set by parking; the next attempt receives the outcome of the wait."""
 
 
 def is_parked(task: Task) -> bool:
-    """Whether a handler of the task waits: no task that never ran was parked by one."""
-    return task.attempt > 0 and (task.hold or "").partition(":")[0] in PARKED_FOR
+    """True if an attempt parked the task and it still waits. A task that never ran cannot be."""
+    return task.attempt > 0 and (task.hold or "").partition(":")[0] in HANDLER_HOLDS
 
 
 def without_counting_try(task: Task) -> dict[str, Any]:
-    """Counters after an end that should not cost a try, while such ends are still free."""
-    in_a_row = 1 if task.checkpoint_seq > task.free_mark else task.free_ends + 1
-    tries = task.tries - 1 if in_a_row <= FREE_ENDS else task.tries
-    return {"tries": tries, "free_ends": in_a_row, "free_mark": task.checkpoint_seq}
+    """Returns the counters after an attempt that ends without counting as a try.
+
+    At most `FREE_ENDS` such ends in a row are free; a new checkpoint restarts the count. Further
+    ones count as tries.
+    """
+    consecutive = 1 if task.checkpoint_seq > task.free_mark else task.free_ends + 1
+    tries = task.tries - 1 if consecutive <= FREE_ENDS else task.tries
+    return {"tries": tries, "free_ends": consecutive, "free_mark": task.checkpoint_seq}
 
 
 def has_no_try_left(task: Task, tries: int) -> bool:
-    """No further attempt may start: tries used up, or the fence's numbers are."""
+    """True if no further attempt may start: all tries or all attempt numbers are used up."""
     return tries >= task.max_attempts or task.attempt >= ATTEMPT_CAP
 
 
-def dead(
-    task: Task, moment: DecisionContext, end: AttemptRecord, why: str, **changes: Any
+def mark_dead(
+    task: Task, context: DecisionContext, record: AttemptRecord, reason: str, **changes: Any
 ) -> TaskChange:
-    return change(
+    return build_change(
         task,
-        moment,
+        context,
         "dead",
         level="ERROR",
-        message=why,
-        data={"outcome": end.outcome, "tries": changes.get("tries", task.tries)},
-        stack=end.stack,
-        end=end,
+        message=reason,
+        data={"outcome": record.outcome, "tries": changes.get("tries", task.tries)},
+        stack=record.stack,
+        record=record,
         **{
-            **UNLEASED,
+            **LEASE_CLEARED,
             "status": Status.DEAD,
-            "finished_at": moment.now,
-            "last_outcome": end.outcome,
-            "last_error": why,
-            "error_class": end.error_class or "lost",
+            "finished_at": context.now,
+            "last_outcome": record.outcome,
+            "last_error": reason,
+            "error_class": record.error_class or "lost",
             "free_ends": 0,
             **changes,
         },
     )
 
 
-def again(
+def schedule_retry(
     task: Task,
-    moment: DecisionContext,
-    end: AttemptRecord,
+    context: DecisionContext,
+    record: AttemptRecord,
     delay_s: float,
     kind: str,
     **changes: Any,
 ) -> TaskChange:
-    """Back to the queue after `delay_s`, or DEAD when no try is left."""
-    why = end.message or kind.replace("_", " ")
+    """Returns the change to RETRY_WAIT for `delay_s` seconds, or to DEAD if no try is left."""
+    reason = record.message or kind.replace("_", " ")
     tries = changes.get("tries", task.tries)
     if has_no_try_left(task, tries):
-        return dead(task, moment, end, why, **changes)
-    at = moment.now + timedelta(seconds=delay_s)
-    return change(
+        return mark_dead(task, context, record, reason, **changes)
+    next_attempt_at = context.now + timedelta(seconds=delay_s)
+    return build_change(
         task,
-        moment,
+        context,
         kind,
         level="WARN",
-        message=why,
+        message=reason,
         data={
-            "outcome": end.outcome,
-            "next_attempt_at": at,
+            "outcome": record.outcome,
+            "next_attempt_at": next_attempt_at,
             "backoff_ms": round(delay_s * 1000),
-            "error_class": end.error_class,
+            "error_class": record.error_class,
         },
-        stack=end.stack,
-        end=end,
+        stack=record.stack,
+        record=record,
         **{
-            **DISOWNED,
+            **OWNER_CLEARED,
             "status": Status.RETRY_WAIT,
-            "next_attempt_at": at,
-            "last_outcome": end.outcome,
-            "last_error": why,
-            "error_class": end.error_class,
+            "next_attempt_at": next_attempt_at,
+            "last_outcome": record.outcome,
+            "last_error": reason,
+            "error_class": record.error_class,
             "free_ends": 0,
             "losses": 0,
             **changes,
@@ -190,29 +197,29 @@ def again(
     )
 
 
-def unheld(task: Task, moment: DecisionContext) -> Task:
-    """The task with a hold dropped whose time has come."""
-    if task.hold is not None and task.resume_at is not None and task.resume_at <= moment.now:
-        return altered(task, hold=None, resume_at=None)
+def without_elapsed_hold(task: Task, context: DecisionContext) -> Task:
+    """Returns the task without its hold if `resume_at` has passed, else the task unchanged."""
+    if task.hold is not None and task.resume_at is not None and task.resume_at <= context.now:
+        return replace_fields(task, hold=None, resume_at=None)
     return task
 
 
 def is_over_budget(task: Task) -> bool:
-    """Whether the task stops, or waits, because a budget is used up."""
+    """True if the task stops or waits because a budget is used up."""
     return (task.hold or "").partition(":")[0] == BUDGET
 
 
-def paused(task: Task, moment: DecisionContext, receipt: dict[str, Any]) -> TaskChange:
-    # A person may pause as often as they like: the try always comes back.
+def finish_pause(task: Task, context: DecisionContext, receipt: dict[str, Any]) -> TaskChange:
+    # Pausing never costs a try, however often a user pauses the task.
     tries = task.tries - 1
-    return change(
+    return build_change(
         task,
-        moment,
+        context,
         "paused",
         data={"receipt": receipt},
-        end=ended(
+        record=attempt_record(
             task,
-            moment,
+            context,
             Outcome.PAUSED,
             receipt=receipt,
             unconfirmed=receipt.get("state") == "unconfirmed",
@@ -220,22 +227,24 @@ def paused(task: Task, moment: DecisionContext, receipt: dict[str, Any]) -> Task
         status=Status.WAITING if is_over_budget(task) else Status.PAUSED,
         last_outcome=Outcome.PAUSED,
         tries=tries,
-        **DISOWNED,
+        **OWNER_CLEARED,
     )
 
 
-def cancelled(task: Task, moment: DecisionContext, receipt: dict[str, Any]) -> TaskChange:
-    unconfirmed = receipt.get("state") == "unconfirmed"
-    end = ended(task, moment, Outcome.CANCELLED, receipt=receipt, unconfirmed=unconfirmed)
-    return change(
+def finish_cancel(task: Task, context: DecisionContext, receipt: dict[str, Any]) -> TaskChange:
+    is_unconfirmed = receipt.get("state") == "unconfirmed"
+    record = attempt_record(
+        task, context, Outcome.CANCELLED, receipt=receipt, unconfirmed=is_unconfirmed
+    )
+    return build_change(
         task,
-        moment,
+        context,
         "cancelled",
-        level="WARN" if unconfirmed else "INFO",
+        level="WARN" if is_unconfirmed else "INFO",
         data={"receipt": receipt},
-        end=end,
+        record=record,
         status=Status.CANCELLED,
-        finished_at=moment.now,
+        finished_at=context.now,
         last_outcome=Outcome.CANCELLED,
-        **UNLEASED,
+        **LEASE_CLEARED,
     )

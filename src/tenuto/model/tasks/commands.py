@@ -1,4 +1,4 @@
-"""What can be asked of a task. `name` is the row of `TRANSITIONS` that a command uses."""
+"""The commands of tasks. A command's `name` is its row in `TRANSITIONS`."""
 
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
@@ -11,7 +11,10 @@ from tenuto.model.tasks.task import Fence, Status
 
 
 class DecisionContext(msgspec.Struct, frozen=True):
-    """Everything a decision may know besides the task and the command."""
+    """Inputs of a decision besides the task and the command: time, random number and actor.
+
+    `roll` in [0, 1) spreads retry delays by the jitter.
+    """
 
     now: datetime
     roll: float = 0.5
@@ -19,14 +22,17 @@ class DecisionContext(msgspec.Struct, frozen=True):
 
 
 class Escalation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What somebody is told who has to help."""
+    """Asks for help with a failure: the reason, and the advice what to do."""
 
     reason: str
     prompt: str
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an attempt did not finish its task."""
+    """Why an attempt failed.
+
+    `retryable` overrides the error class: `True` always retries, `False` never does.
+    """
 
     message: str
     error_class: ErrorClass = ErrorClass.ERROR
@@ -37,11 +43,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all commands."""
+
     name: ClassVar[str]
 
 
 class AttemptCommand(Command, frozen=True, kw_only=True):
-    """A command of an attempt: worth nothing unless its fence is the current one."""
+    """A command from an attempt: refused unless its fence is the current one."""
 
     fence: Fence
 
@@ -50,7 +58,7 @@ class Begin(AttemptCommand, frozen=True, kw_only=True):
     name = "begin"
     session_key: str | None = None
     lease_s: int | None = None
-    """Seconds that the session has until its first heartbeat; else the lease stays as it is."""
+    """Seconds until the session's first heartbeat is due; `None` leaves the lease unchanged."""
 
 
 class Complete(AttemptCommand, frozen=True, kw_only=True):
@@ -71,7 +79,7 @@ class NotStarted(AttemptCommand, frozen=True, kw_only=True):
 
 
 class TimedOut(AttemptCommand, frozen=True, kw_only=True):
-    """The owner ended a session that ran too long."""
+    """The worker ended a session that ran longer than its timeout."""
 
     name = "time_out"
     receipt: dict[str, Any] | None = None
@@ -89,7 +97,7 @@ class Release(AttemptCommand, frozen=True, kw_only=True):
 
 
 class ConfirmCancel(AttemptCommand, frozen=True, kw_only=True):
-    """The owner killed the session."""
+    """The worker killed the session after a cancel request."""
 
     name = "cancel"
     receipt: dict[str, Any]
@@ -101,16 +109,16 @@ class ConfirmPause(AttemptCommand, frozen=True, kw_only=True):
 
 
 class Expire(Command, frozen=True, kw_only=True):
-    """The lease ran out, or its owner was seen to die."""
+    """The lease expired, or the worker is known to be dead."""
 
     name = "expire"
     seen_dead: bool = False
     receipt: dict[str, Any] | None = None
-    """How the session ended, where somebody ended it for the owner."""
+    """The kill receipt, if another process ended the session for the worker."""
 
 
 class ForceTimeOut(Command, frozen=True, kw_only=True):
-    """A run far past its timeout whose owner did not end it."""
+    """Ends a run far past its timeout that its worker did not end."""
 
     name = "time_out"
 
@@ -128,7 +136,7 @@ class Ready(Command, frozen=True, kw_only=True):
 
 
 class StartNow(Command, frozen=True, kw_only=True):
-    """Do not wait for the time that the task was meant for."""
+    """Starts a task now instead of at its `run_at`."""
 
     name = "ready"
 
@@ -143,7 +151,7 @@ class Pause(Command, frozen=True, kw_only=True):
 
 
 class PauseForBudget(Command, frozen=True, kw_only=True):
-    """A budget is used up: the attempt is to stop, and the task waits for more."""
+    """A budget is used up: the attempt must stop, and the task waits for a higher budget."""
 
     name = "pause"
     hold: str
@@ -165,7 +173,7 @@ class Skip(Command, frozen=True, kw_only=True):
 
 
 class FailWithoutAttempt(Command, frozen=True, kw_only=True):
-    """End a task that can never run."""
+    """Fails a task that can never run, without an attempt."""
 
     name = "refuse"
     code: str
@@ -175,15 +183,15 @@ class FailWithoutAttempt(Command, frozen=True, kw_only=True):
 class Retry(Command, frozen=True, kw_only=True):
     name = "retry"
     watched: bool = True
-    """Whether something may wait for how it ends this time."""
+    """True if the task's next outcome may have follow-ups."""
     unmet: int = 0
-    """How much of what it waits for has not ended."""
+    """Number of dependencies that have not finished."""
     hold: str | None = None
-    """What it has to wait for anew: a place, its turn, or the end of a pause."""
+    """What the task must wait for again: a permit, its turn, or the end of a pause."""
 
 
 class Reopen(Command, frozen=True, kw_only=True):
-    """Undo an end that followed from another task's, which is tried again."""
+    """Reopens a task that finished because of another task, which is now retried."""
 
     name = "revive"
     hold: str | None = None
@@ -191,29 +199,29 @@ class Reopen(Command, frozen=True, kw_only=True):
 
 
 class DependenciesMet(Command, frozen=True, kw_only=True):
-    """Some of what the task waits for has happened."""
+    """`n` of the task's dependencies are met."""
 
     name = "unblock"
     n: int = 1
 
 
 class ClearHold(Command, frozen=True, kw_only=True):
-    """What held the task is over; `hold` is what holds it next, if anything."""
+    """Ends the task's hold; `hold` is the next one, or `None`."""
 
     name = "unblock"
     hold: str | None = None
 
 
 class Unpark(Command, frozen=True, kw_only=True):
-    """What an attempt gave its slot up for has happened, or took longer than it wanted to wait."""
+    """Ends a park: what the handler waits for has happened, or the wait took too long."""
 
     name = "unblock"
     progress: bool = True
-    """Whether something happened: then the free ends before it no longer count."""
+    """True if what the handler waits for has happened: the count of free ends is reset."""
 
 
 class AwaitAnswer(Command, frozen=True, kw_only=True):
-    """The task waits for a person's answer."""
+    """Makes the task wait for a person's answer."""
 
     name = "unblock"
     hold: str
@@ -221,18 +229,18 @@ class AwaitAnswer(Command, frozen=True, kw_only=True):
     message: str | None = None
 
     def until(self, now: datetime) -> datetime | None:
-        """When the answer comes too late, if ever."""
+        """Returns the deadline of the answer, or `None` without a timeout."""
         return None if self.timeout_s is None else now + timedelta(seconds=self.timeout_s)
 
 
 class AddDependency(Command, frozen=True, kw_only=True):
-    """The task is to wait for one more."""
+    """Adds one dependency to the task."""
 
     name = "block"
 
 
 class Resolve(Command, frozen=True, kw_only=True):
-    """The engine or a person ends a task that no agent runs."""
+    """Finishes a task that no agent runs: by the engine or by a person's answer."""
 
     name = "decide"
     status: Status
@@ -243,7 +251,7 @@ class Resolve(Command, frozen=True, kw_only=True):
 
 
 class Archive(Command, frozen=True, kw_only=True):
-    """Put an ended task away; its status stays."""
+    """Archives a finished task; its status stays."""
 
     name = "archive"
 
@@ -254,7 +262,7 @@ class SetPriority(Command, frozen=True, kw_only=True):
 
 
 class Assign(Command, frozen=True, kw_only=True):
-    """Only this agent may take the task, or, without one, whoever fits."""
+    """Moves the task to `lane`: for `agent` only or, without one, for every eligible agent."""
 
     name = "assign"
     lane: int
@@ -262,13 +270,13 @@ class Assign(Command, frozen=True, kw_only=True):
 
 
 class Edit(Command, frozen=True, kw_only=True):
-    """Change what a task says about itself; never what decides where and when it runs."""
+    """Records an edit of descriptive fields; never of fields that decide where or when it runs."""
 
     name = "edit"
     fields: tuple[str, ...]
 
 
 class DeletePayload(Command, frozen=True, kw_only=True):
-    """Remove what an ended task carried; its row and its trail stay."""
+    """Deletes the payload of a finished task; its row and its audit trail stay."""
 
     name = "erase"

@@ -1,7 +1,7 @@
-"""`decide`: what a command makes of a task. Pure; the store applies the answer or nothing.
+"""`decide` returns the change that a command makes to a task. Pure; the store applies the result.
 
-`None` means that the very same attempt already had this very command accepted: a repeated
-message, to be answered like the first.
+`None` means that the same attempt already had the same command accepted. The message is a repeat
+and gets the same response as the first one.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any, cast
 from tenuto.model.errors import Conflict
 from tenuto.model.tasks import attempts, user_commands
 from tenuto.model.tasks import commands as c
-from tenuto.model.tasks.changes import is_parked, unheld
+from tenuto.model.tasks.changes import is_parked, without_elapsed_hold
 from tenuto.model.tasks.commands import AttemptCommand, Command, DecisionContext
 from tenuto.model.tasks.task import (
     LEASED,
@@ -25,76 +25,87 @@ from tenuto.model.tasks.task import (
     TaskChange,
     hung_deadline,
     is_ready,
-    is_silent,
-    queue_expiry,
+    is_stop_overdue,
+    queue_expires_at,
     run_deadline,
 )
 
 
 @lru_cache(maxsize=4096)
 def token_hash(token: str) -> str:
-    """What the store keeps of a lease token; of what can be none, something that no token has."""
+    """Returns the hash of a lease token, as stored.
+
+    Text that cannot be a token (a lone surrogate) gets a hash that no token has.
+    """
     return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
-def decide(task: Task, command: Command, moment: DecisionContext) -> TaskChange | None:
-    """The change that `command` makes to `task` now; raises `Conflict` when it may not."""
+def decide(task: Task, command: Command, context: DecisionContext) -> TaskChange | None:
+    """Returns the change that `command` makes to `task` now, or `None` for a repeated message.
+
+    Raises `Conflict` if the command is not allowed now.
+    """
     if isinstance(command, AttemptCommand):
         if _is_repeat(task, command):
             return None
         _check_fence(task, command)
     elif command.name in TRANSITIONS:
         _check_source(task, command)
-    made = _DECIDERS[type(command)](task, command, moment)
-    _assert_legal(task, command, made)
-    return made
+    change = _DECIDERS[type(command)](task, command, context)
+    _assert_legal(task, command, change)
+    return change
 
 
-def on_due(task: Task, moment: DecisionContext) -> Command | None:
-    """The command that a task's earliest timer calls for now, if any."""
-    now = moment.now
-    expiry = queue_expiry(task)
+def due_command(task: Task, context: DecisionContext) -> Command | None:
+    """Returns the command for the task's earliest timer if it is due now, else `None`."""
+    now = context.now
+    expires_at = queue_expires_at(task)
     if task.status in LEASED:
-        return _on_due_leased(task, moment)
+        return _due_command_leased(task, context)
     if task.status in TERMINAL or task.status is Status.PAUSED:
         return None
-    if expiry is not None and expiry <= now:
+    if expires_at is not None and expires_at <= now:
         return c.FailWithoutAttempt(code="queue_ttl", message="waited longer than its queue TTL")
     if task.status is Status.RETRY_WAIT:
-        due = task.next_attempt_at is None or task.next_attempt_at <= now
-        return c.RetryDue() if due else None
-    return _on_due_waiting(task, moment)
+        is_due = task.next_attempt_at is None or task.next_attempt_at <= now
+        return c.RetryDue() if is_due else None
+    return _due_command_waiting(task, context)
 
 
-def _on_due_waiting(task: Task, moment: DecisionContext) -> Command | None:
-    now = moment.now
-    if is_ready(unheld(task, moment), now):
+def _due_command_waiting(task: Task, context: DecisionContext) -> Command | None:
+    now = context.now
+    if is_ready(without_elapsed_hold(task, context), now):
         return c.Ready() if task.status is Status.WAITING else None
     if task.hold is not None and task.wait_until is not None and task.wait_until <= now:
-        return _on_wait_over(task)
+        return _command_for_expired_wait(task)
     return None
 
 
-def _on_wait_over(task: Task) -> Command:
-    """What comes of a wait that was too long; a hold may say after a colon what is to."""
-    what, *then = (task.hold or "").split(":")
+def _command_for_expired_wait(task: Task) -> Command:
+    """Returns the command for a task whose wait is longer than allowed.
+
+    Words after a colon in the hold choose the outcome: `approval:approve` completes the task,
+    `approval:skip` skips it; otherwise it fails. A parked task continues instead.
+    """
+    hold, *actions = (task.hold or "").split(":")
     if is_parked(task):
-        # A question that nobody answered is answered for them, once: only children did nothing.
-        return c.Unpark(progress=what != "children")
-    message = f"nobody answered in time: {then[0] if then else 'rejected'}"
-    if "approve" in then:
+        # An unanswered question is answered once, by the timeout: that is progress. Children that
+        # did not finish in time made none.
+        return c.Unpark(progress=hold != "children")
+    message = f"no answer in time: {actions[0] if actions else 'rejected'}"
+    if "approve" in actions:
         output = '{"decision": "approved", "by": "timeout"}'
         return c.Resolve(status=Status.COMPLETED, output=output, message=message)
-    if "skip" in then:
+    if "skip" in actions:
         return c.Resolve(status=Status.SKIPPED, message=message)
-    return c.FailWithoutAttempt(code="wait_expired", message=f"waited too long for {what}")
+    return c.FailWithoutAttempt(code="wait_expired", message=f"waited too long for {hold}")
 
 
-def _on_due_leased(task: Task, moment: DecisionContext) -> Command | None:
-    now = moment.now
-    for requested in (task.cancel_requested_at, task.pause_requested_at):
-        if requested is not None:
-            return c.Expire() if is_silent(task, requested, now) else None
+def _due_command_leased(task: Task, context: DecisionContext) -> Command | None:
+    now = context.now
+    for requested_at in (task.cancel_requested_at, task.pause_requested_at):
+        if requested_at is not None:
+            return c.Expire() if is_stop_overdue(task, requested_at, now) else None
     if task.status is not Status.RUNNING or task.started_at is None:
         return None
     if task.timeout_s is not None and run_deadline(task) <= now:
@@ -104,7 +115,7 @@ def _on_due_leased(task: Task, moment: DecisionContext) -> Command | None:
     return None
 
 
-_ENDS_WITH: dict[type[AttemptCommand], frozenset[Outcome]] = {
+_OUTCOMES_OF: dict[type[AttemptCommand], frozenset[Outcome]] = {
     c.Complete: frozenset({Outcome.COMPLETED}),
     c.Fail: frozenset({Outcome.FAILED, Outcome.PARKED, Outcome.TIMED_OUT}),
     c.NotStarted: frozenset({Outcome.NOT_STARTED}),
@@ -117,7 +128,7 @@ _ENDS_WITH: dict[type[AttemptCommand], frozenset[Outcome]] = {
 
 
 def is_current_fence(task: Task, command: AttemptCommand) -> bool:
-    """Whether the fence is that of the task's latest attempt."""
+    """True if the command's fence belongs to the task's latest attempt."""
     fence = command.fence
     return task.attempt == fence.attempt and task.lease_token == token_hash(fence.token)
 
@@ -127,7 +138,7 @@ def _is_repeat(task: Task, command: AttemptCommand) -> bool:
         return False
     if isinstance(command, c.Begin):
         return task.status is Status.RUNNING and task.session_key == command.session_key
-    if task.status in LEASED or task.last_outcome not in _ENDS_WITH[type(command)]:
+    if task.status in LEASED or task.last_outcome not in _OUTCOMES_OF[type(command)]:
         return False
     if task.last_outcome == Outcome.PARKED:
         hold = command.hold if isinstance(command, c.Park) else "quota"
@@ -142,31 +153,32 @@ def _check_fence(task: Task, command: AttemptCommand) -> None:
         _check_requested(command, task.cancel_requested_at)
         return
     if task.cancel_requested_at is not None:
-        raise Conflict("the task is being cancelled", "cancel_requested")
+        raise Conflict(f"task {task.id} is being cancelled", "cancel_requested")
     if isinstance(command, c.ConfirmPause):
         _check_requested(command, task.pause_requested_at)
         return
     if task.pause_requested_at is not None:
-        raise Conflict("the task is being paused", "pause_requested")
+        raise Conflict(f"task {task.id} is being paused", "pause_requested")
     _check_source(task, command)
 
 
-def _check_requested(command: AttemptCommand, requested: datetime | None) -> None:
-    if requested is None:
-        raise Conflict(f"nobody asked to {command.name} the task")
+def _check_requested(command: AttemptCommand, requested_at: datetime | None) -> None:
+    if requested_at is None:
+        raise Conflict(f"no {command.name} of the task is requested")
 
 
 def _check_source(task: Task, command: Command) -> None:
     if not any(source is task.status for source, _ in TRANSITIONS[command.name]):
-        raise Conflict(f"cannot {command.name.replace('_', ' ')} a task that is {task.status}")
+        name = command.name.replace("_", " ")
+        raise Conflict(f"cannot {name} task {task.id}: it is {task.status}")
 
 
-def _assert_legal(task: Task, command: Command, made: TaskChange) -> None:
-    after = made.task
+def _assert_legal(task: Task, command: Command, change: TaskChange) -> None:
+    after = change.task
     assert after.version == task.version + 1
     if after.status is not task.status:
         assert (task.status, after.status) in TRANSITIONS[command.name], (command, after.status)
-    assert (made.end is not None) == (task.status in LEASED and after.status not in LEASED)
+    assert (change.end is not None) == (task.status in LEASED and after.status not in LEASED)
 
 
 _Decider = Callable[[Task, Any, DecisionContext], TaskChange]
@@ -176,9 +188,9 @@ _DECIDERS = cast(
         c.Begin: attempts.begin,
         c.Complete: attempts.complete,
         c.Fail: attempts.fail,
-        c.NotStarted: attempts.not_started,
-        c.TimedOut: attempts.timed_out,
-        c.ForceTimeOut: attempts.overrun,
+        c.NotStarted: attempts.fail_to_start,
+        c.TimedOut: attempts.confirm_time_out,
+        c.ForceTimeOut: attempts.force_time_out,
         c.Park: attempts.park,
         c.Release: attempts.release,
         c.ConfirmCancel: user_commands.confirm_cancel,
@@ -186,27 +198,27 @@ _DECIDERS = cast(
         c.Expire: attempts.expire,
         c.WarnHung: attempts.warn_hung,
         c.Abort: attempts.abort,
-        c.Ready: attempts.ready,
-        c.RetryDue: attempts.due,
+        c.Ready: attempts.make_ready,
+        c.RetryDue: attempts.make_retry_pending,
         c.Pause: user_commands.pause,
-        c.PauseForBudget: user_commands.exceed,
+        c.PauseForBudget: user_commands.pause_for_budget,
         c.Resume: user_commands.resume,
         c.Cancel: user_commands.cancel,
         c.Skip: user_commands.skip,
         c.FailWithoutAttempt: user_commands.fail_without_attempt,
         c.Retry: user_commands.retry,
-        c.Reopen: user_commands.revive,
-        c.DependenciesMet: user_commands.met,
-        c.ClearHold: user_commands.turn,
-        c.Unpark: attempts.wake,
-        c.AwaitAnswer: user_commands.ask,
-        c.AddDependency: user_commands.block,
-        c.Resolve: user_commands.decided,
+        c.Reopen: user_commands.reopen,
+        c.DependenciesMet: user_commands.meet_dependencies,
+        c.ClearHold: user_commands.clear_hold,
+        c.Unpark: attempts.unpark,
+        c.AwaitAnswer: user_commands.await_answer,
+        c.AddDependency: user_commands.add_dependency,
+        c.Resolve: user_commands.resolve,
         c.Archive: user_commands.archive,
-        c.SetPriority: user_commands.reprioritise,
+        c.SetPriority: user_commands.set_priority,
         c.Assign: user_commands.assign,
         c.Edit: user_commands.edit,
-        c.StartNow: user_commands.start,
-        c.DeletePayload: user_commands.erase,
+        c.StartNow: user_commands.start_now,
+        c.DeletePayload: user_commands.delete_payload,
     },
 )

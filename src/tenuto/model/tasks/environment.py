@@ -1,7 +1,7 @@
-"""What a task may set for the command it runs in: variables by name, and the working folder.
+"""Which environment variables and working folder a task may set for the command that runs it.
 
-The owner of a worker allows names and folders. `REFUSED` holds the names that nobody can allow: a
-task that sets one decides what the owner's own command loads, runs or talks to.
+The operator of a worker allows names and folders. No operator can allow the names in `REFUSED`: a
+task that sets one of them decides what the operator's own command loads, runs or connects to.
 """
 
 import re
@@ -17,7 +17,7 @@ FIELD = "env"
 
 
 class Refusal(NamedTuple):
-    """Names that no task sets, as patterns in upper case, and what they do."""
+    """Patterns (in upper case) of names that no task may set, and the reason."""
 
     reason: str
     patterns: str
@@ -25,7 +25,7 @@ class Refusal(NamedTuple):
 
 REFUSED = (
     Refusal(
-        "the dynamic loader and the C library load code and data from where it says",
+        "the dynamic loader and the C library load code and data from where it points",
         "LD_* DYLD_* _RLD* LIBPATH SHLIB_PATH GCONV_PATH GETCONF_DIR GLIBC_TUNABLES LOCPATH"
         " NLSPATH PATH_LOCALE MALLOC_* NIS_PATH NSS_* TZDIR OPENSSL_* ASAN_* LSAN_* MSAN_*"
         " TSAN_* UBSAN_* GTK_* GIO_* GDK_* GST_* QT_* QML* SDL_* VK_* CUDA_* ODBC* SASL_*"
@@ -70,7 +70,7 @@ REFUSED = (
         " NVIM_* EMACS* BAT_* PUPPETEER_* PLAYWRIGHT_* CYPRESS_*",
     ),
     Refusal(
-        "a compiler, build tool or package manager runs it or fetches from where it says",
+        "a compiler, build tool or package manager runs it or fetches from where it points",
         "MAKEFLAGS GNUMAKEFLAGS MAKEFILES MAKE MFLAGS CC CXX CPP AS AR LD CFLAGS CXXFLAGS"
         " CPPFLAGS LDFLAGS CMAKE_* PKG_CONFIG* COMPILER_PATH GCC_* COLLECT_* CCACHE_* SCCACHE_*"
         " LIBRARY_PATH CPATH *_INCLUDE_PATH CGO_* NPM_* PNPM_* YARN_* COREPACK_* NVM_* PIP_*"
@@ -80,13 +80,13 @@ REFUSED = (
         " COMPOSER_* HOMEBREW_* APT_* NIX_* GOCACHE SCONSFLAGS BAZEL* USE_BAZEL_* ESBUILD_*",
     ),
     Refusal(
-        "it leads connections elsewhere, or changes whom they trust",
+        "it redirects connections or changes which certificates they trust",
         "*_PROXY PROXY_* SOCKS* TSOCKS_* PROXYCHAINS_* SSL_* *_CA_BUNDLE *_CA_CERTS *_CA_FILE"
         " NODE_TLS_* SSLKEYLOGFILE GRPC_DEFAULT_SSL_* HOSTALIASES LOCALDOMAIN RES_OPTIONS"
         " RESOLV_* KRB5* VAULT_ADDR VAULT_AGENT_ADDR CONSUL_HTTP_ADDR",
     ),
     Refusal(
-        "an agent's program sends its key and its prompts to where it says, or runs what it names",
+        "an agent's program sends its key and prompts to where it points, or runs what it names",
         "*_BASE_URL *_API_BASE *_API_URL *_API_HOST *_BASE_URI *_SERVER_URL *_ENDPOINT"
         " *_ENDPOINTS *_ENDPOINT_URL *_ENDPOINT_URL_* *_CUSTOM_HEADERS *_UNIX_SOCKET"
         " ANTHROPIC_HOST OPENAI_HOST OLLAMA_HOST DATABRICKS_HOST AZURE_AUTHORITY_HOST CLAUDE_*"
@@ -98,52 +98,56 @@ REFUSED = (
         " CLOUDSDK_* OTEL_* LANGFUSE_HOST ANTHROPIC_CONFIG_DIR ANTHROPIC_PROFILE"
         " ANTHROPIC_FOUNDRY_RESOURCE AZURE_RESOURCE_NAME",
     ),
-    Refusal("it is how Tenuto tells a command of its task", "TENUTO_*"),
+    Refusal("Tenuto itself passes the task to the command with it", "TENUTO_*"),
 )
 
 
-CARRIED = "*_TOKEN GIT_AUTHOR_* GIT_COMMITTER_* TF_VAR_* MIX_ENV"
-"""Names that an owner may allow although a pattern of `REFUSED` fits: they carry a credential, a
-person's name or a value, and make nothing run."""
+ALLOWABLE = "*_TOKEN GIT_AUTHOR_* GIT_COMMITTER_* TF_VAR_* MIX_ENV"
+"""Names that an operator may allow although they match `REFUSED`.
+
+They carry a credential, a person's name or a value, and make nothing run.
+"""
 
 
 class Allowed(NamedTuple):
-    """What the owner of a worker lets tasks set. Folders are absolute, with links resolved."""
+    """Names and folders that a worker's operator allows. Folders are absolute, links resolved."""
 
     names: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
 
 
-def _pattern(patterns: str) -> re.Pattern[str]:
+def _compile_patterns(patterns: str) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns.split())))
 
 
-_REFUSED = [(_pattern(each.patterns), each.reason) for each in REFUSED]
-_CARRIED = _pattern(CARRIED)
+_REFUSED = [(_compile_patterns(refusal.patterns), refusal.reason) for refusal in REFUSED]
+_ALLOWABLE = _compile_patterns(ALLOWABLE)
 
 
-def always_refused(name: str) -> str | None:
-    """Returns why no task may set the variable, or `None` if a worker's owner may allow it."""
+def refusal_reason(name: str) -> str | None:
+    """Returns why no task may set the variable, or `None` if a worker's operator may allow it."""
     upper = name.upper()
-    if _CARRIED.match(upper):
+    if _ALLOWABLE.match(upper):
         return None
     return next((reason for pattern, reason in _REFUSED if pattern.match(upper)), None)
 
 
-def check_names(names: Iterable[str]) -> None:
-    """Raise `Invalid` for a name that no worker's owner can allow."""
+def check_variable_names(names: Iterable[str]) -> None:
+    """Raises `Invalid` for a name that no worker's operator can allow."""
     for name in names:
-        if (reason := always_refused(name)) is not None:
+        if (reason := refusal_reason(name)) is not None:
             raise Invalid(f"tasks may never set {name}: {reason}", field=FIELD)
 
 
-def decide(env: Mapping[str, str], cwd: str | None, folder: str | None, allowed: Allowed) -> None:
-    """Raise `Invalid` unless a task may set these variables and work in that folder.
+def check_allowed(
+    env: Mapping[str, str], cwd: str | None, folder: str | None, allowed: Allowed
+) -> None:
+    """Raises `Invalid` unless a task may set these variables and work in that folder.
 
-    `folder` is what the task's `cwd` leads to, absolute and with links resolved; `None` is the
-    folder of the worker. The error has `cwd` alone: where links lead is not the task's to know.
+    `folder` is the task's `cwd`, made absolute and with links resolved; `None` is the worker's own
+    folder. The error shows `cwd` only: a task must not learn where links lead.
     """
-    check_names(env)
+    check_variable_names(env)
     for name in env:
         if not any(fnmatchcase(name, pattern) for pattern in allowed.names):
             raise Invalid(
@@ -151,13 +155,16 @@ def decide(env: Mapping[str, str], cwd: str | None, folder: str | None, allowed:
                 f" --allow-env {shlex.quote(name)}",
                 field=FIELD,
             )
-    if folder is not None and not any(_is_within(folder, root) for root in allowed.folders):
-        named = shlex.quote(cwd or folder) if PurePath(cwd or folder).is_absolute() else "FOLDER"
+    if folder is not None and not any(
+        _is_within(folder, allowed_folder) for allowed_folder in allowed.folders
+    ):
+        argument = shlex.quote(cwd or folder) if PurePath(cwd or folder).is_absolute() else "FOLDER"
         raise Invalid(
-            f"this worker does not let tasks work in {cwd}; start it with --allow-folder {named}",
+            f"this worker does not let tasks work in {cwd};"
+            f" start it with --allow-folder {argument}",
             field="cwd",
         )
 
 
-def _is_within(folder: str, root: str) -> bool:
-    return PurePath(folder).is_relative_to(root)
+def _is_within(folder: str, allowed_folder: str) -> bool:
+    return PurePath(folder).is_relative_to(allowed_folder)

@@ -1,7 +1,7 @@
-"""Fingerprints: what tells a repeated submit from another one that uses the same key or id.
+"""Fingerprints: hashes that tell a repeated submit from another submit with the same key or id.
 
-Only what differs from the defaults is in one, so that a field which a later version adds changes
-nothing for callers who do not use it.
+A fingerprint covers only the fields that differ from their defaults. A field that a later version
+adds therefore changes no fingerprint of a caller who does not use it.
 """
 
 import hashlib
@@ -13,72 +13,76 @@ import msgspec
 from tenuto.model import bounds
 from tenuto.model.tasks.submission import NewTask
 
-_FIELDS_OF_01 = (
+_FIELDS_V0_1 = (
     "title id description prompt system_prompt model max_turns conversation task_type"
     " agent_type target_agent runtime command cwd env priority tags task_tags capabilities"
     " container region estimate_minutes max_attempts retry timeout_s queue_ttl_s lease_s"
     " run_at parent input metadata idempotency_key trace_id source key depends_on blocks"
     " on_dependency_failure next group control complexity escalation concurrency budget"
 ).split()
-_TaskOf01: Any = msgspec.defstruct("_TaskOf01", [(name, Any) for name in _FIELDS_OF_01])
+_TaskV0_1: Any = msgspec.defstruct("_TaskOf01", [(name, Any) for name in _FIELDS_V0_1])
 
 
 def fingerprint(new: NewTask, secret: str = "") -> str:
-    """A hash of what the caller asked for beyond the defaults.
+    """Returns a hash of the fields of `new` that differ from their defaults.
 
-    `secret` stands for what the task keeps secret, which is not in it.
+    `secret` represents the task's secret values, which `new` does not contain.
     """
     for field in ("input", "metadata"):
-        bounds.json_text(field, getattr(new, field))
-    return _hash(_said(_as_read(msgspec.structs.replace(new, id=None))), secret)
+        bounds.to_json_text(field, getattr(new, field))
+    return _hash(_without_defaults(_json_round_trip(msgspec.structs.replace(new, id=None))), secret)
 
 
-def _as_read(new: NewTask) -> NewTask:
-    """The task as it is read from JSON: a program may give 7 where a number is stored as 7.0."""
+def _json_round_trip(new: NewTask) -> NewTask:
+    """Returns the task as read back from JSON: a program may pass 7 where 7.0 is stored."""
     return msgspec.json.decode(msgspec.json.encode(new), type=type(new))
 
 
 def fingerprints(new: NewTask, secret: str = "") -> tuple[str, ...]:
-    """Every hash by which a task may be known: today's, which is stored, and that of 0.1.
+    """Returns the hashes that recognise a repeat: the current one, which is stored, and 0.1's.
 
-    Tasks submitted by 0.1 keep its hash, so repeats of them are known by it. It goes with 0.3. A
-    task that uses a field which 0.1 did not know repeats none of them.
+    Tasks submitted by version 0.1 keep its hash, so repeats of them are recognised by it. Version
+    0.3 removes it. A task with a field that 0.1 did not have cannot repeat a task of 0.1.
     """
-    if not _said(new).keys() <= set(_FIELDS_OF_01):
+    if not _without_defaults(new).keys() <= set(_FIELDS_V0_1):
         return (fingerprint(new, secret),)
-    told = {name: getattr(new, name) for name in _FIELDS_OF_01} | {"id": None}
-    return fingerprint(new, secret), _hash(_TaskOf01(**told), secret)
+    values = {name: getattr(new, name) for name in _FIELDS_V0_1} | {"id": None}
+    return fingerprint(new, secret), _hash(_TaskV0_1(**values), secret)
 
 
-def _hash(sent: Any, secret: str) -> str:
-    encoded = msgspec.json.encode(sent, order="deterministic")
+def _hash(value: Any, secret: str) -> str:
+    encoded = msgspec.json.encode(value, order="deterministic")
     return hashlib.blake2b(encoded + secret.encode(), digest_size=16).hexdigest()
 
 
-def _said(value: Any) -> Any:
-    """The value as JSON may tell it: of a struct what differs from its defaults, and its kind."""
+def _without_defaults(value: Any) -> Any:
+    """Returns the value for JSON; of a struct only its kind and changed fields."""
     if not isinstance(value, msgspec.Struct):
         return value
-    defaults = _defaults(type(value))
-    given = {name: getattr(value, name) for name in value.__struct_fields__}
-    said = {name: _said(each) for name, each in given.items() if not _same(each, defaults[name])}
+    defaults = _default_values(type(value))
+    values = {name: getattr(value, name) for name in value.__struct_fields__}
+    changed = {
+        name: _without_defaults(item)
+        for name, item in values.items()
+        if not _is_default(item, defaults[name])
+    }
     kind = value.__struct_config__.tag
-    return said if kind is None else {"(kind)": kind, **said}
+    return changed if kind is None else {"(kind)": kind, **changed}
 
 
 @cache
-def _defaults(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    return {field.name: _default(field) for field in msgspec.structs.fields(kind)}
+def _default_values(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.name: _default_value(field) for field in msgspec.structs.fields(kind)}
 
 
-def _default(field: Any) -> Any:
+def _default_value(field: Any) -> Any:
     if field.default_factory is not msgspec.NODEFAULT:
         return field.default_factory()
     return field.default
 
 
-def _same(value: Any, default: Any) -> bool:
-    """Whether a value is the default, as read from JSON, where a tuple is a list."""
+def _is_default(value: Any, default: Any) -> bool:
+    """True if the value equals the default; JSON turns a tuple into a list."""
     if isinstance(value, list) and isinstance(default, tuple):
         return tuple(value) == default
     return bool(value == default)

@@ -1,4 +1,4 @@
-"""What a caller may ask for when submitting a task, and the checks on it."""
+"""The request for a new task, and its validation."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -25,9 +25,9 @@ from tenuto.model.limits.budgets import Budget, check_budget
 from tenuto.model.limits.concurrency import Concurrency
 from tenuto.model.limits.concurrency import check as check_turns
 from tenuto.model.tasks.commands import Escalation
-from tenuto.model.tasks.environment import check_names
+from tenuto.model.tasks.environment import check_variable_names
 from tenuto.model.tasks.retry import RetryPolicy
-from tenuto.model.tenancy.secrets import referred
+from tenuto.model.tenancy.secrets import referenced_name
 
 OnFailure = Literal["fail", "skip", "run"]
 Complexity = Literal["Low", "Middle", "Hard", "ExtremHard"]
@@ -40,7 +40,7 @@ KIND_OF: dict[type, Kind] = {
 
 
 class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """A task to be. Only `title` is required."""
+    """The request for a new task. Only `title` is required."""
 
     title: str
     id: UUID | None = None
@@ -57,7 +57,7 @@ class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
     command: list[str] | None = None
     cwd: str | None = None
     env: Mapping[str, str | Mapping[str, str]] | None = None
-    """Texts, and references to stored secrets."""
+    """Environment variables: texts, or references to stored secrets."""
     priority: int = 5
     tags: Sequence[str] = ()
     task_tags: Sequence[str] = ()
@@ -81,10 +81,10 @@ class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
     depends_on: Sequence[str] = ()
     """Ids of tasks, or keys of tasks that are submitted together."""
     blocks: Sequence[str] = ()
-    """Ids of tasks that are to wait for this one."""
+    """Ids of tasks that will wait for this one."""
     on_dependency_failure: OnFailure = "fail"
     next: str | None = None
-    """The key of what to run when this one has succeeded."""
+    """The key of the task or group that runs after this task succeeded."""
     group: str | None = None
     control: Control | None = None
     complexity: Complexity | None = None
@@ -94,11 +94,11 @@ class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
 
     @property
     def kind(self) -> Kind:
-        """What the task is for: work of an agent, or control of a flow."""
+        """`agent` for a task that an agent runs, else the kind of the control task."""
         return "agent" if self.control is None else KIND_OF[type(self.control)]
 
 
-_NAMES = (
+_NAME_FIELDS = (
     "model",
     "agent_type",
     "runtime",
@@ -109,58 +109,60 @@ _NAMES = (
     "trace_id",
     "conversation",
 )
-_TEXTS = ("description", "system_prompt", "cwd")
-_SECONDS = ("timeout_s", "queue_ttl_s", "lease_s")
-_LISTS = ("tags", "task_tags", "capabilities")
+_TEXT_FIELDS = ("description", "system_prompt", "cwd")
+_SECONDS_FIELDS = ("timeout_s", "queue_ttl_s", "lease_s")
+_LABEL_FIELDS = ("tags", "task_tags", "capabilities")
 
 
-_USUAL = ("title", "prompt", "input", "metadata", "task_type", "priority", "max_attempts")
-_MANY = (*_LISTS, "depends_on", "blocks")
-_SEVERAL = attrgetter(*_MANY)
-_RARE = attrgetter(*(name for name in NewTask.__struct_fields__ if name not in _USUAL + _MANY))
-_NOTHING_RARE = _RARE(NewTask(title="-"))
+_COMMON_FIELDS = ("title", "prompt", "input", "metadata", "task_type", "priority", "max_attempts")
+_SEQUENCE_FIELDS = (*_LABEL_FIELDS, "depends_on", "blocks")
+_SEQUENCE_VALUES = attrgetter(*_SEQUENCE_FIELDS)
+_RARE_VALUES = attrgetter(
+    *(name for name in NewTask.__struct_fields__ if name not in _COMMON_FIELDS + _SEQUENCE_FIELDS)
+)
+_RARE_DEFAULTS = _RARE_VALUES(NewTask(title="-"))
 
 
 def check(new: NewTask) -> bool:
-    """Raise `Invalid` unless every field is in range and can be stored.
+    """Raises `Invalid` unless every field is in range and can be stored.
 
-    What `input` and `metadata` hold is looked at when they are encoded. Answers whether the task
-    is plain: says nothing but what most tasks say.
+    The contents of `input` and `metadata` are checked when they are encoded. Returns `True` if the
+    task is plain: it sets only fields that most tasks set.
     """
-    bounds.text("title", new.title, bounds.MAX_TITLE, empty=False)
-    bounds.text("task_type", new.task_type, bounds.MAX_NAME, empty=False)
-    bounds.whole("priority", new.priority, 1, 10)
-    bounds.whole("max_attempts", new.max_attempts, 1, bounds.MAX_ATTEMPTS)
+    bounds.check_text("title", new.title, bounds.MAX_TITLE, empty=False)
+    bounds.check_text("task_type", new.task_type, bounds.MAX_NAME, empty=False)
+    bounds.check_whole("priority", new.priority, 1, 10)
+    bounds.check_whole("max_attempts", new.max_attempts, 1, bounds.MAX_ATTEMPTS)
     if new.prompt is not None:
-        bounds.text("prompt", new.prompt, bounds.MAX_TEXT)
-    if _RARE(new) == _NOTHING_RARE and not any(_SEVERAL(new)):
+        bounds.check_text("prompt", new.prompt, bounds.MAX_TEXT)
+    if _RARE_VALUES(new) == _RARE_DEFAULTS and not any(_SEQUENCE_VALUES(new)):
         return True
-    _check_rare(new)
+    _check_rare_fields(new)
     return False
 
 
-def _check_rare(new: NewTask) -> None:
-    for field in _MANY:
-        if isinstance(getattr(new, field), str):  # which is a sequence of texts, too
-            raise Invalid(f"{field} is a list of texts, not one text", field=field)
-    for field in _NAMES:
+def _check_rare_fields(new: NewTask) -> None:
+    for field in _SEQUENCE_FIELDS:
+        if isinstance(getattr(new, field), str):  # a text is a sequence of texts, too
+            raise Invalid(f"{field} must be a list of texts, not one text", field=field)
+    for field in _NAME_FIELDS:
         if (value := getattr(new, field)) is not None:
-            bounds.text(field, value, bounds.MAX_NAME, empty=False)
-    for field in _TEXTS:
+            bounds.check_text(field, value, bounds.MAX_NAME, empty=False)
+    for field in _TEXT_FIELDS:
         if (value := getattr(new, field)) is not None:
-            bounds.text(field, value, bounds.MAX_TEXT)
-    for field in _LISTS:
+            bounds.check_text(field, value, bounds.MAX_TEXT)
+    for field in _LABEL_FIELDS:
         if items := getattr(new, field):
-            _check_names(field, items)
+            _check_labels(field, items)
     _check_numbers(new)
     _check_command(new)
-    _check_place(new)
-    _check_bounds(new)
-    bounds.instant("run_at", new.run_at)
+    _check_flow_fields(new)
+    _check_limits(new)
+    bounds.check_instant("run_at", new.run_at)
 
 
-def _check_place(new: NewTask) -> None:
-    """What a task says about others and about what follows."""
+def _check_flow_fields(new: NewTask) -> None:
+    """Checks the fields that connect the task with other tasks and with flows."""
     for field in ("key", "next", "group"):
         if (key := getattr(new, field)) is not None:
             check_key(field, key)
@@ -176,12 +178,12 @@ def _check_place(new: NewTask) -> None:
     if new.control is not None:
         check_control(new.control)
     if new.escalation is not None:
-        bounds.text("escalation.reason", new.escalation.reason, bounds.MAX_ERROR, empty=False)
-        bounds.text("escalation.prompt", new.escalation.prompt, bounds.MAX_TEXT, empty=False)
+        bounds.check_text("escalation.reason", new.escalation.reason, bounds.MAX_ERROR, empty=False)
+        bounds.check_text("escalation.prompt", new.escalation.prompt, bounds.MAX_TEXT, empty=False)
 
 
-def _check_bounds(new: NewTask) -> None:
-    """What a task may use, and with whom it shares its places."""
+def _check_limits(new: NewTask) -> None:
+    """Checks the task's budget and its concurrency key."""
     if new.budget is not None:
         check_budget(new.budget)
     if new.concurrency is None:
@@ -190,66 +192,71 @@ def _check_bounds(new: NewTask) -> None:
     for field in ("next", "group", "control"):
         if getattr(new, field) is not None:
             raise Invalid(
-                f"a task with {field} is part of a flow, and shares no concurrency key",
+                f"a task with {field} is part of a flow and cannot have a concurrency key",
                 field="concurrency",
             )
     if new.run_at is not None:
         raise Invalid(
-            "a task with a concurrency key starts when it has a place, not at a time",
+            "a task cannot have both a concurrency key and run_at: it starts when it gets a permit",
             field="concurrency",
         )
 
 
 def _check_numbers(new: NewTask) -> None:
-    for field in _SECONDS:
+    for field in _SECONDS_FIELDS:
         if (seconds := getattr(new, field)) is not None:
-            bounds.whole(field, seconds, 1, bounds.MAX_SECONDS)
+            bounds.check_whole(field, seconds, 1, bounds.MAX_SECONDS)
     if new.estimate_minutes is not None:
-        bounds.whole("estimate_minutes", new.estimate_minutes, 1, bounds.MAX_SECONDS // 60)
+        bounds.check_whole("estimate_minutes", new.estimate_minutes, 1, bounds.MAX_SECONDS // 60)
     if new.max_turns is not None:
-        bounds.whole("max_turns", new.max_turns, 1, 1_000_000)
+        bounds.check_whole("max_turns", new.max_turns, 1, 1_000_000)
     if new.retry is not None:
         _check_retry(new.retry)
 
 
-def _check_names(field: str, items: Sequence[str]) -> None:
+def _check_labels(field: str, items: Sequence[str]) -> None:
     if len(items) > bounds.MAX_TAGS:
         raise Invalid(f"{field} has more than {bounds.MAX_TAGS} entries", "too_large", field=field)
     for item in items:
-        bounds.text(field, item, bounds.MAX_NAME, empty=False)
+        bounds.check_text(field, item, bounds.MAX_NAME, empty=False)
 
 
 def _check_command(new: NewTask) -> None:
     for name, value in (new.env or {}).items():
-        bounds.text("env", name, bounds.MAX_NAME, empty=False)
+        bounds.check_text("env", name, bounds.MAX_NAME, empty=False)
         if isinstance(value, str):
-            bounds.text("env", value, bounds.MAX_TEXT)
-        elif referred(value) is None:
-            raise Invalid("env has a value that is neither text nor a secret's name", field="env")
+            bounds.check_text("env", value, bounds.MAX_TEXT)
+        elif referenced_name(value) is None:
+            raise Invalid(
+                f'the value of env {name} must be text or {{"$secret": NAME}}', field="env"
+            )
         if "=" in name:
-            raise Invalid("env has a name with '=' in it", field="env")
-    check_names(new.env or ())
+            raise Invalid(f"the env name {name[:100]!r} must not contain '='", field="env")
+    check_variable_names(new.env or ())
     if new.command is None:
         if new.runtime == COMMAND:
-            raise Invalid("runtime 'command' needs a command", field="command")
+            raise Invalid("command is required with runtime 'command'", field="command")
         return
     if not new.command:
         raise Invalid("command must not be empty", field="command")
     if new.runtime not in (None, COMMAND):
-        raise Invalid(f"a command cannot run in runtime {new.runtime!r}", field="runtime")
-    for word in new.command:
-        bounds.text("command", word, bounds.MAX_TEXT)
+        raise Invalid(
+            f"runtime must be {COMMAND!r} or empty for a task with a command, not {new.runtime!r}",
+            field="runtime",
+        )
+    for argument in new.command:
+        bounds.check_text("command", argument, bounds.MAX_TEXT)
 
 
 def _check_retry(retry: RetryPolicy) -> None:
-    bounds.number("retry.base_s", retry.base_s, 0, bounds.MAX_SECONDS)
-    bounds.number("retry.cap_s", retry.cap_s, 0, bounds.MAX_SECONDS)
-    bounds.number("retry.multiplier", retry.multiplier, 1, 100)
-    bounds.number("retry.jitter", retry.jitter, 0, 1)
+    bounds.check_number("retry.base_s", retry.base_s, 0, bounds.MAX_SECONDS)
+    bounds.check_number("retry.cap_s", retry.cap_s, 0, bounds.MAX_SECONDS)
+    bounds.check_number("retry.multiplier", retry.multiplier, 1, 100)
+    bounds.check_number("retry.jitter", retry.jitter, 0, 1)
 
 
 def requirements(new: NewTask, workspace: UUID) -> Requirements:
-    """The lane the task belongs to."""
+    """Returns the requirements of the task, which determine its lane."""
     return Requirements(
         workspace=workspace,
         task_type=new.task_type,
@@ -278,7 +285,10 @@ _LANE_FIELDS = attrgetter(
 )
 
 
-def same_lane(one: NewTask, other: NewTask) -> bool:
-    """Whether two tasks of a workspace require the same, seen at a glance."""
-    same: bool = _LANE_FIELDS(one) == _LANE_FIELDS(other)
-    return same
+def is_same_lane(first: NewTask, second: NewTask) -> bool:
+    """True if two tasks of a workspace have equal requirements as written.
+
+    A quick check: it may return `False` for tasks of one lane, for example with reordered tags.
+    """
+    is_same: bool = _LANE_FIELDS(first) == _LANE_FIELDS(second)
+    return is_same

@@ -1,6 +1,6 @@
-"""The task: its row, its statuses, and the one table of legal transitions.
+"""The task: its row, its statuses and the table of all legal transitions.
 
-`decide.py` holds what each command makes of a task.
+`decide.py` applies one command to a task.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -14,24 +14,28 @@ import msgspec
 from tenuto.model.tasks.retry import RetryPolicy
 
 DEFAULT_LEASE_S = 20
-GATEWAY = "gateway:"
-"""How the name of a worker begins that is a gateway."""
+GATEWAY_PREFIX = "gateway:"
+"""Prefix of `Task.worker` if a gateway runs the task."""
 KILL_GRACE_S = 10
-LONGEST_STOP_S = 300
-"""However it beats: an owner that takes longer than this to stop is given up."""
+MAX_STOP_S = 300
+"""Longest time a worker may take to stop an attempt, even if it still sends heartbeats."""
 HUNG_AFTER_S = 30 * 60
+"""A running task gets the hung warning this long after the end of its estimate."""
 HUNG_QUIET_S = 10 * 60
+"""After the warning, the attempt is aborted when it reports no progress for this long."""
 TIMEOUT_SLACK_S = 30
-"""The worker enforces a run timeout; the coordinator steps in this much later."""
+"""The worker enforces the run timeout; the coordinator enforces it this much later."""
 AGING_MS = 3_600_000
-"""One step of priority is worth this much waiting, so nothing starves."""
+"""One priority step equals this much waiting time, so that no task starves."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 SJF_MS = 6_000
-"""A minute of the estimate is worth this much waiting: a tenth of it."""
+"""One estimated minute equals this much waiting time: a tenth of a minute (shortest job first)."""
 
 
 class Status(StrEnum):
+    """The status of a task; `TERMINAL` holds the final ones."""
+
     WAITING = "WAITING"
     PENDING = "PENDING"
     ASSIGNED = "ASSIGNED"
@@ -67,10 +71,12 @@ class Outcome(StrEnum):
 
 
 def _moves(sources: str, targets: str) -> frozenset[tuple[Status, Status]]:
+    """Returns every pair of a source and a target; both are status names with spaces between."""
     return frozenset(product(map(Status, sources.split()), map(Status, targets.split())))
 
 
 def _stays(sources: str) -> frozenset[tuple[Status, Status]]:
+    """Returns each status paired with itself: the command does not change the status."""
     return frozenset((Status(name), Status(name)) for name in sources.split())
 
 
@@ -99,15 +105,18 @@ TRANSITIONS: dict[str, frozenset[tuple[Status, Status]]] = {
     "retry": _moves("FAILED DEAD CANCELLED", "PENDING WAITING"),
     "revive": _moves("FAILED SKIPPED CANCELLED", "PENDING WAITING"),
 }
-"""Which status each command may lead from and to. Nothing else is ever written."""
+"""For each command name: the allowed pairs of old and new status. No other pair is ever stored."""
 
 
 PRUNED = "(pruned)"
-"""The current step of a task whose payload is gone."""
+"""Value of `current_step` after the task's payload was deleted."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """The hot half of a task: what decides and what changes. Field order is column order."""
+    """The row of table `task`: fields that decisions read or change. Field order is column order.
+
+    The payload (prompt, input, ...) is stored in another table.
+    """
 
     id: UUID
     workspace: UUID
@@ -162,13 +171,14 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def policy(self) -> RetryPolicy:
+        """The retry policy of the task, or the default policy."""
         if self.retry is None:
             return RetryPolicy()
         return msgspec.json.decode(self.retry, type=RetryPolicy)
 
 
 class Fence(msgspec.Struct, frozen=True):
-    """What every write of an attempt must present."""
+    """Identifies one attempt; every write of an attempt must present its fence."""
 
     task: UUID
     attempt: int
@@ -176,7 +186,7 @@ class Fence(msgspec.Struct, frozen=True):
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One audit row: what happened to a task. Its `seq` is the version it led to."""
+    """One audit row of a task. Its `seq` is the task's version after the change."""
 
     kind: str
     level: str = "INFO"
@@ -192,7 +202,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The row of an attempt, written when it ends."""
+    """The row of an attempt, written when the attempt ends."""
 
     outcome: Outcome
     attempt: int
@@ -210,7 +220,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskChange(msgspec.Struct, frozen=True):
-    """What one command makes of a task: the row after, its audit event, the attempt it ended."""
+    """Result of one command: the new row, its audit event and the record of an ended attempt."""
 
     task: Task
     event: AuditEvent
@@ -218,17 +228,21 @@ class TaskChange(msgspec.Struct, frozen=True):
 
 
 def rank(priority: int, base: datetime, estimate_minutes: int | None = None) -> int:
-    """Where a task stands in its lane, lower first; short jobs go a little before long ones."""
-    place = (base - _EPOCH) // _MS - priority * AGING_MS
-    return place if estimate_minutes is None else place + estimate_minutes * SJF_MS
+    """Returns the sort key of a task in its lane, in milliseconds; the lowest is claimed first.
+
+    A higher `priority` and a shorter estimate lower the rank. `base` is when waiting began.
+    """
+    rank_ms = (base - _EPOCH) // _MS - priority * AGING_MS
+    return rank_ms if estimate_minutes is None else rank_ms + estimate_minutes * SJF_MS
 
 
 def is_ready(task: Task, now: datetime) -> bool:
+    """True if the task has no open dependency and no hold, and its `run_at` has passed."""
     return task.unmet == 0 and task.hold is None and (task.run_at is None or task.run_at <= now)
 
 
 def watch_seconds(timeout_s: int | None, estimate_minutes: int | None) -> int | None:
-    """Seconds after the start at which a running task wants looking at, if ever."""
+    """Returns the seconds from the start until the first timer of a running task, or `None`."""
     limits = []
     if timeout_s is not None:
         limits.append(timeout_s + TIMEOUT_SLACK_S)
@@ -237,8 +251,8 @@ def watch_seconds(timeout_s: int | None, estimate_minutes: int | None) -> int | 
     return min(limits, default=None)
 
 
-def due_at(task: Task) -> datetime | None:
-    """When a coordinator must next look at the task, if ever: the earliest of its timers."""
+def next_due_at(task: Task) -> datetime | None:
+    """Returns the task's earliest timer: when a coordinator must check the task, or `None`."""
     if task.status in TERMINAL or task.status is Status.PAUSED:
         return None
     if task.status in LEASED:
@@ -254,23 +268,26 @@ def _queued_timers(task: Task) -> list[datetime]:
         timers += [at for at in (task.resume_at, task.wait_until) if at is not None]
         if task.run_at is not None and task.unmet == 0 and task.hold is None:
             timers.append(task.run_at)
-    expiry = queue_expiry(task)
+    expiry = queue_expires_at(task)
     return timers if expiry is None else [*timers, expiry]
 
 
-def queue_expiry(task: Task) -> datetime | None:
-    """When a task that never started has waited too long, counted from when it could start."""
+def queue_expires_at(task: Task) -> datetime | None:
+    """Returns when the queue TTL of a task that never started ends, or `None` without a TTL.
+
+    The TTL counts from `created_at` or, if later, `run_at`.
+    """
     if task.queue_ttl_s is None or task.attempt > 0:
         return None
-    since = max(task.created_at, task.run_at or task.created_at)
-    return since + timedelta(seconds=task.queue_ttl_s)
+    startable_at = max(task.created_at, task.run_at or task.created_at)
+    return startable_at + timedelta(seconds=task.queue_ttl_s)
 
 
 def _leased_timers(task: Task) -> list[datetime]:
     requests = (task.cancel_requested_at, task.pause_requested_at)
-    timers = [answer_deadline(task, at) for at in requests if at is not None]
+    timers = [stop_deadline(task, at) for at in requests if at is not None]
     if timers:
-        return timers  # it has to stop: how long it may run no longer matters
+        return timers  # the attempt has to stop, so the timeout and the estimate do not matter
     if task.started_at is not None and task.timeout_s is not None:
         timers.append(run_deadline(task))
     if task.started_at is not None and task.estimate_minutes is not None:
@@ -278,32 +295,37 @@ def _leased_timers(task: Task) -> list[datetime]:
     return timers
 
 
-def answer_deadline(task: Task, requested: datetime) -> datetime:
-    """When an owner that was asked to stop, and is silent, is taken to be gone."""
-    return requested + timedelta(seconds=KILL_GRACE_S + (task.lease_s or DEFAULT_LEASE_S))
+def stop_deadline(task: Task, requested_at: datetime) -> datetime:
+    """Returns when a worker that was asked to stop, and sends no heartbeats, counts as gone."""
+    return requested_at + timedelta(seconds=KILL_GRACE_S + (task.lease_s or DEFAULT_LEASE_S))
 
 
-def is_silent(task: Task, requested: datetime, now: datetime) -> bool:
-    """Whether an owner that was asked to stop can no longer be expected to answer.
+def is_stop_overdue(task: Task, requested_at: datetime, now: datetime) -> bool:
+    """True if a worker that was asked to stop an attempt is not expected to report any more.
 
-    One that still beats is at it, within reason: its kill may take longer than ours would.
+    A worker whose lease is still renewed gets up to `MAX_STOP_S`: its kill may take longer than
+    `KILL_GRACE_S`.
     """
-    beats = task.lease_until is not None and task.lease_until > now
-    late = answer_deadline(task, requested) <= now
-    return late and (not beats or requested + timedelta(seconds=LONGEST_STOP_S) <= now)
+    sends_heartbeats = task.lease_until is not None and task.lease_until > now
+    is_late = stop_deadline(task, requested_at) <= now
+    return is_late and (not sends_heartbeats or requested_at + timedelta(seconds=MAX_STOP_S) <= now)
 
 
 def run_deadline(task: Task) -> datetime:
+    """Returns when the coordinator ends a run that is past its timeout."""
     assert task.started_at is not None
     assert task.timeout_s is not None
     return task.started_at + timedelta(seconds=task.timeout_s + TIMEOUT_SLACK_S)
 
 
 def hung_deadline(task: Task) -> datetime:
-    """When a task past its estimate is warned, or, once warned, aborted for want of progress."""
+    """Returns when a task far past its estimate is warned or, after the warning, aborted.
+
+    Progress reported after the warning postpones the abort.
+    """
     assert task.started_at is not None
     assert task.estimate_minutes is not None
     if task.hung_warned_at is None:
         return task.started_at + timedelta(seconds=task.estimate_minutes * 60 + HUNG_AFTER_S)
-    heard = max(task.hung_warned_at, task.progress_at or task.hung_warned_at)
-    return heard + timedelta(seconds=HUNG_QUIET_S)
+    last_sign = max(task.hung_warned_at, task.progress_at or task.hung_warned_at)
+    return last_sign + timedelta(seconds=HUNG_QUIET_S)

@@ -1,12 +1,12 @@
-"""How much of what an attempt says is kept, wherever it is counted."""
+"""Lines of an attempt's transcript, and the rule that limits its size."""
 
 from collections.abc import Sequence
 
 import msgspec
 
-MOST_KB = 1024
+MAX_KB = 1024
 LINE_COST = 32
-"""Bytes of the cap that a line takes besides its words: an empty line is a row too."""
+"""Bytes that each line counts besides its text: an empty line is stored as a row, too."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -18,23 +18,26 @@ class Line(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes of the cap that it takes."""
-        said = self.level + self.text
-        return len(said.encode(errors="replace")) + LINE_COST
+        """Bytes that the line counts against the cap."""
+        content = self.level + self.text
+        return len(content.encode(errors="replace")) + LINE_COST
 
 
-def full_text(most_kb: int) -> str:
-    """What the last line of a transcript says that was cut off."""
-    return f"(transcript is full: {most_kb:,} KB kept)"
+def truncation_notice(max_kb: int) -> str:
+    """Returns the last line of a transcript that was truncated."""
+    return f"(transcript is full: {max_kb:,} KB kept)"
 
 
-def fitting(lines: Sequence[Line], before: int, most_kb: int) -> list[Line]:
-    """The first of the lines that fit after so many bytes; one more says that others did not."""
-    kept: list[Line] = []
-    taken = before
+def fit_lines(lines: Sequence[Line], stored_bytes: int, max_kb: int) -> list[Line]:
+    """Returns the lines that still fit after `stored_bytes`.
+
+    If some do not fit, a truncation notice follows.
+    """
+    fitting: list[Line] = []
+    used_bytes = stored_bytes
     for line in lines:
-        taken += line.size
-        if taken > most_kb * 1024:
-            return [*kept, Line(line.number, "WARN", full_text(most_kb))]
-        kept.append(line)
-    return kept
+        used_bytes += line.size
+        if used_bytes > max_kb * 1024:
+            return [*fitting, Line(line.number, "WARN", truncation_notice(max_kb))]
+        fitting.append(line)
+    return fitting

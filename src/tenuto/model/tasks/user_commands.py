@@ -1,4 +1,4 @@
-"""What becomes of a task when a person or a rule asks something of it."""
+"""Changes of a task by commands from users, flows and rules. One function per command."""
 
 from typing import Any
 
@@ -6,7 +6,14 @@ import msgspec
 
 from tenuto.model.errors import Conflict
 from tenuto.model.tasks import commands as c
-from tenuto.model.tasks.changes import ENGINES_OWN, cancelled, change, is_parked, paused, unheld
+from tenuto.model.tasks.changes import (
+    ENGINE_HOLDS,
+    build_change,
+    finish_cancel,
+    finish_pause,
+    is_parked,
+    without_elapsed_hold,
+)
 from tenuto.model.tasks.commands import DecisionContext
 from tenuto.model.tasks.retry import ATTEMPT_CAP
 from tenuto.model.tasks.task import (
@@ -21,125 +28,139 @@ from tenuto.model.tasks.task import (
 )
 
 
-def pause(task: Task, command: c.Pause, moment: DecisionContext) -> TaskChange:
+def pause(task: Task, command: c.Pause, context: DecisionContext) -> TaskChange:
     if task.status in LEASED:
         if task.cancel_requested_at is not None:
-            raise Conflict("the task is being cancelled", "cancel_requested")
-        requested = task.pause_requested_at or moment.now
-        return change(
-            task, moment, "pause_requested", message=command.reason, pause_requested_at=requested
+            raise Conflict(f"task {task.id} is being cancelled", "cancel_requested")
+        requested_at = task.pause_requested_at or context.now
+        return build_change(
+            task,
+            context,
+            "pause_requested",
+            message=command.reason,
+            pause_requested_at=requested_at,
         )
-    return change(task, moment, "paused", message=command.reason, status=Status.PAUSED)
+    return build_change(task, context, "paused", message=command.reason, status=Status.PAUSED)
 
 
-def exceed(task: Task, command: c.PauseForBudget, moment: DecisionContext) -> TaskChange:
+def pause_for_budget(task: Task, command: c.PauseForBudget, context: DecisionContext) -> TaskChange:
     if task.status not in LEASED:
-        raise Conflict("no attempt of the task runs")
+        raise Conflict(f"task {task.id} is {task.status}: no attempt is running")
     if task.cancel_requested_at is not None:
-        raise Conflict("the task is being cancelled", "cancel_requested")
-    return change(
+        raise Conflict(f"task {task.id} is being cancelled", "cancel_requested")
+    return build_change(
         task,
-        moment,
+        context,
         "pause_requested",
         level="WARN",
         message=command.reason,
         hold=command.hold,
-        pause_requested_at=task.pause_requested_at or moment.now,
+        pause_requested_at=task.pause_requested_at or context.now,
     )
 
 
-def confirm_pause(task: Task, command: c.ConfirmPause, moment: DecisionContext) -> TaskChange:
-    return paused(task, moment, command.receipt)
+def confirm_pause(task: Task, command: c.ConfirmPause, context: DecisionContext) -> TaskChange:
+    return finish_pause(task, context, command.receipt)
 
 
-def resume(task: Task, command: c.Resume, moment: DecisionContext) -> TaskChange:
+def resume(task: Task, command: c.Resume, context: DecisionContext) -> TaskChange:
     del command
     if task.attempt >= ATTEMPT_CAP:
-        raise Conflict(f"the task had {ATTEMPT_CAP} attempts; rerun it instead", "attempts_used_up")
-    status = Status.PENDING if is_ready(unheld(task, moment), moment.now) else Status.WAITING
-    if status is Status.PENDING and task.next_attempt_at and task.next_attempt_at > moment.now:
+        raise Conflict(
+            f"task {task.id} had {ATTEMPT_CAP} attempts; rerun it instead", "attempts_used_up"
+        )
+    status = (
+        Status.PENDING
+        if is_ready(without_elapsed_hold(task, context), context.now)
+        else Status.WAITING
+    )
+    if status is Status.PENDING and task.next_attempt_at and task.next_attempt_at > context.now:
         status = Status.RETRY_WAIT
     cleared: dict[str, Any] = {}
     if status is Status.PENDING:
         cleared = {"hold": None, "resume_at": None, "wait_until": None, "next_attempt_at": None}
-    return change(task, moment, "resumed", status=status, **cleared)
+    return build_change(task, context, "resumed", status=status, **cleared)
 
 
-def start(task: Task, command: c.StartNow, moment: DecisionContext) -> TaskChange:
+def start_now(task: Task, command: c.StartNow, context: DecisionContext) -> TaskChange:
     del command
-    if task.run_at is None or task.run_at <= moment.now:
-        raise Conflict("the task does not wait for its time")
-    early = msgspec.structs.replace(task, run_at=moment.now)
-    if not is_ready(early, moment.now):
-        raise Conflict(f"the task waits for {task.hold or 'others'} as well")
-    place = rank(task.priority, moment.now, task.estimate_minutes)
-    return change(
-        task, moment, "started_early", status=Status.PENDING, run_at=moment.now, rank=place
+    if task.run_at is None or task.run_at <= context.now:
+        raise Conflict(f"task {task.id} does not wait for a start time (run_at)")
+    started = msgspec.structs.replace(task, run_at=context.now)
+    if not is_ready(started, context.now):
+        raise Conflict(f"task {task.id} also waits for {task.hold or 'other tasks'}")
+    new_rank = rank(task.priority, context.now, task.estimate_minutes)
+    return build_change(
+        task, context, "started_early", status=Status.PENDING, run_at=context.now, rank=new_rank
     )
 
 
-def cancel(task: Task, command: c.Cancel, moment: DecisionContext) -> TaskChange:
+def cancel(task: Task, command: c.Cancel, context: DecisionContext) -> TaskChange:
     if task.status in LEASED:
-        requested = task.cancel_requested_at or moment.now
-        return change(
-            task, moment, "cancel_requested", message=command.reason, cancel_requested_at=requested
+        requested_at = task.cancel_requested_at or context.now
+        return build_change(
+            task,
+            context,
+            "cancel_requested",
+            message=command.reason,
+            cancel_requested_at=requested_at,
         )
-    return change(
+    return build_change(
         task,
-        moment,
+        context,
         "cancelled",
         message=command.reason,
         status=Status.CANCELLED,
-        finished_at=moment.now,
+        finished_at=context.now,
     )
 
 
-def confirm_cancel(task: Task, command: c.ConfirmCancel, moment: DecisionContext) -> TaskChange:
-    return cancelled(task, moment, command.receipt)
+def confirm_cancel(task: Task, command: c.ConfirmCancel, context: DecisionContext) -> TaskChange:
+    return finish_cancel(task, context, command.receipt)
 
 
-def skip(task: Task, command: c.Skip, moment: DecisionContext) -> TaskChange:
-    return change(
+def skip(task: Task, command: c.Skip, context: DecisionContext) -> TaskChange:
+    return build_change(
         task,
-        moment,
+        context,
         "skipped",
         message=command.reason,
         status=Status.SKIPPED,
-        finished_at=moment.now,
+        finished_at=context.now,
     )
 
 
 def fail_without_attempt(
-    task: Task, command: c.FailWithoutAttempt, moment: DecisionContext
+    task: Task, command: c.FailWithoutAttempt, context: DecisionContext
 ) -> TaskChange:
-    return change(
+    return build_change(
         task,
-        moment,
-        # A circle is a fault of somebody's plan, not of the task: it has a name of its own.
+        context,
+        # A cycle is an error in the dependencies, not in the task, so its event has its own kind.
         "dependency_cycle" if command.code == "dependency_cycle" else "failed",
         level="ERROR",
         message=command.message,
         data={"error_class": command.code},
         status=Status.FAILED,
-        finished_at=moment.now,
+        finished_at=context.now,
         last_error=command.message,
         error_class=command.code,
     )
 
 
 def check_payload_present(current_step: str | None) -> None:
-    """Raise `Conflict` unless it is still known what the task asked for."""
+    """Raises `Conflict` if the task's payload was deleted."""
     if current_step == PRUNED:
-        raise Conflict("what the task asked for is gone; it cannot be run again", "payload_pruned")
+        raise Conflict("the task's payload was deleted; it cannot be run again", "payload_pruned")
 
 
-def revive(task: Task, command: c.Reopen, moment: DecisionContext) -> TaskChange:
+def reopen(task: Task, command: c.Reopen, context: DecisionContext) -> TaskChange:
     check_payload_present(task.current_step)
-    again = msgspec.structs.replace(task, hold=command.hold, unmet=command.unmet)
-    status = Status.PENDING if is_ready(again, moment.now) else Status.WAITING
-    return change(
+    reopened = msgspec.structs.replace(task, hold=command.hold, unmet=command.unmet)
+    status = Status.PENDING if is_ready(reopened, context.now) else Status.WAITING
+    return build_change(
         task,
-        moment,
+        context,
         "revived",
         status=status,
         hold=command.hold,
@@ -154,79 +175,83 @@ def revive(task: Task, command: c.Reopen, moment: DecisionContext) -> TaskChange
     )
 
 
-def met(task: Task, command: c.DependenciesMet, moment: DecisionContext) -> TaskChange:
-    return _unblocked(msgspec.structs.replace(task, unmet=task.unmet - command.n), task, moment)
+def meet_dependencies(
+    task: Task, command: c.DependenciesMet, context: DecisionContext
+) -> TaskChange:
+    return _unblock(msgspec.structs.replace(task, unmet=task.unmet - command.n), task, context)
 
 
-def turn(task: Task, command: c.ClearHold, moment: DecisionContext) -> TaskChange:
-    free = msgspec.structs.replace(task, hold=command.hold, wait_until=None)
-    return _unblocked(free, task, moment)
+def clear_hold(task: Task, command: c.ClearHold, context: DecisionContext) -> TaskChange:
+    after = msgspec.structs.replace(task, hold=command.hold, wait_until=None)
+    return _unblock(after, task, context)
 
 
-def ask(task: Task, command: c.AwaitAnswer, moment: DecisionContext) -> TaskChange:
-    return change(
+def await_answer(task: Task, command: c.AwaitAnswer, context: DecisionContext) -> TaskChange:
+    return build_change(
         task,
-        moment,
+        context,
         "asked",
         message=command.message,
         hold=command.hold,
-        wait_until=command.until(moment.now),
+        wait_until=command.until(context.now),
     )
 
 
-def _unblocked(free: Task, task: Task, moment: DecisionContext) -> TaskChange:
-    ready = task.status is Status.WAITING and is_ready(free, moment.now)
-    return change(
+def _unblock(after: Task, task: Task, context: DecisionContext) -> TaskChange:
+    becomes_ready = task.status is Status.WAITING and is_ready(after, context.now)
+    return build_change(
         task,
-        moment,
-        "ready" if ready else "unblocked",
-        status=Status.PENDING if ready else task.status,
-        unmet=free.unmet,
-        hold=free.hold,
-        wait_until=free.wait_until,
+        context,
+        "ready" if becomes_ready else "unblocked",
+        status=Status.PENDING if becomes_ready else task.status,
+        unmet=after.unmet,
+        hold=after.hold,
+        wait_until=after.wait_until,
     )
 
 
-def block(task: Task, command: c.AddDependency, moment: DecisionContext) -> TaskChange:
+def add_dependency(task: Task, command: c.AddDependency, context: DecisionContext) -> TaskChange:
     del command
     status = Status.WAITING if task.status is Status.PENDING else task.status
-    return change(task, moment, "blocked", status=status, unmet=task.unmet + 1)
+    return build_change(task, context, "blocked", status=status, unmet=task.unmet + 1)
 
 
-def decided(task: Task, command: c.Resolve, moment: DecisionContext) -> TaskChange:
-    failed = command.status is Status.FAILED
-    ends: dict[str, Any] = {"hold": None, "wait_until": None, "finished_at": moment.now}
-    if failed:
-        ends |= {"last_error": command.message, "error_class": command.code}
-    return change(
+def resolve(task: Task, command: c.Resolve, context: DecisionContext) -> TaskChange:
+    is_failure = command.status is Status.FAILED
+    changes: dict[str, Any] = {"hold": None, "wait_until": None, "finished_at": context.now}
+    if is_failure:
+        changes |= {"last_error": command.message, "error_class": command.code}
+    return build_change(
         task,
-        moment,
+        context,
         {Status.COMPLETED: "completed", Status.SKIPPED: "skipped"}.get(command.status, "failed"),
-        level="ERROR" if failed else "INFO",
+        level="ERROR" if is_failure else "INFO",
         message=command.message,
-        data={"error_class": command.code} if failed else None,
+        data={"error_class": command.code} if is_failure else None,
         status=command.status,
-        **ends,
+        **changes,
     )
 
 
-_OVER = ENGINES_OWN - {"act"}
-"""Holds that a task had when it ended and that hold no longer when it is tried again."""
+_HOLDS_RESET_BY_RETRY = ENGINE_HOLDS - {"act"}
+"""Holds of the finished task that no longer apply when the task is retried."""
 
 
-def retry(task: Task, command: c.Retry, moment: DecisionContext) -> TaskChange:
+def retry(task: Task, command: c.Retry, context: DecisionContext) -> TaskChange:
     check_payload_present(task.current_step)
     if task.attempt >= ATTEMPT_CAP:
-        raise Conflict(f"the task had {ATTEMPT_CAP} attempts; rerun it instead", "attempts_used_up")
-    # A wait that was too long ended the task: kept, it would end it again.
-    late = task.wait_until is not None and task.wait_until <= moment.now
-    over = late or (task.hold or "").partition(":")[0] in _OVER
-    parked = is_parked(task)  # its handler starts anew, and may wait again
-    hold = command.hold or (None if over or parked else task.hold)
-    # Only its own times may end a wait.
-    kept = hold is not None and hold == task.hold and not late
-    again = msgspec.structs.replace(task, unmet=command.unmet, hold=hold)
-    status = Status.PENDING if is_ready(again, moment.now) else Status.WAITING
+        raise Conflict(
+            f"task {task.id} had {ATTEMPT_CAP} attempts; rerun it instead", "attempts_used_up"
+        )
+    # The task may have failed because its wait expired; the same wait would fail it again.
+    wait_expired = task.wait_until is not None and task.wait_until <= context.now
+    drops_hold = wait_expired or (task.hold or "").partition(":")[0] in _HOLDS_RESET_BY_RETRY
+    was_parked = is_parked(task)  # its handler starts again, and may park again
+    hold = command.hold or (None if drops_hold or was_parked else task.hold)
+    # The times stay only if the task keeps the hold they belong to.
+    keeps_wait = hold is not None and hold == task.hold and not wait_expired
+    retried = msgspec.structs.replace(task, unmet=command.unmet, hold=hold)
+    status = Status.PENDING if is_ready(retried, context.now) else Status.WAITING
     reset: dict[str, Any] = {
         "unmet": command.unmet,
         "hold": hold,
@@ -242,50 +267,51 @@ def retry(task: Task, command: c.Retry, moment: DecisionContext) -> TaskChange:
         "session_key": None,
         "started_at": None,
         "watched": command.watched,
-        "resume_at": task.resume_at if kept else None,
-        "wait_until": task.wait_until if kept else None,
+        "resume_at": task.resume_at if keeps_wait else None,
+        "wait_until": task.wait_until if keeps_wait else None,
     }
     if task.queue_ttl_s is not None and status is Status.PENDING:
-        reset["run_at"] = moment.now  # a retry waits anew
-    return change(task, moment, "retried", status=status, **reset)
+        reset["run_at"] = context.now  # the queue TTL starts again
+    return build_change(task, context, "retried", status=status, **reset)
 
 
-def archive(task: Task, command: c.Archive, moment: DecisionContext) -> TaskChange:
+def archive(task: Task, command: c.Archive, context: DecisionContext) -> TaskChange:
     del command
     if task.status not in TERMINAL:
-        raise Conflict(f"cannot archive a task that is {task.status}")
+        raise Conflict(f"cannot archive task {task.id}: it is {task.status}")
     if task.archived_at is not None:
-        raise Conflict("the task is archived already")
-    return change(task, moment, "archived", archived_at=moment.now)
+        raise Conflict(f"task {task.id} is already archived")
+    return build_change(task, context, "archived", archived_at=context.now)
 
 
-def reprioritise(task: Task, command: c.SetPriority, moment: DecisionContext) -> TaskChange:
+def set_priority(task: Task, command: c.SetPriority, context: DecisionContext) -> TaskChange:
     if task.status in TERMINAL:
-        raise Conflict(f"cannot change the priority of a task that is {task.status}")
-    base = max(task.created_at, task.run_at or task.created_at)
-    return change(
+        raise Conflict(f"cannot change the priority of task {task.id}: it is {task.status}")
+    startable_at = max(task.created_at, task.run_at or task.created_at)
+    return build_change(
         task,
-        moment,
+        context,
         "priority_changed",
         data={"from": task.priority, "to": command.priority},
         priority=command.priority,
-        rank=rank(command.priority, base, task.estimate_minutes),
+        rank=rank(command.priority, startable_at, task.estimate_minutes),
     )
 
 
-def assign(task: Task, command: c.Assign, moment: DecisionContext) -> TaskChange:
+def assign(task: Task, command: c.Assign, context: DecisionContext) -> TaskChange:
+    """Moves the task to the command's lane; the agent is only recorded in the event."""
     if task.status in TERMINAL:
-        raise Conflict(f"cannot assign a task that is {task.status}")
+        raise Conflict(f"cannot assign task {task.id}: it is {task.status}")
     data = {"agent": None if command.agent is None else str(command.agent)}
-    return change(task, moment, "assigned", data=data, lane=command.lane)
+    return build_change(task, context, "assigned", data=data, lane=command.lane)
 
 
-def edit(task: Task, command: c.Edit, moment: DecisionContext) -> TaskChange:
-    return change(task, moment, "edited", data={"fields": list(command.fields)})
+def edit(task: Task, command: c.Edit, context: DecisionContext) -> TaskChange:
+    return build_change(task, context, "edited", data={"fields": list(command.fields)})
 
 
-def erase(task: Task, command: c.DeletePayload, moment: DecisionContext) -> TaskChange:
+def delete_payload(task: Task, command: c.DeletePayload, context: DecisionContext) -> TaskChange:
     del command
     if task.status not in TERMINAL:
-        raise Conflict(f"cannot delete a task that is {task.status}; cancel it first")
-    return change(task, moment, "deleted", archived_at=task.archived_at or moment.now)
+        raise Conflict(f"cannot delete task {task.id}: it is {task.status}; cancel it first")
+    return build_change(task, context, "deleted", archived_at=task.archived_at or context.now)

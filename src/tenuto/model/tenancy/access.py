@@ -1,4 +1,4 @@
-"""Who may do what: roles, scopes, the caller a request comes from, and what it reaches."""
+"""Permissions: roles, scopes, the caller of a request, and which rights a caller may grant."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -13,13 +13,13 @@ from tenuto.model.tasks.task import Fence
 
 Scope = Literal["read", "write", "work", "admin"]
 SCOPES: tuple[Scope, ...] = ("read", "write", "work", "admin")
-"""read: look; write: make and control tasks; work: claim and report; admin: everything else."""
+"""read: read; write: create and control tasks; work: claim and report; admin: everything else."""
 Action = Literal["give", "change", "end"]
-"""What is done to somebody's rights."""
+"""What a caller does with the rights of a user or token."""
 
 
 class Role(IntEnum):
-    """What somebody is in a workspace; a higher one may do all that a lower one may."""
+    """A role in a workspace; a higher role may do everything that a lower role may."""
 
     VIEWER = 1
     MEMBER = 2
@@ -28,7 +28,7 @@ class Role(IntEnum):
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a request comes from, and as what."""
+    """The user or token that a request comes from, with its rights."""
 
     workspace: UUID
     role: Role
@@ -36,99 +36,107 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     actor: str
     """The name that the audit trail shows."""
     key: str
-    """What its rate, streams and bytes are counted by: a token, a user whatever the login."""
+    """The key that counts its requests, streams and bytes: one per token, one per user."""
     user: UUID | None = None
     session: UUID | None = None
-    """The login, where a person asks."""
+    """The login session of a user."""
     token: UUID | None = None
-    """The API token, where a program asks: tokens that it makes are below it."""
+    """The API token; tokens that it creates are its children."""
     expires_at: datetime | None = None
-    """When that token ends."""
+    """When the token expires."""
     agent: UUID | None = None
-    """The one agent that it may work as."""
+    """The only agent that the token may work as."""
     fence: Fence | None = None
-    """The one attempt that it may report for."""
+    """The only attempt that the token may report for."""
 
     def may(self, role: Role, scope: Scope) -> bool:
-        """Whether the caller has at least that role, and was given that scope."""
+        """True if the caller has at least this role, and has this scope."""
         return self.role >= role and scope in self.scopes
 
 
 def effective_role(
-    own: Role, user: UUID | None, present: Role | None, *, disabled: bool
+    token_role: Role, user: UUID | None, user_role: Role | None, *, disabled: bool
 ) -> Role | None:
-    """The role that a token is worth now; `None` if it does not hold.
+    """Returns the role that a token has now; `None` if the token is not valid.
 
-    A user's token is worth the lesser of its own role and the user's `present` role in the
-    workspace, and nothing without membership or for a disabled user.
+    A user's token has the lower one of `token_role` and `user_role`, the user's present role in the
+    workspace. It is not valid if the user is no member or is disabled. A token without a user keeps
+    its own role.
     """
     if user is None:
-        return own
-    if present is None or disabled:
+        return token_role
+    if user_role is None or disabled:
         return None
-    return min(own, present)
+    return min(token_role, user_role)
 
 
-def check_reach(
+def check_caller_covers(
     caller: Caller, action: Action, role: Role, scopes: Collection[str] = frozenset()
 ) -> None:
-    """Raise `Forbidden` if rights are above the caller's own: nobody gives, changes or ends those.
+    """Raises `Forbidden` if the rights exceed the caller's own.
 
-    `scopes` are those that are given; a user is given all of them.
+    No caller may give, change or end rights above its own. `scopes` are the scopes to give; a user
+    gets all scopes.
     """
     if role > caller.role:
         raise Forbidden(
-            f"the caller is {caller.role.name} and cannot {action} the rights of {role.name};"
-            f" ask somebody who is {role.name}"
+            f"the caller has the role {caller.role.name} and cannot {action} the rights of"
+            f" {role.name}; ask a user with the role {role.name}"
         )
-    beyond = sorted(set(scopes) - caller.scopes)
-    if beyond:
-        raise Forbidden(f"the caller has no scope {beyond[0]!r} to {action}")
+    missing = sorted(set(scopes) - caller.scopes)
+    if missing:
+        raise Forbidden(
+            f"the caller cannot {action} the scope {missing[0]!r}, which it does not have itself"
+        )
 
 
-def check_lasting(caller: Caller) -> None:
-    """Raise `Forbidden` if the caller is a token with an end: what it may give must end with it."""
+def check_caller_permanent(caller: Caller) -> None:
+    """Raises `Forbidden` if the caller is a token that expires: its grants must expire with it."""
     if caller.expires_at is not None:
         raise Forbidden(
-            "a token with an end makes no users and no workspaces, and changes no roles: those"
-            " would last longer; use a login, or a token without an end"
+            "a token that expires cannot create users or workspaces or change roles, because these"
+            " would outlive it; log in, or use a token without expiry"
         )
 
 
-def bounded_end(asked: datetime | None, maker: datetime | None) -> datetime | None:
-    """When a new token ends: no later than its maker, and with it if no end is asked for."""
-    if maker is None:
-        return asked
-    if asked is not None and asked > maker:
+def token_expiry(requested: datetime | None, issuer_expiry: datetime | None) -> datetime | None:
+    """Returns when a new token expires: when requested, but no later than the issuing token.
+
+    Without a requested expiry it expires with the issuing token. Raises `Invalid` if the requested
+    expiry is later than that.
+    """
+    if issuer_expiry is None:
+        return requested
+    if requested is not None and requested > issuer_expiry:
         raise Invalid(
-            f"expiresAt {asked.isoformat()} is after {maker.isoformat()}, when the token that asks"
-            " ends; ask for an earlier end",
+            f"expiresAt {requested.isoformat()} is after {issuer_expiry.isoformat()}, when the"
+            " issuing token expires; request an earlier time",
             field="expiresAt",
         )
-    return asked or maker
+    return requested or issuer_expiry
 
 
 def loses_last_owner(
     owners: Collection[UUID],
     tokens: Collection[UUID],
     *,
-    user: UUID | None = None,
-    ended: Collection[UUID] = frozenset(),
+    demoted_user: UUID | None = None,
+    ended_tokens: Collection[UUID] = frozenset(),
 ) -> bool:
-    """True if nobody could enter as OWNER any more, though somebody can now.
+    """True if the workspace has an OWNER now and would have none after the change.
 
-    `owners` are the users who are OWNER, `tokens` the OWNER tokens that belong to no user and have
-    no end. `user` will be OWNER no more, `ended` are the tokens that will not hold any more.
+    `owners` are the users with the role OWNER. `tokens` are the OWNER tokens that belong to no user
+    and never expire. `demoted_user` loses the role; `ended_tokens` become invalid.
     """
     if not owners and not tokens:
         return False
-    return not (set(owners) - {user}) and not (set(tokens) - set(ended))
+    return not (set(owners) - {demoted_user}) and not (set(tokens) - set(ended_tokens))
 
 
-def origin_of(workspace: UUID, origin: UUID | None, first: UUID) -> UUID:
-    """Whose ceiling a workspace counts for that is made from `workspace`.
+def quota_origin(workspace: UUID, origin: UUID | None, first_workspace: UUID) -> UUID:
+    """Returns the workspace whose limit counts a new workspace that is created from `workspace`.
 
-    One made from the `first` workspace is a tenant of its own; all that is made from a tenant, and
-    from what it made, counts for the tenant.
+    `origin` is the origin of `workspace`. A workspace created from `first_workspace` is a tenant of
+    its own. All workspaces created from a tenant, directly or indirectly, count for the tenant.
     """
-    return workspace if origin in (None, first) else origin
+    return workspace if origin in (None, first_workspace) else origin

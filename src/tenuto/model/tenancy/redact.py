@@ -1,4 +1,4 @@
-"""Strikes secret values out of text and JSON, in every spelling they are likely to have."""
+"""Redacts secret values in text and JSON, in every encoding in which they are likely to appear."""
 
 import json
 import re
@@ -10,71 +10,74 @@ from urllib.parse import quote, quote_plus
 import msgspec
 
 MASK = "***"
-LEAST = 4
-"""Shorter values are words of everyday: striking them would spoil more than it hides."""
-LEAST_LINE = 8
-"""A line of a secret that has several is struck on its own from this length on."""
-_LEAST_INNER = 6
-_FOR_PAGES = re.compile("[<>&\u2028\u2029]")
-"""What is escaped so that JSON may stand in a page."""
-_LEFT = ("/", "", "!~*'()", ";,/?:@&=+$#!~*'()")
-"""What is left as it is in paths, in their parts, and by a browser's two functions for either."""
+MIN_LENGTH = 4
+"""Shorter values are often ordinary words: redacting them would damage more than it protects."""
+MIN_LINE_LENGTH = 8
+"""A single line of a multi-line secret is redacted if it has at least this length."""
+_MIN_INNER_LENGTH = 6
+_HTML_UNSAFE = re.compile("[<>&\u2028\u2029]")
+"""Characters that some programs escape so that JSON can be part of an HTML page."""
+_URL_SAFE_SETS = ("/", "", "!~*'()", ";,/?:@&=+$#!~*'()")
+"""Characters that URL encoders keep: for paths, for path parts, and by two browser functions.
+
+The functions are encodeURIComponent and encodeURI.
+"""
 _ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
 _PERCENT = re.compile("%[0-9A-F]{2}")
 
 
 class Redactor:
-    """Knows some secret values. Text that it has struck is never longer than before."""
+    """Redacts a set of secret values. Redacted text is never longer than the original."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._words = sorted(
-            {word for secret in secrets for word in secret_variants(secret)}, key=len
+        self._variants = sorted(
+            {variant for secret in secrets for variant in secret_variants(secret)}, key=len
         )
-        self.reach = len(self._words[-1]) if self._words else 0
-        """The length of the longest spelling."""
+        self.max_variant_length = len(self._variants[-1]) if self._variants else 0
+        """The length of the longest encoding of a secret."""
 
-    def text(self, value: str) -> str:
-        """The text with a mask for each stretch in which secrets stand."""
-        kept, done = [], 0
-        for start, end in self._found(value):
-            kept += [value[done:start], MASK]
-            done = end
-        return "".join([*kept, value[done:]]) if kept else value
+    def redact_text(self, value: str) -> str:
+        """Returns the text with a mask in place of each range that contains secrets."""
+        parts, position = [], 0
+        for start, end in self._secret_ranges(value):
+            parts += [value[position:start], MASK]
+            position = end
+        return "".join([*parts, value[position:]]) if parts else value
 
-    def value(self, value: Any) -> Any:
-        """The JSON value with its texts and keys struck; a number that spells a secret is too."""
-        if not self._words:
+    def redact_value(self, value: Any) -> Any:
+        """Returns the value redacted; numbers whose text contains a secret are masked whole."""
+        if not self._variants:
             return value
         if isinstance(value, str):
-            return self.text(value)
+            return self.redact_text(value)
         if isinstance(value, dict):
-            return {self.value(key): self.value(item) for key, item in value.items()}
+            return {self.redact_value(key): self.redact_value(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self.value(item) for item in value]
+            return [self.redact_value(item) for item in value]
         if isinstance(value, int | float) and not isinstance(value, bool):
-            spelled = str(value)
-            return value if self.text(spelled) == spelled else MASK
+            text = str(value)
+            return value if self.redact_text(text) == text else MASK
         return value
 
-    def json(self, text: str | None) -> str | None:
-        """The same for a value that is JSON text already."""
-        if not self._words or text is None:
+    def redact_json(self, text: str | None) -> str | None:
+        """Returns the JSON text with its value redacted like `redact_value`."""
+        if not self._variants or text is None:
             return text
-        return msgspec.json.encode(self.value(msgspec.json.decode(text))).decode()
+        return msgspec.json.encode(self.redact_value(msgspec.json.decode(text))).decode()
 
-    def cut(self, value: str) -> int:
-        """Where a text that goes on may be cut, so that no part holds a piece of a secret."""
-        place = max(len(value) - self.reach, 0)
-        for start, end in self._found(value):
-            if start < place < end:
+    def safe_cut_position(self, value: str) -> int:
+        """Returns where an incomplete text can be cut so that the cut splits no secret."""
+        position = max(len(value) - self.max_variant_length, 0)
+        for start, end in self._secret_ranges(value):
+            if start < position < end:
                 return end
-        return place
+        return position
 
-    def _found(self, value: str) -> Iterator[tuple[int, int]]:
-        """The stretches in which secrets stand, in order; those that overlap are one."""
-        words = [word for word in self._words if word in value]
+    def _secret_ranges(self, value: str) -> Iterator[tuple[int, int]]:
+        """Yields the ranges of the text that contain secrets, in order; overlapping ones merged."""
+        variants = [word for word in self._variants if word in value]
         first = last = 0
-        for start, end in sorted(span for word in words for span in _spans(value, word)):
+        for start, end in sorted(span for word in variants for span in _occurrences(value, word)):
             if start < last:
                 last = max(last, end)
                 continue
@@ -85,64 +88,65 @@ class Redactor:
             yield first, last
 
 
-NOTHING = Redactor()
-"""Knows no secrets."""
+NO_SECRETS = Redactor()
+"""A redactor without secrets: it changes nothing."""
 
 
-def _spans(value: str, word: str) -> Iterator[tuple[int, int]]:
-    start = value.find(word)
+def _occurrences(value: str, variant: str) -> Iterator[tuple[int, int]]:
+    """Yields start and end of every occurrence, including overlapping ones."""
+    start = value.find(variant)
     while start >= 0:
-        yield start, start + len(word)
-        start = value.find(word, start + 1)
+        yield start, start + len(variant)
+        start = value.find(variant, start + 1)
 
 
 def secret_variants(secret: str) -> Iterator[str]:
-    """The value and its lines as they are, and the value as JSON, addresses and base64 spell it."""
-    yield from (line for line in secret.splitlines() if len(line) >= LEAST_LINE)
+    """Yields the value, its long lines, and the value as encoded in JSON, URLs and base64."""
+    yield from (line for line in secret.splitlines() if len(line) >= MIN_LINE_LENGTH)
     for part in (secret, secret.strip()):
-        if len(part) >= LEAST:
+        if len(part) >= MIN_LENGTH:
             yield from _encodings(part)
 
 
 def _encodings(part: str) -> Iterator[str]:
     yield part
-    yield from _json(part)
+    yield from _json_encodings(part)
     raw = part.encode("utf-8", "surrogatepass")
-    yield from _percent(raw)
-    for spelled in _base64(raw):
-        yield spelled
-        yield spelled.replace("+", "-").replace("/", "_")
+    yield from _url_encodings(raw)
+    for encoded in _base64_encodings(raw):
+        yield encoded
+        yield encoded.replace("+", "-").replace("/", "_")
 
 
-def _json(part: str) -> Iterator[str]:
-    """In JSON: what has to be escaped, and what Go and PHP escape besides."""
+def _json_encodings(part: str) -> Iterator[str]:
+    """Yields the JSON encodings: with required escapes, and with those that Go and PHP add."""
     for ascii_only in (True, False):
-        spelled = json.dumps(part, ensure_ascii=ascii_only)[1:-1]
-        yield spelled
-        yield spelled.replace("/", "\\/")
-        yield _FOR_PAGES.sub(lambda found: f"\\u{ord(found[0]):04x}", spelled)
-        # Between backslashes that are escaped themselves, so that each one left begins an escape.
-        pieces = spelled.split("\\\\")
+        encoded = json.dumps(part, ensure_ascii=ascii_only)[1:-1]
+        yield encoded
+        yield encoded.replace("/", "\\/")
+        yield _HTML_UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", encoded)
+        # Split at escaped backslashes, so that every remaining backslash begins an escape.
+        pieces = encoded.split("\\\\")
         yield "\\\\".join(
-            _ESCAPE.sub(lambda found: f"\\u{found[1].upper()}", each) for each in pieces
+            _ESCAPE.sub(lambda match: f"\\u{match[1].upper()}", piece) for piece in pieces
         )
 
 
-def _percent(raw: bytes) -> Iterator[str]:
-    """In addresses and forms; programs differ in what they leave as it is."""
+def _url_encodings(raw: bytes) -> Iterator[str]:
+    """Yields the encodings in URLs and forms; programs differ in the characters they keep."""
     forms = (quote_plus(raw), quote_plus(raw, safe="*").replace("~", "%7E"))
-    for spelled in (*(quote(raw, safe=safe) for safe in _LEFT), *forms):
-        yield spelled
-        yield _PERCENT.sub(lambda found: found[0].lower(), spelled)
+    for encoded in (*(quote(raw, safe=safe) for safe in _URL_SAFE_SETS), *forms):
+        yield encoded
+        yield _PERCENT.sub(lambda match: match[0].lower(), encoded)
 
 
-def _base64(raw: bytes) -> Iterator[str]:
-    """Base64 of the bytes alone, and of them inside something longer, wherever they begin."""
+def _base64_encodings(raw: bytes) -> Iterator[str]:
+    """Yields base64 of the bytes alone, and of the bytes at any offset inside longer data."""
     yield b64encode(raw).decode()
     yield b64encode(raw).decode().rstrip("=")
-    for before in range(3):
-        # Each character tells six bits: only those that tell of nothing else are sure.
-        sure = slice((before * 8 + 5) // 6, (before + len(raw)) * 8 // 6)
-        inner = b64encode(bytes(before) + raw).decode()[sure]
-        if len(inner) >= _LEAST_INNER:
+    for prefix_length in range(3):
+        # Each character encodes six bits; only characters that encode no other bytes are certain.
+        certain = slice((prefix_length * 8 + 5) // 6, (prefix_length + len(raw)) * 8 // 6)
+        inner = b64encode(bytes(prefix_length) + raw).decode()[certain]
+        if len(inner) >= _MIN_INNER_LENGTH:
             yield inner

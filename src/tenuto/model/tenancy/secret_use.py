@@ -1,4 +1,4 @@
-"""Who may use a named secret: which roles, agents and definitions."""
+"""Rules for named secrets: the roles, agents and definitions that may use them."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -10,78 +10,85 @@ from tenuto.model.errors import Forbidden, Invalid
 from tenuto.model.flows.definition import Foreach, check_key
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tenancy.access import Caller, Role
-from tenuto.model.tenancy.secrets import named
+from tenuto.model.tenancy.secrets import definition_secret_names
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may use a secret. An empty list means any agent, or any task."""
+    """The rule for one secret. An empty list allows any agent or any task."""
 
     role: Literal["MEMBER", "ADMIN", "OWNER"] = "MEMBER"
     agents: tuple[str, ...] = ()
     definitions: tuple[str, ...] = ()
 
     @property
-    def least(self) -> Role:
-        """The lowest role that may name the secret and claim its tasks."""
+    def min_role(self) -> Role:
+        """The lowest role that may refer to the secret and claim tasks that use it."""
         return Role[self.role]
 
 
-ANYBODY = Use()
+UNRESTRICTED = Use()
 
 
 def check_use(use: Use) -> None:
-    """Raise `Invalid` unless the rule can be kept."""
+    """Raises `Invalid` unless all names in the rule are valid."""
     for field, items in (("use.agents", use.agents), ("use.definitions", use.definitions)):
         if len(items) > bounds.MAX_TAGS:
             raise Invalid(f"{field} has more than {bounds.MAX_TAGS} entries", "too_large")
         for item in items:
-            bounds.text(field, item, bounds.MAX_NAME, empty=False)
+            bounds.check_text(field, item, bounds.MAX_NAME, empty=False)
     for key in use.definitions:
         check_key("use.definitions", key)
 
 
-def role_of(caller: Caller | None) -> Role:
-    """Returns the role a caller counts as: an agent's token as MEMBER, the database as OWNER."""
+def role_for_secrets(caller: Caller | None) -> Role:
+    """Returns the role that a caller counts as for secrets.
+
+    An agent's token counts as MEMBER at most; `None`, direct database access, counts as OWNER.
+    """
     if caller is None:
         return Role.OWNER
     return caller.role if caller.agent is None else min(caller.role, Role.MEMBER)
 
 
-def named_by(new: NewTask) -> set[str]:
-    """Returns the secrets that a task or its definition names."""
+def secrets_named_by(new: NewTask) -> set[str]:
+    """Returns the names of the secrets that a task or its definition refers to."""
     items = new.control.items if isinstance(new.control, Foreach) else None
-    return named([new.input, dict(new.env or {}), items])
+    return definition_secret_names([new.input, dict(new.env or {}), items])
 
 
-def naming_refusal(name: str, use: Use, caller: Caller | None) -> Forbidden | None:
-    """Returns the error for a caller whose role is too low to name the secret."""
-    if role_of(caller) >= use.least:
+def naming_error(name: str, use: Use, caller: Caller | None) -> Forbidden | None:
+    """Returns the error if the caller's role is too low to refer to the secret, else `None`."""
+    if role_for_secrets(caller) >= use.min_role:
         return None
-    return Forbidden(f"the secret {name!r} is for the role {use.role}", "secret_forbidden")
+    return Forbidden(f"the secret {name!r} requires the role {use.role}", "secret_forbidden")
 
 
-def claim_refusal(
-    name: str, use: Use, caller: Caller | None, agent: str | None, *, defined: bool
+def claim_error(
+    name: str, use: Use, caller: Caller | None, agent: str | None, *, is_defined: bool
 ) -> Forbidden | None:
-    """Returns the error for a claim that is not handed the secret.
+    """Returns the error if the claim must not receive the secret, else `None`.
 
-    `agent` is the name the task was claimed as; `defined` says whether the task is one of
-    `use.definitions` as that is now, and the secret is named there.
+    `agent` is the agent name that the task was claimed as. `is_defined` is true if the task belongs
+    to one of `use.definitions` in its current version, and that version refers to the secret.
     """
-    own = caller is not None and caller.agent is not None
-    listed = agent in use.agents
-    role = role_of(caller)
-    why = None
-    if use.agents and not listed:
-        why = f"is for agents {_listed(use.agents)}, and the task was claimed as {agent}"
-    elif use.agents and not own and role < Role.ADMIN:
-        why = f"is for agents {_listed(use.agents)}: claim as {agent} with the agent's own token"
-    elif role < use.least and not (own and listed):
-        why = f"is for the role {use.role}, and the task was claimed with a token of {role.name}"
-    elif use.definitions and not defined:
-        why = f"is for tasks of the definitions {_listed(use.definitions)} as they are now"
-    return None if why is None else Forbidden(f"the secret {name!r} {why}", "secret_forbidden")
+    has_agent_token = caller is not None and caller.agent is not None
+    is_listed = agent in use.agents
+    role = role_for_secrets(caller)
+    reason = None
+    if use.agents and not is_listed:
+        reason = f"is for agents {_join_names(use.agents)}, but the task was claimed as {agent}"
+    elif use.agents and not has_agent_token and role < Role.ADMIN:
+        reason = (
+            f"is for agents {_join_names(use.agents)}: claim as {agent} with the agent's own token"
+        )
+    elif role < use.min_role and not (has_agent_token and is_listed):
+        reason = f"requires the role {use.role}, but the task was claimed with the role {role.name}"
+    elif use.definitions and not is_defined:
+        reason = f"is for tasks of the current definitions {_join_names(use.definitions)}"
+    return (
+        None if reason is None else Forbidden(f"the secret {name!r} {reason}", "secret_forbidden")
+    )
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return ", ".join(names)

@@ -1,6 +1,6 @@
-"""PostgreSQL addresses: which hosts one names, and what kind of server it asks for.
+"""Parses PostgreSQL addresses: their hosts and the kind of server they require.
 
-An address is written as the driver and libpq take it: `postgresql://user@a:1,b:2/name`, or
+An address has the form of the driver and libpq: `postgresql://user@a:1,b:2/name`, or
 `postgresql:///name?host=a,b&port=1,2`. A host that begins with `/` is a folder of Unix sockets.
 """
 
@@ -17,11 +17,11 @@ _DEFAULT_PORT = "5432"
 _PRIMARY = frozenset(["primary", "read-write"])
 _STANDBY = frozenset(["standby", "read-only", "prefer-standby"])
 _TLS = frozenset(["require", "verify-ca", "verify-full"])
-"""With these TLS is certain, and cloud providers' proxies route by the name that it sends (SNI)."""
+"""Modes that always use TLS: proxies of cloud providers route by the host name it sends (SNI)."""
 
 
 class Host(NamedTuple):
-    """Where one server listens."""
+    """Host name or socket folder, and port, of one server."""
 
     name: str
     port: int
@@ -32,142 +32,143 @@ class Host(NamedTuple):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """What an address says about the way to its database."""
+    """A parsed address."""
 
     url: str
     hosts: tuple[Host, ...]
-    """Without any the driver looks where it looks by default."""
+    """If empty, the driver uses its default hosts."""
     wants_primary: bool | None
-    """True if only a primary will do, `None` if the address does not say."""
+    """True if only a primary is acceptable, `None` if the address does not say."""
     keeps_names: bool
-    """True if TLS sends a host's name to the server or compares it with the certificate, if it is
-    looked up in the file of passwords, or if a service file may say so."""
+    """True if host names must not be replaced by their addresses: TLS sends or checks the name,
+    the password file is searched for it, or a service file may require one of these."""
 
 
 def parse(url: str, environ: Mapping[str, str]) -> Address:
-    """The address as the driver understands it; raises `Invalid` with the reason.
+    """Returns the parsed address; raises `Invalid` with the reason.
 
-    The reason never quotes the address: a character that is not encoded moves pieces of the
-    password to where a host, a port or an option stands.
+    The reason never quotes the address: because of an unencoded character, a part of the password
+    may be where a host, a port or an option is expected.
     """
     try:
         return _parse(url, environ)
     except ValueError as error:
-        raise Invalid(f"the database address is wrong: {error}", "database_invalid") from error
+        raise Invalid(f"the database address is invalid: {error}", "database_invalid") from error
 
 
-def _malformed(what: str) -> ValueError:
-    return ValueError(f"{what}; in a password write / as %2F, # as %23, ? as %3F and @ as %40")
+def _malformed(problem: str) -> ValueError:
+    """Returns the error for a malformed address, with a hint about encoding passwords."""
+    return ValueError(f"{problem}; in a password write / as %2F, # as %23, ? as %3F and @ as %40")
 
 
 def _parse(url: str, environ: Mapping[str, str]) -> Address:
-    parts, query = _parts(url)
+    parts, query = _split_url(url)
     user, _, netloc = parts.netloc.rpartition("@")
-    hosts = [_decoded(each) for each in netloc.split(",")] if netloc else []
+    hosts = [_decode_host(part) for part in netloc.split(",")] if netloc else []
     ports: list[str] = []
     if not hosts:
-        hosts = _listed(query.get("host"))
+        hosts = _parse_hosts(query.get("host"))
         ports = query.get("port", "").split(",") if query.get("port") else []
     service = query.get("service") or environ.get("PGSERVICE")
     if not hosts and not service:
-        hosts = _listed(environ.get("PGHOST"))
+        hosts = _parse_hosts(environ.get("PGHOST"))
     has_password = ":" in user or "password" in query or "PGPASSWORD" in environ
     ssl_mode = query.get("sslmode") or environ.get("PGSSLMODE") or ""
-    wanted = query.get("target_session_attrs") or environ.get("PGTARGETSESSIONATTRS")
+    target_attrs = query.get("target_session_attrs") or environ.get("PGTARGETSESSIONATTRS")
     return Address(
         url=url,
-        hosts=tuple(_hosts(hosts, ports, environ.get("PGPORT") or _DEFAULT_PORT)),
-        wants_primary=_wants_primary(wanted),
+        hosts=tuple(_add_ports(hosts, ports, environ.get("PGPORT") or _DEFAULT_PORT)),
+        wants_primary=_wants_primary(target_attrs),
         keeps_names=ssl_mode.replace("_", "-") in _TLS or bool(service) or not has_password,
     )
 
 
-def _parts(url: str) -> tuple[SplitResult, dict[str, str]]:
-    """The parts of an address, and its options by name."""
+def _split_url(url: str) -> tuple[SplitResult, dict[str, str]]:
+    """Returns the parts of an address, and its options by name."""
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise _malformed("its parts cannot be told apart") from None
+        raise _malformed("it is not a valid URL") from None
     if parts.fragment:
-        raise _malformed("# ends an address")
-    ats = parts.netloc.count("@")
-    has_late = ":" in parts.netloc and not ats and "@" in (parts.path or parts.query)
-    if ats > 1 or has_late:
-        raise _malformed("an @ stands where none belongs")
+        raise _malformed("it contains #, which would end the address")
+    at_signs = parts.netloc.count("@")
+    has_misplaced_at = ":" in parts.netloc and not at_signs and "@" in (parts.path or parts.query)
+    if at_signs > 1 or has_misplaced_at:
+        raise _malformed("it contains an unexpected @")
     try:
-        found = parse_qs(parts.query, strict_parsing=True) if parts.query else {}
+        options = parse_qs(parts.query, strict_parsing=True) if parts.query else {}
     except ValueError:
-        raise _malformed("what follows ? is not name=value") from None
-    return parts, {name: values[-1] for name, values in found.items()}
+        raise _malformed("the text after ? is not name=value") from None
+    return parts, {name: values[-1] for name, values in options.items()}
 
 
-def _listed(text: str | None) -> list[tuple[str, str]]:
-    """The hosts of an option or a variable; an IPv6 address without brackets has no port there."""
+def _parse_hosts(text: str | None) -> list[tuple[str, str]]:
+    """Returns host and port of each entry in a list; IPv6 without brackets has no port."""
     return [
-        (each, "") if each.count(":") > 1 and not each.startswith("[") else _split(each)
-        for each in (text.split(",") if text else [])
+        (part, "") if part.count(":") > 1 and not part.startswith("[") else _split_port(part)
+        for part in (text.split(",") if text else [])
     ]
 
 
-def _hosts(hosts: list[tuple[str, str]], ports: list[str], default: str) -> Iterable[Host]:
-    """Each host with its port; one port serves all hosts."""
+def _add_ports(hosts: list[tuple[str, str]], ports: list[str], default: str) -> Iterable[Host]:
+    """Yields each host with its port; a single port applies to all hosts."""
     defaults = ports or default.split(",")
     for port in defaults:
-        _port(port)
+        _parse_port(port)
     if len(defaults) == 1:
         defaults = list(repeat(defaults[0], len(hosts)))
     if len(defaults) != len(hosts) and hosts:
-        raise _malformed(f"{len(hosts)} hosts and {len(defaults)} ports")
-    for (name, own), port in zip(hosts, defaults, strict=False):
+        raise _malformed(f"{len(hosts)} hosts but {len(defaults)} ports")
+    for (name, own_port), port in zip(hosts, defaults, strict=False):
         if not name:
             raise _malformed("a host has no name")
-        yield Host(name, _port(port if ports else own or port))
+        yield Host(name, _parse_port(port if ports else own_port or port))
 
 
-def _split(text: str) -> tuple[str, str]:
-    """The name and the port, if any, of `name:port`, `[IPv6]:port` or a folder."""
+def _split_port(text: str) -> tuple[str, str]:
+    """Returns name and port, which may be empty, of `name:port`, `[IPv6]:port` or a folder."""
     if text.startswith("/"):
         return text, ""
     if text.startswith("["):
         name, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise _malformed("an IPv6 address does not end with its bracket")
+            raise _malformed("an IPv6 address has no closing bracket")
         return name, rest[1:]
     name, _, port = text.partition(":")
     return name, port
 
 
-def _decoded(text: str) -> tuple[str, str]:
-    """The same of a host in an address, where `/` of a folder is written as %2F."""
-    name, port = _split(text)
+def _decode_host(text: str) -> tuple[str, str]:
+    """Returns decoded name and port of a host in a URL, where `/` of a folder is written as %2F."""
+    name, port = _split_port(text)
     return unquote(name), unquote(port)
 
 
-def _port(text: str) -> int:
+def _parse_port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
-        raise _malformed("a port is no number from 1 to 65535")
+        raise _malformed("a port is not a number from 1 to 65535")
     return int(text)
 
 
-def _wants_primary(wanted: str | None) -> bool | None:
-    """What `target_session_attrs` means for a program that writes.
+def _wants_primary(target_attrs: str | None) -> bool | None:
+    """Returns true if `target_session_attrs` requires a primary, `None` if it is not given.
 
-    `read-write` counts as `primary`: connections for reading begin read-only, and the driver takes
-    their server for one that cannot be written to.
+    `read-write` counts as `primary`: connections for reading start read-only, and the driver would
+    mistake their server for a read-only one.
     """
-    if wanted in _STANDBY:
+    if target_attrs in _STANDBY:
         raise ValueError(
-            f"target_session_attrs={wanted} leads to servers that cannot be written to;"
+            f"target_session_attrs={target_attrs} selects read-only servers;"
             " use target_session_attrs=primary"
         )
-    if wanted not in (None, "any", *_PRIMARY):
+    if target_attrs not in (None, "any", *_PRIMARY):
         raise ValueError(
-            "target_session_attrs has a value that is not known; use target_session_attrs=primary"
+            "target_session_attrs has an unknown value; use target_session_attrs=primary"
         )
-    return None if wanted is None else wanted in _PRIMARY
+    return None if target_attrs is None else target_attrs in _PRIMARY
 
 
-def order(hosts: Iterable[Host], last: Host | None) -> list[Host]:
-    """The hosts in the order in which they are tried: the last good one first, each one once."""
-    first = [last] if last in (known := list(hosts)) and last is not None else []
-    return list(dict.fromkeys([*first, *known]))
+def order_hosts(hosts: Iterable[Host], last: Host | None) -> list[Host]:
+    """Returns the hosts in the order of attempts: the last good host first, each host once."""
+    first = [last] if last in (all_hosts := list(hosts)) and last is not None else []
+    return list(dict.fromkeys([*first, *all_hosts]))

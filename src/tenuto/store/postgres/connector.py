@@ -1,7 +1,7 @@
 """Connects to the present primary among the hosts of an address.
 
-The driver's own time limit covers all hosts together, so one frozen host keeps it from asking the
-others. Here each host has a limit of its own, and the next one is asked while a host is silent.
+The driver's own timeout covers all hosts together, so one frozen host keeps it from trying the
+others. Here each host has its own timeout, and the next host is tried while one does not answer.
 """
 
 import asyncio
@@ -15,175 +15,182 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from tenuto.store.postgres.address import Host, order, parse
+from tenuto.store.postgres.address import Host, order_hosts, parse
 
-_ALONE_S = 5.0
-"""Seconds that the only host of an address has to accept a connection."""
-_EACH_S = 2.0
-"""Seconds that each of several hosts has."""
-_NEXT_S = 0.3
-"""Seconds without an answer after which the next host is asked, too."""
+_ONLY_HOST_S = 5.0
+"""Seconds to connect to the only host of an address."""
+_PER_HOST_S = 2.0
+"""Seconds to connect to each of several hosts."""
+_NEXT_HOST_S = 0.3
+"""Seconds without an answer after which the next host is tried, too."""
 _LOOKUP_S = 30.0
-"""Seconds after which a lookup of a name is started anew."""
-_GIVE_UP_S = 1.0
-"""Seconds after a server was given up in which it is not given up again.
+"""Seconds after which a name lookup is given up and can be started again."""
+_ABANDON_INTERVAL_S = 1.0
+"""Minimum seconds between two times that a server is abandoned.
 
 A server that refuses writes without being a standby is found again at once, by every program.
 """
 _PROBES = {"IDLE": 5, "INTVL": 2, "CNT": 3}
 """Keepalive: the first probe after this many idle seconds, then how often, and how many."""
-_UNACKNOWLEDGED_S = 10
+_MAX_UNACKNOWLEDGED_S = 10
 """Seconds that sent bytes may stay unacknowledged before the connection counts as lost."""
 
 
-class _GivenUp(msgspec.Struct, eq=False):
-    """What the connectors of a store share about servers that are given up."""
+class _AbandonedServer(msgspec.Struct, eq=False):
+    """State that the connectors of a store share about abandoned servers."""
 
-    told: list[Callable[[], None]]
-    """Who learns of it."""
-    at: float = float("-inf")
-    """When one was given up last, in seconds of the event loop."""
+    callbacks: list[Callable[[], None]]
+    """Called each time a server is abandoned."""
+    last_at: float = float("-inf")
+    """When a server was abandoned last, in event-loop seconds."""
 
 
 class Connector:
-    """Makes connections of one store; all of them learn when its server is given up.
+    """Creates connections of one store, and abandons a server that failed.
 
-    A store behind a pooler has several: one made `beside` another learns of it, too.
+    A store behind a pooler has several connectors: those created with `sibling` share that state.
     """
 
-    def __init__(self, url: str, beside: "Connector | None" = None) -> None:
+    def __init__(self, url: str, sibling: "Connector | None" = None) -> None:
         self._address = parse(url, os.environ)
         self._last: Host | None = None
-        self._known: dict[Host, list[Host]] = {}
-        """The addresses that each name had at the last lookup which was answered."""
+        self._cached_addresses: dict[Host, list[Host]] = {}
+        """The addresses of each host name at the last successful lookup."""
         self._lookups: dict[Host, asyncio.Task[list[Host]]] = {}
-        """Those under way, which all who connect share."""
-        self._given_up: _GivenUp = _GivenUp([]) if beside is None else beside._given_up  # noqa: SLF001
-        self._given_up.told.append(self._forget)
+        """Running lookups, shared by all connection attempts."""
+        self._abandoned: _AbandonedServer = (
+            _AbandonedServer([]) if sibling is None else sibling._abandoned  # noqa: SLF001  same class
+        )
+        self._abandoned.callbacks.append(self._clear_last_host)
 
     @property
     def url(self) -> str:
         return self._address.url
 
-    def when_given_up(self, tell: Callable[[], None]) -> None:
-        """Call this whenever a server is given up: idle connections to it are worth nothing."""
-        self._given_up.told.append(tell)
+    def on_server_abandoned(self, callback: Callable[[], None]) -> None:
+        """Registers a callback for each abandoned server: its idle connections become useless."""
+        self._abandoned.callbacks.append(callback)
 
-    def give_up(self) -> None:
-        """Tell all connectors of the store: it is silent or is no primary any more.
+    def abandon_server(self) -> None:
+        """Abandons a server that does not answer or is no longer the primary: runs all callbacks.
 
-        Does nothing right after the last time.
+        Does nothing within `_ABANDON_INTERVAL_S` of the last time.
         """
         now = asyncio.get_running_loop().time()
-        if now - self._given_up.at < _GIVE_UP_S:
+        if now - self._abandoned.last_at < _ABANDON_INTERVAL_S:
             return
-        self._given_up.at = now
-        for tell in self._given_up.told:
-            tell()
+        self._abandoned.last_at = now
+        for callback in self._abandoned.callbacks:
+            callback()
 
-    def _forget(self) -> None:
-        """Forget the last good host."""
+    def _clear_last_host(self) -> None:
+        """Clears the last good host."""
         self._last = None
 
     async def connect(self, settings: Mapping[str, str], **options: Any) -> Any:
-        """A new connection to the primary; raises what the most telling host answered."""
+        """Returns a new connection to the primary, or raises the most informative error."""
         options["server_settings"] = dict(settings)
-        hosts = order(await self._hosts(), self._last)
+        hosts = order_hosts(await self._resolve_hosts(), self._last)
         if len(hosts) > 1:
             return await self._race(hosts, options)
         host = hosts[0] if hosts else None
-        return await self._try(host, _ALONE_S, options, primary=self._address.wants_primary)
+        return await self._connect_to(
+            host, _ONLY_HOST_S, options, primary=self._address.wants_primary
+        )
 
-    async def _hosts(self) -> list[Host]:
-        """Every host of the address; each address of a name counts as a host."""
+    async def _resolve_hosts(self) -> list[Host]:
+        """Returns every host of the address; each network address of a name counts as a host."""
         if self._address.keeps_names:
             return list(self._address.hosts)
-        found = await asyncio.gather(*map(self._resolved, self._address.hosts))
-        return [host for each in found for host in each]
+        resolved = await asyncio.gather(*map(self._resolve_host, self._address.hosts))
+        return [host for addresses in resolved for host in addresses]
 
-    async def _resolved(self, host: Host) -> list[Host]:
-        """The addresses of a host's name, or the last known; the host itself if it has just one."""
+    async def _resolve_host(self, host: Host) -> list[Host]:
+        """Returns the addresses of a host, perhaps cached; the host itself if it has only one."""
         if host.is_socket:
             return [host]
         if host not in self._lookups:
-            lookup = asyncio.ensure_future(_looked_up(host))
-            lookup.add_done_callback(lambda done: self._learn(host, done))
+            lookup = asyncio.ensure_future(_lookup_addresses(host))
+            lookup.add_done_callback(lambda done: self._store_lookup(host, done))
             self._lookups[host] = lookup
-        known = self._known.get(host)
-        await asyncio.wait([self._lookups[host]], timeout=_NEXT_S if known else _EACH_S)
-        addresses = self._known.get(host, [])
-        # Without any address the attempt to connect says what is wrong with the name.
+        cached = self._cached_addresses.get(host)
+        await asyncio.wait([self._lookups[host]], timeout=_NEXT_HOST_S if cached else _PER_HOST_S)
+        addresses = self._cached_addresses.get(host, [])
+        # Without any address, the connection attempt reports what is wrong with the name.
         return addresses if len(addresses) > 1 else [host]
 
-    def _learn(self, host: Host, lookup: "asyncio.Task[list[Host]]") -> None:
-        """Keep what a lookup found, though nobody waits for it any more."""
+    def _store_lookup(self, host: Host, lookup: "asyncio.Task[list[Host]]") -> None:
+        """Caches the result of a lookup, even if no caller waits for it any more."""
         del self._lookups[host]
-        if not lookup.cancelled() and (found := lookup.result()):
-            self._known[host] = found
+        if not lookup.cancelled() and (addresses := lookup.result()):
+            self._cached_addresses[host] = addresses
 
     async def _race(self, hosts: list[Host], options: dict[str, Any]) -> Any:
-        """The connection of the host that answers first as a primary."""
+        """Returns the connection of the host that first answers as a primary."""
         waiting = deque(hosts)
-        tries: dict[asyncio.Task[Any], Host] = {}
+        attempts: dict[asyncio.Task[Any], Host] = {}
         errors: list[BaseException] = []
         primary = self._address.wants_primary is not False
         try:
-            while waiting or tries:
+            while waiting or attempts:
                 if waiting:
                     host = waiting.popleft()
-                    one = self._try(host, _EACH_S, options, primary=primary)
-                    tries[asyncio.ensure_future(one)] = host
+                    connecting = self._connect_to(host, _PER_HOST_S, options, primary=primary)
+                    attempts[asyncio.ensure_future(connecting)] = host
                 done, _ = await asyncio.wait(
-                    tries,
-                    timeout=_NEXT_S if waiting else None,
+                    attempts,
+                    timeout=_NEXT_HOST_S if waiting else None,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-                for each in done:
-                    if (error := each.exception()) is not None:
+                for attempt in done:
+                    if (error := attempt.exception()) is not None:
                         errors.append(error)
-                        del tries[each]
-                if answered := [each for each in done if each in tries]:
-                    self._last = tries.pop(answered[0])
-                    return answered[0].result()
-            raise most_telling(errors)
+                        del attempts[attempt]
+                if connected := [attempt for attempt in done if attempt in attempts]:
+                    self._last = attempts.pop(connected[0])
+                    return connected[0].result()
+            raise most_informative(errors)
         finally:
-            for each in tries:
-                each.cancel()
-                each.add_done_callback(_discard)
+            for attempt in attempts:
+                attempt.cancel()
+                attempt.add_done_callback(_close_late)
 
-    async def _try(
+    async def _connect_to(
         self, host: Host | None, limit_s: float, options: dict[str, Any], *, primary: bool | None
     ) -> Any:
-        """A connection to this host, or to the driver's own choice."""
-        place: dict[str, Any] = {} if host is None else {"host": host.name, "port": host.port}
-        if primary is not None:  # else the driver asks its service file
-            place["target_session_attrs"] = "primary" if primary else "any"
+        """Connects to this host, or without one to the driver's own choice."""
+        target: dict[str, Any] = {} if host is None else {"host": host.name, "port": host.port}
+        if primary is not None:  # else the driver reads its service file
+            target["target_session_attrs"] = "primary" if primary else "any"
         try:
             connection = await asyncpg.connect(
                 self.url,
                 timeout=limit_s,
-                **place,
+                **target,
                 **options,
             )
-        except asyncpg.UndefinedObjectError as error:  # a setting that the server does not know
+        except asyncpg.UndefinedObjectError as error:  # the server does not know a setting
             raise asyncpg.ClientConfigurationError(str(error)) from error
-        _notice_loss(connection)
+        _enable_keepalive(connection)
         return connection
 
 
-async def _looked_up(host: Host) -> list[Host]:
-    """The addresses of a host's name; none if there are none, or the lookup never ends."""
+async def _lookup_addresses(host: Host) -> list[Host]:
+    """Returns the addresses of a host name; none if the lookup fails or times out."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_LOOKUP_S):
-            found = await loop.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
+            entries = await loop.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError, UnicodeError):
         return []
-    return list(dict.fromkeys(Host(str(place[0]), host.port) for *_, place in found))
+    return list(dict.fromkeys(Host(str(sockaddr[0]), host.port) for *_, sockaddr in entries))
 
 
-def most_telling(errors: Iterable[BaseException]) -> BaseException:
-    """The error that says most: a server's own, TLS's, a standby's, why none was reached."""
+def most_informative(errors: Iterable[BaseException]) -> BaseException:
+    """Returns the most informative error.
+
+    The order: errors of the server, of TLS, of a standby or starting server, of the network.
+    """
 
     def rank(error: BaseException) -> int:
         if isinstance(
@@ -199,20 +206,20 @@ def most_telling(errors: Iterable[BaseException]) -> BaseException:
     return min(errors, key=rank)
 
 
-def _discard(attempt: "asyncio.Task[Any]") -> None:
-    """Close the connection of an attempt that came too late."""
+def _close_late(attempt: "asyncio.Task[Any]") -> None:
+    """Closes the connection of an attempt that lost the race."""
     if not attempt.cancelled() and attempt.exception() is None:
         attempt.result().terminate()
 
 
-def _notice_loss(connection: Any) -> None:
-    """Let the kernel find out within seconds that the other machine is gone."""
-    found = connection._transport.get_extra_info("socket")  # noqa: SLF001  the driver tells nobody
-    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+def _enable_keepalive(connection: Any) -> None:
+    """Enables keepalive, so that the kernel detects a lost machine within seconds."""
+    sock = connection._transport.get_extra_info("socket")  # noqa: SLF001  the driver has no public access
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _PROBES.items():
         if (option := getattr(socket, f"TCP_KEEP{name}", None)) is not None:
-            found.setsockopt(socket.IPPROTO_TCP, option, value)
-    if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:  # Linux alone has it
-        found.setsockopt(socket.IPPROTO_TCP, option, _UNACKNOWLEDGED_S * 1000)
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:  # only on Linux
+        sock.setsockopt(socket.IPPROTO_TCP, option, _MAX_UNACKNOWLEDGED_S * 1000)

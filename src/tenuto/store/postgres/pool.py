@@ -1,10 +1,10 @@
-"""A few connections to PostgreSQL, handed out first come, first served.
+"""A pool of PostgreSQL connections, lent first come, first served.
 
-Connections carry no session state, so taking one and giving it back costs no round trip. One whose
-use ended in anything but an answer of the server is closed, never handed out again.
+Connections have no session state, so lending and releasing one costs no round trip. A connection
+whose use ended without an answer of the server is closed and never lent again.
 
-The server gives up a statement that takes too long. For a server that is no longer there, one timer
-watches over all connections: the driver's own, one a statement, costs a single submit 6 us.
+The server stops a statement that takes too long. For a server that no longer answers, one timer
+watches all connections: the driver's own timer per statement costs a single submit 6 us.
 """
 
 import asyncio
@@ -16,223 +16,234 @@ import asyncpg
 
 from tenuto.model.errors import Unavailable
 from tenuto.store.postgres.connector import Connector
-from tenuto.store.postgres.sessions import ANSWER_S
+from tenuto.store.postgres.sessions import STATEMENT_S
 
-_LOOKS = 6
-"""A use without progress between so many looks of the timer is cut."""
+_MAX_CHECKS = 6
+"""A connection without progress for this many checks of the timer is terminated."""
 _CLOSE_S = 5
-_PROOF_S = 5.0
-"""Seconds that a new connection has to prove who it acts as: the watch does not see it yet."""
+_ROLE_CHECK_S = 5.0
+"""Seconds for the role check of a new connection, which the watchdog does not cover."""
 
 
 class Pool:
-    """At most `size` connections, made when they are first needed."""
+    """At most `size` connections, created when they are first needed."""
 
     def __init__(
         self,
         connector: Connector,
         size: int,
         parameters: Mapping[str, str],
-        answer_s: float = ANSWER_S,
-        prove: Callable[[Any], Awaitable[None]] | None = None,
+        timeout_s: float = STATEMENT_S,
+        check_role: Callable[[Any], Awaitable[None]] | None = None,
         *,
         repeatable: bool = False,
     ) -> None:
         self._connector = connector
         self._size = size
         self._parameters = parameters
-        self._prove = prove
-        """Raises for a new connection that must not be used."""
+        self._check_role = check_role
+        """Raises an error for a new connection that must not be used."""
         self._repeatable = repeatable
-        """True if uses are cut when the server is given up: their own limit is far off."""
-        self._look_s = answer_s / _LOOKS
+        """True if connections in use are terminated when the server is abandoned: statements are
+        repeatable and their own timeout is long."""
+        self._check_interval_s = timeout_s / _MAX_CHECKS
         self._idle: list[Any] = []
         self._used: set[Any] = set()
-        self._given_up: set[Any] = set()
-        """Connections in use whose server was given up: nobody is handed them again."""
-        self._silent: dict[Any, tuple[int, int]] = {}
-        """How many statements each connection in use had been sent at the last look, and since how
-        many looks that is so."""
-        self._watch: asyncio.TimerHandle | None = None
-        self._making = 0
-        self._age = 0
-        """How many times the server was given up: a connection of an older age is not used."""
+        self._abandoned: set[Any] = set()
+        """Connections in use whose server was abandoned: they are not lent again."""
+        self._progress: dict[Any, tuple[int, int]] = {}
+        """For each connection in use: the number of statements sent at the last check, and for how
+        many checks that number has not changed."""
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._creating = 0
+        self._generation = 0
+        """How many times the server was abandoned; older connections are not used."""
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._doubtful = False
-        """True from a cut until a use succeeds."""
+        self._is_suspect = False
+        """True from the termination of a stalled connection until a use succeeds."""
         self._closed = False
-        connector.when_given_up(self._renew)
+        connector.on_server_abandoned(self._discard_connections)
 
-    def idle(self) -> Any:
-        """A connection that is nobody else's until `give`; `None` if one has to be waited for."""
+    def take_idle(self) -> Any:
+        """Lends an idle connection until `release`; `None` if there is none."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed():
-                return self._use(connection)
+                return self._mark_used(connection)
         return None
 
-    def _use(self, connection: Any) -> Any:
+    def _mark_used(self, connection: Any) -> Any:
         self._used.add(connection)
         return connection
 
-    async def take(self, patience_s: float) -> Any:
-        """The same, made or waited for; raises `TimeoutError` without one."""
+    async def acquire(self, timeout_s: float) -> Any:
+        """Lends an idle, new or awaited connection until `release`; raises `TimeoutError`."""
         while True:
-            if (connection := self.idle()) is not None:
+            if (connection := self.take_idle()) is not None:
                 return connection
             self._check_open()
-            if self._has_room():
-                return await self._make()
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
+            if self._can_connect():
+                return await self._create()
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
             try:
-                async with asyncio.timeout(patience_s):
-                    await turn
+                async with asyncio.timeout(timeout_s):
+                    await waiter
             except BaseException:
-                if turn.done() and not turn.cancelled():
-                    self._next()  # our turn came too late: it is the next one's
+                if waiter.done() and not waiter.cancelled():
+                    self._wake_next()  # this waiter timed out: the free place goes to the next one
                 raise
 
-    def _has_room(self) -> bool:
-        """True if one more connection may be made: after a cut one at a time, until one succeeds.
+    def _can_connect(self) -> bool:
+        """True if one more connection may be created.
 
-        A server whose commits wait for a standby does not end the sessions of connections that were
-        cut: each keeps its place among `max_connections`.
+        After a stalled connection was terminated: only one at a time, until a use succeeds. A
+        server whose commits wait for a standby does not end the sessions of terminated
+        connections: each still counts against `max_connections`.
         """
-        if len(self._used) + self._making >= self._size:
+        if len(self._used) + self._creating >= self._size:
             return False
-        if not self._doubtful:
+        if not self._is_suspect:
             return True
-        return not self._making and all(each.is_closed() for each in self._used - self._given_up)
+        return not self._creating and all(
+            connection.is_closed() for connection in self._used - self._abandoned
+        )
 
-    def trust(self) -> None:
-        """A use succeeded: make as many connections again as there is room for."""
-        if not self._doubtful:
+    def mark_healthy(self) -> None:
+        """Records that a use succeeded: all free places can be filled again."""
+        if not self._is_suspect:
             return
-        self._doubtful = False
-        for _ in range(self._size - len(self._used) - self._making):
-            self._next()
+        self._is_suspect = False
+        for _ in range(self._size - len(self._used) - self._creating):
+            self._wake_next()
 
     def release(self, connection: Any, *, broken: bool) -> None:
-        """Hand a connection back; it is closed if its use left a transaction open."""
+        """Returns a connection to the pool; it is closed if a transaction is still open."""
         self._used.discard(connection)
         broken = broken or (not connection.is_closed() and connection.is_in_transaction())
-        if broken or (self._given_up and connection in self._given_up):
-            self._given_up.discard(connection)
+        if broken or (self._abandoned and connection in self._abandoned):
+            self._abandoned.discard(connection)
             connection.terminate()
         elif not connection.is_closed():
             self._idle.append(connection)
-        self._next()
+        self._wake_next()
 
-    def give_up(self) -> None:
-        """Give up the server for all pools of the store: the next connections are new ones."""
-        self._connector.give_up()
+    def abandon_server(self) -> None:
+        """Abandons the server for all pools of the store: the next connections are new ones."""
+        self._connector.abandon_server()
 
-    def _renew(self) -> None:
-        """Hand out no connection that was made before, nor one that is being made."""
-        self._age += 1
+    def _discard_connections(self) -> None:
+        """Discards all connections, also those being created, when a server is abandoned."""
+        self._generation += 1
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.terminate()
-        self._given_up |= self._used
+        self._abandoned |= self._used
         if self._repeatable:
             for connection in self._used:
                 connection.terminate()
 
     async def close(self) -> None:
-        """Let every connection go; those in use are cut, and no new one is made."""
+        """Closes every connection; those in use are terminated, and no new one is created."""
         self._closed = True
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
         idle, self._idle = self._idle, []
         for connection in self._used:
             connection.terminate()
-        for turn in self._waiting:
-            if not turn.done():
-                turn.set_result(None)  # to be told that the pool is closed
-        await asyncio.gather(*map(_let_go, idle))
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)  # it then raises the error for a closed pool
+        await asyncio.gather(*map(_close_connection, idle))
 
     def _check_open(self) -> None:
         if self._closed:
             raise asyncpg.InterfaceError("the pool is closed")
 
-    async def _make(self) -> Any:
-        self._making += 1
+    async def _create(self) -> Any:
+        """Creates a connection and lends it; frees its place if that fails."""
+        self._creating += 1
         connection = None
         try:
-            connection = await self._present()
-            if self._watch is None:
-                self._look()
-            return self._use(connection)
+            connection = await self._connect_current()
+            if self._watchdog is None:
+                self._check_progress()
+            return self._mark_used(connection)
         finally:
-            self._making -= 1
+            self._creating -= 1
             if connection is None:
-                self._next()
+                self._wake_next()
 
-    async def _present(self) -> Any:
-        """A new connection whose server was not given up, nor the pool closed, meanwhile."""
+    async def _connect_current(self) -> Any:
+        """Returns a new connection; retries if the server was abandoned meanwhile."""
         while True:
-            age = self._age
-            connection = await self._proven()
-            if age == self._age and not self._closed:
+            generation = self._generation
+            connection = await self._connect_checked()
+            if generation == self._generation and not self._closed:
                 return connection
             connection.terminate()
             self._check_open()
 
-    async def _proven(self) -> Any:
-        """A new connection that may be used."""
+    async def _connect_checked(self) -> Any:
+        """Returns a new connection that passed the role check."""
         connection = await self._connector.connect(
             self._parameters, max_cached_statement_lifetime=0, statement_cache_size=200
         )
-        if self._prove is not None:
+        if self._check_role is not None:
             try:
-                async with asyncio.timeout(_PROOF_S):
-                    await self._prove(connection)
+                async with asyncio.timeout(_ROLE_CHECK_S):
+                    await self._check_role(connection)
             except BaseException as error:
                 connection.terminate()
                 if isinstance(error, TimeoutError):
                     raise Unavailable(
-                        "the database does not answer: a new connection did not prove its role"
-                        f" within {_PROOF_S:g} s"
+                        "the database does not answer: the role check of a new connection took"
+                        f" longer than {_ROLE_CHECK_S:g} s"
                     ) from error
                 raise
         return connection
 
-    def _look(self) -> None:
-        """Cut uses without progress and look again later, whatever goes wrong here."""
-        try:
-            if self._cut_silent():
-                self.give_up()
-        finally:
-            self._watch = asyncio.get_running_loop().call_later(self._look_s, self._look)
+    def _check_progress(self) -> None:
+        """Terminates stalled connections and abandons their server.
 
-    def _cut_silent(self) -> bool:
-        """Cut the uses that made no progress for too long; True if there were any."""
-        before, self._silent = self._silent, {}
-        silent = False
+        Schedules the next check, also after an error.
+        """
+        try:
+            if self._cut_stalled():
+                self.abandon_server()
+        finally:
+            self._watchdog = asyncio.get_running_loop().call_later(
+                self._check_interval_s, self._check_progress
+            )
+
+    def _cut_stalled(self) -> bool:
+        """Terminates connections in use without progress; true if there were any."""
+        before, self._progress = self._progress, {}
+        has_stalled = False
         for connection in self._used:
             if connection.is_closed():
-                continue  # cut before, and not given back yet
+                continue  # terminated before, and not released yet
             sent = connection._protocol.queries_count  # noqa: SLF001  counted by the driver
-            was, looks = before.get(connection, (sent, 0))
-            looks = looks + 1 if was == sent else 1
-            if looks >= _LOOKS:
+            sent_before, checks = before.get(connection, (sent, 0))
+            checks = checks + 1 if sent_before == sent else 1
+            if checks >= _MAX_CHECKS:
                 connection.terminate()
-                silent = self._doubtful = True
-            self._silent[connection] = sent, looks
-        return silent
+                has_stalled = self._is_suspect = True
+            self._progress[connection] = sent, checks
+        return has_stalled
 
-    def _next(self) -> None:
+    def _wake_next(self) -> None:
+        """Wakes the next caller that waits for a connection."""
         while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
                 return
 
 
-async def _let_go(connection: Any) -> None:
-    """Close a connection politely, or cut it."""
+async def _close_connection(connection: Any) -> None:
+    """Closes a connection, or terminates it if that fails."""
     try:
         await connection.close(timeout=_CLOSE_S)
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):

@@ -1,7 +1,7 @@
-"""Who a PostgreSQL connection acts as, and whether row-level security holds for it.
+"""Checks the role of a PostgreSQL connection, and that row-level security applies to it.
 
-Row-level security rests on the role and on `app.workspace`. A pooler may drop both, so that the
-login's own rights count. Every new connection therefore says who it acts as before it is used.
+Row-level security depends on the role and on `app.workspace`. A pooler may drop both, so that the
+login's own rights apply. So every new connection is checked before it is used.
 """
 
 import msgspec
@@ -9,7 +9,7 @@ import msgspec
 SYSTEM = "tenuto_system"
 TENANT = "tenuto_runtime"
 
-IDENTITY = """
+IDENTITY_QUERY = """
 select session_user::text as login,
   current_user::text as role,
   coalesce(current_setting('app.workspace', true), '') as workspace,
@@ -26,46 +26,46 @@ select session_user::text as login,
     else ''
   end as power
 """
-"""The question that a connection answers with the fields of an `Identity`."""
+"""Returns the fields of an `Identity`."""
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who a connection acts as."""
+    """The login, role and workspace of a connection, and its rights."""
 
     login: str
     role: str
-    """Whose rights count."""
+    """The role whose rights apply."""
     workspace: str
     """The workspace that the connection is bound to; empty: none."""
     bypasses: bool
-    """Whether row-level security does not bind the role."""
+    """True if the role bypasses row-level security."""
     secured: bool
-    """Whether row-level security is in force on the tables for this role."""
+    """True if row-level security is active on the tables for this role."""
     sees_others: bool
-    """Whether a read finds workspaces that the connection is not bound to."""
+    """True if the connection can read workspaces that it is not bound to."""
     power: str
-    """What lets the login step round row-level security if it leaves the role; empty: nothing."""
+    """Why the login could bypass row-level security after it left the role; empty: it cannot."""
 
 
-def mistake(found: Identity, role: str, workspace: str = "") -> str | None:
-    """What is wrong with a connection that should act in this role; `None` if it is right."""
-    if found.role != role:
+def role_error(identity: Identity, role: str, workspace: str = "") -> str | None:
+    """Returns what is wrong with a connection that should have this role, or `None`."""
+    if identity.role != role:
         return (
-            f"the login {found.login} acts as {found.role} instead of {role}: a pooler dropped the"
-            " start-up parameters, or the login has a role of its own; connect without the pooler"
-            " or set pooler=transaction"
+            f"login {identity.login} acts as {identity.role} instead of {role}: a pooler dropped"
+            " the start-up parameters, or the login has a role of its own; connect without the"
+            " pooler or set pooler=transaction"
         )
     if role == SYSTEM:
         return None
-    if found.workspace != workspace:
+    if identity.workspace != workspace:
         return (
             f"a connection for workspace {workspace or '(none)'} is bound to"
-            f" {found.workspace or '(none)'}: a pooler changes app.workspace; connect without the"
-            " pooler or set pooler=transaction"
+            f" {identity.workspace or '(none)'}: a pooler changes app.workspace; connect without"
+            " the pooler or set pooler=transaction"
         )
-    if found.bypasses or not found.secured or found.sees_others:
+    if identity.bypasses or not identity.secured or identity.sees_others:
         return (
-            f"row-level security does not bind {role}: tenants could read each other's tasks; see"
+            f"row-level security does not bind {role}: tenants could read each other's tasks; check"
             " that the role is neither superuser nor BYPASSRLS and that the policies are in force"
         )
     return None

@@ -1,8 +1,8 @@
-"""How PostgreSQL connections and their transactions begin: settings, role and workspace.
+"""Settings, role and workspace at the start of PostgreSQL connections and transactions.
 
-On a connection of our own the settings are start-up parameters and cost no round trip. A pooler in
-transaction mode passes none of them on: there every transaction begins with `set local`, and the
-role is the login's own.
+On a direct connection the settings are start-up parameters and cost no round trip. A pooler in
+transaction mode does not pass them on: there every transaction starts with `set local`, and the
+role is that of the login.
 """
 
 from typing import Literal
@@ -14,61 +14,64 @@ from tenuto.store.postgres.roles import SYSTEM
 
 Use = Literal["read", "write"]
 
-ANSWER_S = 15.0
-"""Seconds that the server has to answer a statement: less than the default lease."""
-SLOW_S = 600.0
-"""The same for maintenance that reads or writes whole tables."""
+STATEMENT_S = 15.0
+"""Timeout of a statement in seconds: shorter than the default lease."""
+MAINTENANCE_S = 600.0
+"""Timeout of a statement that reads or writes whole tables for maintenance, in seconds."""
 MIGRATION_S = 6 * 3600.0
-"""The same for a migration, which may rewrite every table."""
+"""Timeout of a statement of a migration, which may rewrite every table, in seconds."""
 _SERVER_SHARE = 0.8
-"""The server gives up a statement after this share, so that one who lives says so itself."""
+"""Share of the timeout after which the server stops a statement itself: if it is alive, it
+reports the timeout before the client gives up."""
 
-NAMED = {"application_name": "tenuto"}
-# With the server's own probes it frees the locks of a program whose machine is gone.
-DIRECT = {
-    **NAMED,
+APPLICATION = {"application_name": "tenuto"}
+# With keepalive the server releases the locks of a program whose machine is lost.
+DIRECT_SETTINGS = {
+    **APPLICATION,
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "10000",
 }
-# The statements that write are written so that one plan is right at every size: rows are found by
-# key, by place, or in order of an index. So plans are made once, and scans, which look good as long
-# as a table is small, are off.
-WRITE = {
+# Statements that write are written so that one plan is right at every table size: rows are found by
+# key, by place, or in index order. So plans are created once, and sequential scans, which look
+# cheap while a table is small, are off.
+WRITE_SETTINGS = {
     "jit": "off",
     "enable_seqscan": "off",
     "enable_mergejoin": "off",
     "plan_cache_mode": "force_generic_plan",
     "idle_in_transaction_session_timeout": "30s",
 }
-# Before a table is counted, a bitmap of all rows of a workspace looks good, too. Only the system
-# needs bitmaps: to find what is old.
-_TENANT_WRITE = {"enable_bitmapscan": "off"}
-READ = {"jit": "off", "plan_cache_mode": "force_custom_plan"}
+# Before a table is analyzed, a bitmap of all rows of a workspace looks cheap, too. Only the system
+# needs bitmap scans: to find old rows.
+_TENANT_WRITE_SETTINGS = {"enable_bitmapscan": "off"}
+READ_SETTINGS = {"jit": "off", "plan_cache_mode": "force_custom_plan"}
 
 
 class Session(msgspec.Struct, frozen=True):
-    """How the connections of one pool begin."""
+    """The start of the connections and transactions of one pool."""
 
     role: str
     workspace: str
     """The workspace that each connection is bound to; empty: none."""
     parameters: dict[str, str]
-    """What is sent at start-up."""
+    """Start-up parameters."""
     opening: str
-    """What every transaction begins with; empty where start-up has said it all."""
+    """Statements that start every transaction; empty if start-up parameters are enough."""
 
 
-def limit(answer_s: float) -> dict[str, str]:
-    """How long the server works on a statement whose answer is waited for so long."""
-    return {"statement_timeout": f"{answer_s * _SERVER_SHARE * 1000:.0f}ms"}
+def statement_timeout(timeout_s: float) -> dict[str, str]:
+    """Returns the server's statement timeout for a client that waits `timeout_s` seconds."""
+    return {"statement_timeout": f"{timeout_s * _SERVER_SHARE * 1000:.0f}ms"}
 
 
-def direct(role: str, workspace: UUID | None, use: Use, answer_s: float) -> Session:
-    """A session on a connection of our own, bound to a workspace if one is given."""
+def direct_session(role: str, workspace: UUID | None, use: Use, timeout_s: float) -> Session:
+    """Returns a session on a direct connection, bound to a workspace if one is given."""
     bound = "" if workspace is None else str(workspace)
-    parameters = DIRECT | _settings(role, use) | limit(answer_s) | {"role": role}
+    parameters = (
+        DIRECT_SETTINGS | _settings(role, use) | statement_timeout(timeout_s) | {"role": role}
+    )
     if use == "read":
         parameters["default_transaction_read_only"] = "on"
     if bound:
@@ -76,21 +79,24 @@ def direct(role: str, workspace: UUID | None, use: Use, answer_s: float) -> Sess
     return Session(role, bound, parameters, "")
 
 
-def pooled(role: str, use: Use, answer_s: float) -> Session:
-    """A session through a pooler in transaction mode; the login brings the role."""
-    settings = _settings(role, use) | limit(answer_s)
+def pooled_session(role: str, use: Use, timeout_s: float) -> Session:
+    """Returns how transactions start behind a pooler.
+
+    `role` is not set there: it must be the login's own role.
+    """
+    settings = _settings(role, use) | statement_timeout(timeout_s)
     if use == "read":
         settings["transaction_read_only"] = "on"
     local = (f"; set local {name} = '{value}'" for name, value in settings.items())
-    return Session(role, "", NAMED, "begin" + "".join(local))
+    return Session(role, "", APPLICATION, "begin" + "".join(local))
 
 
-def within(opening: str, workspace: UUID) -> str:
-    """The same beginning for a transaction that is one workspace's."""
+def bind_workspace(opening: str, workspace: UUID) -> str:
+    """Returns the statements that start a transaction bound to one workspace."""
     return f"{opening or 'begin'}; set local app.workspace = '{workspace}'"
 
 
 def _settings(role: str, use: Use) -> dict[str, str]:
     if use == "read":
-        return READ
-    return WRITE if role == SYSTEM else WRITE | _TENANT_WRITE
+        return READ_SETTINGS
+    return WRITE_SETTINGS if role == SYSTEM else WRITE_SETTINGS | _TENANT_WRITE_SETTINGS

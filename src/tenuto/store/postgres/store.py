@@ -1,4 +1,4 @@
-"""PostgreSQL over asyncpg: every query one statement, every batch one round trip."""
+"""The PostgreSQL store: every query is one statement, every batch one round trip."""
 
 import asyncio
 import math
@@ -15,21 +15,20 @@ from asyncpg.pgproto import pgproto
 from tenuto.clock import Clock, to_micros
 from tenuto.model.errors import Incompatible, Invalid, Unavailable
 from tenuto.store import schema, sql
-from tenuto.store.postgres import sessions
+from tenuto.store.postgres import errors, sessions
 from tenuto.store.postgres.connector import Connector
-from tenuto.store.postgres.errors import AGAIN, CUT, GONE, LEAVING, meant
 from tenuto.store.postgres.pool import Pool
 from tenuto.store.postgres.pooler import Pooler, check_pooler
-from tenuto.store.postgres.roles import IDENTITY, SYSTEM, TENANT, Identity, mistake
+from tenuto.store.postgres.roles import IDENTITY_QUERY, SYSTEM, TENANT, Identity, role_error
 from tenuto.store.postgres.sessions import (
-    ANSWER_S,
-    DIRECT,
+    APPLICATION,
+    DIRECT_SETTINGS,
+    MAINTENANCE_S,
     MIGRATION_S,
-    NAMED,
-    SLOW_S,
+    STATEMENT_S,
     Session,
     Use,
-    limit,
+    statement_timeout,
 )
 from tenuto.store.protocol import Row, SchemaState, Script, Statement
 
@@ -38,20 +37,20 @@ T = TypeVar("T")
 _MIGRATION_LOCK = 0x74656E75746F
 _RERUNS = 10
 _READERS = 2
-_PATIENCE_S = 10.0
-_NOBODY = UUID(int=0)
+_ACQUIRE_S = 10.0
+_NO_WORKSPACE = UUID(int=0)
 """A workspace that does not exist."""
-_FOLD = 64
-"""Sets from this size on send a value that all rows share once: arrays cost by the element."""
-_SHAPES = 32
-_SLOW_READING_S = 1.0
-"""A reading of the database's clock that took longer is not used, if there was one before."""
+_FOLD_FROM = 64
+"""Sets with this many rows send a value that all rows share only once: arrays cost per element."""
+_MAX_SHAPES = 32
+_MAX_READING_S = 1.0
+"""A clock reading that took longer is not used if there was one before."""
 
 
 class DatabaseClock(Clock):
-    """The database's clock, so that hosts whose clocks are wrong agree.
+    """The database's clock, so that hosts with wrong clocks agree.
 
-    It is read now and then and carried forward by the machine's own elapsed time in between.
+    It is read every 15 s and extrapolated with the machine's own elapsed time in between.
     """
 
     def __init__(self) -> None:
@@ -59,12 +58,12 @@ class DatabaseClock(Clock):
         self._offset: float | None = None
         self._read_at = 0.0
 
-    def stale(self) -> bool:
+    def is_stale(self) -> bool:
         return self._offset is None or self.elapsed() - self._read_at > 15
 
-    def set(self, database_now: datetime, before: float, after: float) -> None:
-        """Take a reading that came between two instants; one that took long says too little."""
-        if self._offset is None or after - before < _SLOW_READING_S:
+    def store_reading(self, database_now: datetime, before: float, after: float) -> None:
+        """Stores a clock reading made between two instants, unless it took too long."""
+        if self._offset is None or after - before < _MAX_READING_S:
             self._offset = to_micros(database_now) / 1e6 - (before + after) / 2
             self._read_at = after
 
@@ -74,29 +73,29 @@ class DatabaseClock(Clock):
         return datetime.fromtimestamp(self._offset + self.elapsed(), UTC)
 
     def _as_id(self, value: int) -> UUID:
-        # The driver's own kind of id: made and sent in a fifth of the time.
-        made: UUID = pgproto.UUID(value.to_bytes(16, "big"))
-        return made
+        # The driver's own UUID class: created and sent in a fifth of the time.
+        new_id: UUID = pgproto.UUID(value.to_bytes(16, "big"))
+        return new_id
 
 
-class _Means:
-    """The connections of one role, and the statements spelled for them."""
+class _ConnectionSet:
+    """The connections of one role, and the statements rendered for them."""
 
     def __init__(
         self,
         connector: Connector,
         writers: int,
         session_for: Callable[[Use], Session],
-        answer_s: float,
+        timeout_s: float,
         *,
         repeatable: bool,
     ) -> None:
         self.connector = connector
         self.writing, self.reading = session_for("write"), session_for("read")
-        self.write = _pool(connector, writers, self.writing, answer_s, repeatable=repeatable)
+        self.write = _new_pool(connector, writers, self.writing, timeout_s, repeatable=repeatable)
         self.streams = asyncio.Semaphore(max(1, writers - 1))
-        """Who makes the statements of a stream may need a connection, too: one is left for that."""
-        self.read = _pool(connector, _READERS, self.reading, answer_s, repeatable=repeatable)
+        """Limits streams: building their statements may need a connection, so one is left."""
+        self.read = _new_pool(connector, _READERS, self.reading, timeout_s, repeatable=repeatable)
         self.compiled: dict[Any, sql.PostgresQuery] = {}
         self.shapes: Counter[str] = Counter()
 
@@ -105,33 +104,32 @@ class _Means:
         return self.write, self.read
 
 
-def _pool(
-    connector: Connector, size: int, session: Session, answer_s: float, *, repeatable: bool
+def _new_pool(
+    connector: Connector, size: int, session: Session, timeout_s: float, *, repeatable: bool
 ) -> Pool:
-    """Connections that are what the session says, each one asked before it is used."""
+    """Returns a pool whose new connections are checked for the session's role and workspace."""
 
-    async def prove(connection: Any) -> None:
-        found = await _identity(connection, session)
-        if (wrong := mistake(found, session.role, session.workspace)) is not None:
-            raise Incompatible(wrong, "wrong_role")
+    async def check_role(connection: Any) -> None:
+        identity = await _read_identity(connection, session)
+        if (error := role_error(identity, session.role, session.workspace)) is not None:
+            raise Incompatible(error, "wrong_role")
 
-    return Pool(connector, size, session.parameters, answer_s, prove, repeatable=repeatable)
+    return Pool(connector, size, session.parameters, timeout_s, check_role, repeatable=repeatable)
 
 
-async def _identity(connection: Any, session: Session) -> Identity:
-    """Who a connection acts as."""
+async def _read_identity(connection: Any, session: Session) -> Identity:
+    """Returns the identity of a connection."""
     if not session.opening:
-        return Identity(**await connection.fetchrow(IDENTITY))
+        return Identity(**await connection.fetchrow(IDENTITY_QUERY))
     async with _Transaction(connection, session.opening):
-        return Identity(**await connection.fetchrow(IDENTITY))
+        return Identity(**await connection.fetchrow(IDENTITY_QUERY))
 
 
 class PostgresStore:
     """A store in a PostgreSQL database, in the role of the system: it sees every workspace.
 
-    `within` gives the same store in the role of a tenant. Its connections belong to that workspace
-    alone; with `many`, tenants share connections, and every transaction says whose it is. So it
-    does with a `pooler`, where connections belong to nobody.
+    `for_workspace` returns the same store in the role of a tenant, with its own connections. With
+    `share_connections` or a `pooler`, tenants share connections; every transaction sets its tenant.
     """
 
     mixes = False
@@ -142,86 +140,87 @@ class PostgresStore:
         clock: Clock | None = None,
         writers: int = 4,
         *,
-        many: bool = False,
+        share_connections: bool = False,
         pooler: Pooler | None = None,
-        means: _Means | None = None,
+        connections: _ConnectionSet | None = None,
         tenant: UUID | None = None,
     ) -> None:
         self.url = url
         self.writers = writers
         self.clock = clock or DatabaseClock()
-        self._ruled = self.clock if isinstance(self.clock, DatabaseClock) else None
-        self._many = many
+        self._database_clock = self.clock if isinstance(self.clock, DatabaseClock) else None
+        self._shares_connections = share_connections
         self._pooler = pooler
-        self._system = means is None
-        self._means = means or self._made(Connector(url), writers, SYSTEM)
-        self._write_opening = _opening(self._means.writing, tenant)
-        self._read_opening = _opening(self._means.reading, tenant)
-        self._tenants: dict[UUID | None, _Means] = {}
+        self._is_system = connections is None
+        self._connections = connections or self._create_set(Connector(url), writers, SYSTEM)
+        self._write_opening = _opening_for(self._connections.writing, tenant)
+        self._read_opening = _opening_for(self._connections.reading, tenant)
+        self._tenants: dict[UUID | None, _ConnectionSet] = {}
         self._owner: Pool | None = None
-        self._slow: _Means | None = None
+        self._maintenance: _ConnectionSet | None = None
 
-    def _made(
+    def _create_set(
         self,
         connector: Connector,
         writers: int,
         role: str,
         workspace: UUID | None = None,
-        answer_s: float | None = None,
-    ) -> _Means:
-        """Connections of a role; with a limit of their own they serve what may be repeated."""
-        limit_s = answer_s or ANSWER_S
+        timeout_s: float | None = None,
+    ) -> _ConnectionSet:
+        """Returns connections of a role; with `timeout_s` they serve repeatable statements."""
+        limit_s = timeout_s or STATEMENT_S
 
         def session_for(use: Use) -> Session:
             if self._pooler is not None:
-                return sessions.pooled(role, use, limit_s)
-            return sessions.direct(role, workspace, use, limit_s)
+                return sessions.pooled_session(role, use, limit_s)
+            return sessions.direct_session(role, workspace, use, limit_s)
 
-        return _Means(connector, writers, session_for, limit_s, repeatable=answer_s is not None)
+        repeatable = timeout_s is not None
+        return _ConnectionSet(connector, writers, session_for, limit_s, repeatable=repeatable)
 
     @property
     def connector(self) -> Connector:
-        """What connects to the present primary."""
-        return self._means.connector
+        """The connector to the present primary."""
+        return self._connections.connector
 
     @cached_property
     def direct(self) -> Connector | None:
-        """What connects past a pooler: for hints and migrations. `None`: nothing does."""
+        """The connector that bypasses a pooler, for hints and migrations, or `None`."""
         if self._pooler is None:
             return self.connector
         return Connector(self._pooler.direct, self.connector) if self._pooler.direct else None
 
     @cached_property
     def _runtime(self) -> Connector:
-        """What connects tenants."""
+        """The connector for tenants."""
         if self._pooler is None:
             return self.connector
         return Connector(self._pooler.runtime, self.connector)
 
-    def within(self, workspace: UUID) -> "PostgresStore":
-        assert self._system, "a tenant's store is nobody else's"
-        shared = self._many or self._pooler is not None
+    def for_workspace(self, workspace: UUID) -> "PostgresStore":
+        assert self._is_system, "a tenant's store serves one workspace only"
+        shared = self._shares_connections or self._pooler is not None
         key = None if shared else workspace
         if key not in self._tenants:
-            self._tenants[key] = self._made(self._runtime, self.writers, TENANT, key)
+            self._tenants[key] = self._create_set(self._runtime, self.writers, TENANT, key)
         return PostgresStore(
             self.url,
             self.clock,
             self.writers,
-            means=self._tenants[key],
+            connections=self._tenants[key],
             tenant=workspace if shared else None,
         )
 
-    def unhurried(self) -> "PostgresStore":
-        assert self._system, "maintenance is the system's"
-        if self._slow is None:
-            self._slow = self._made(self.connector, 1, SYSTEM, answer_s=SLOW_S)
-        return PostgresStore(self.url, self.clock, 1, means=self._slow)
+    def for_maintenance(self) -> "PostgresStore":
+        assert self._is_system, "only the system runs maintenance"
+        if self._maintenance is None:
+            self._maintenance = self._create_set(self.connector, 1, SYSTEM, timeout_s=MAINTENANCE_S)
+        return PostgresStore(self.url, self.clock, 1, connections=self._maintenance)
 
     async def identity(self) -> Identity:
-        """Who the store's connections act as."""
+        """Returns the identity of the store's connections."""
         async with self._connection(read=True) as connection:
-            return await _identity(connection, self._means.reading)
+            return await _read_identity(connection, self._connections.reading)
 
     async def open(self) -> None:
         state = await self.schema()
@@ -229,49 +228,49 @@ class PostgresStore:
         if self._pooler is not None:
             for connector in (self.connector, self._runtime):
                 await check_pooler(connector)
-        # A connection that acts in a wrong role is refused when it is made: now, not at first use.
+        # A connection with a wrong role is refused when it is created: now, not at first use.
         async with self._connection(read=True):
             pass
-        if self._many or self._pooler is not None:
-            async with self.within(_NOBODY)._connection(read=True):  # noqa: SLF001  one of us
+        if self._shares_connections or self._pooler is not None:
+            tenant = self.for_workspace(_NO_WORKSPACE)
+            async with tenant._connection(read=True):  # noqa: SLF001  same class
                 pass
         if self._pooler is not None:
             await self._check_one_database()
         await self.sync_clock()
 
     async def _check_one_database(self) -> None:
-        """Refuse addresses that lead to different databases: tasks would be in one or the other."""
-        tenants = self.within(_NOBODY)._means.read  # noqa: SLF001  one of us
-        pools = {"database": self._means.read, "database_runtime": tenants}
+        """Raises `Incompatible` if the addresses in the settings lead to different databases."""
+        tenants = self.for_workspace(_NO_WORKSPACE)._connections.read  # noqa: SLF001  same class
+        pools = {"database": self._connections.read, "database_runtime": tenants}
         if self.direct is not None and self._owner is not None:
             pools["database_direct"] = self._owner
         marks = {}
         for name, pool in pools.items():
             async with _PooledConnection(pool) as connection:
-                marks[name] = tuple(await connection.fetchrow(schema.MARK))
+                marks[name] = tuple(await connection.fetchrow(schema.FINGERPRINT_QUERY))
         for name, mark in marks.items():
             if mark != marks["database"]:
                 raise Incompatible(
-                    f"{name} leads to a database {mark[0]} that is not the database"
-                    f" {marks['database'][0]} of the setting database; give addresses of one"
-                    " database",
+                    f"{name} leads to database {mark[0]}, which is not the database"
+                    f" {marks['database'][0]} of the setting database; use one database only",
                     "wrong_database",
                 )
 
     async def close(self) -> None:
-        # All at once: a server that hangs answers none of them.
-        every = (self._means, *self._tenants.values(), *filter(None, [self._slow]))
-        pools = [pool for means in every for pool in means.pools]
+        # All at once: a server that hangs would delay each of them.
+        sets = (self._connections, *self._tenants.values(), *filter(None, [self._maintenance]))
+        pools = [pool for connections in sets for pool in connections.pools]
         await asyncio.gather(*(pool.close() for pool in filter(None, [self._owner, *pools])))
 
     async def sync_clock(self) -> None:
-        """Read the database's clock again when the last reading is old."""
-        clock = self._ruled
-        if clock is not None and clock.stale():
+        """Reads the database's clock again when the last reading is old."""
+        clock = self._database_clock
+        if clock is not None and clock.is_stale():
             async with self._connection(read=True) as connection:
                 before = clock.elapsed()
                 now = await connection.fetchval("select clock_timestamp()")
-                clock.set(now, before, clock.elapsed())
+                clock.store_reading(now, before, clock.elapsed())
 
     async def migrate(self) -> list[int]:
         if self.direct is None:
@@ -280,7 +279,7 @@ class PostgresStore:
                 " of the server itself",
                 "database_invalid",
             )
-        owner = Pool(self.direct, 1, DIRECT | limit(MIGRATION_S), MIGRATION_S)
+        owner = Pool(self.direct, 1, DIRECT_SETTINGS | statement_timeout(MIGRATION_S), MIGRATION_S)
         try:
             return await self._migrate(owner)
         finally:
@@ -289,7 +288,7 @@ class PostgresStore:
     async def _migrate(self, owner: Pool) -> list[int]:
         async with _PooledConnection(owner) as connection, connection.transaction():
             await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
-            await connection.execute(schema.BOOKKEEPING)
+            await connection.execute(schema.MIGRATION_TABLE)
             rows = await connection.fetch("select number from schema_migration")
             done = {row["number"] for row in rows}
             applied = []
@@ -311,7 +310,8 @@ class PostgresStore:
 
     async def schema(self) -> SchemaState:
         if self._owner is None:
-            parameters = NAMED if self.direct is None else DIRECT | limit(ANSWER_S)
+            timeout = statement_timeout(STATEMENT_S)
+            parameters = APPLICATION if self.direct is None else DIRECT_SETTINGS | timeout
             self._owner = Pool(self.direct or self.connector, 1, parameters)
         async with _PooledConnection(self._owner) as connection:
             if await connection.fetchval("select to_regclass('schema_migration')") is None:
@@ -337,29 +337,29 @@ class PostgresStore:
         return {"database": f"PostgreSQL {version}", "name": database, "role": role, **settings}
 
     async def fetch(self, statement: Statement) -> list[Row]:
-        # Idle connections do not survive the server; a read can be asked again on a new one.
+        # Idle connections do not survive the server; a read can be repeated on a new one.
         for _ in range(_READERS):
             try:
                 return await self._read(statement)
             except Unavailable as error:
-                if not isinstance(error.__cause__, GONE):
+                if not isinstance(error.__cause__, errors.CONNECTION_LOST):
                     raise
         return await self._read(statement)
 
     async def _read(self, statement: Statement) -> list[Row]:
         async with self._connection(read=True) as connection:
             if not self._read_opening:
-                return await self._asked(connection, statement)
+                return await self._execute(connection, statement)
             async with _Transaction(connection, self._read_opening):
-                return await self._asked(connection, statement)
+                return await self._execute(connection, statement)
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
         await self.sync_clock()
         for _ in range(_RERUNS):
             try:
                 async with self._connection() as connection, self._transaction(connection):
-                    return await self._script(connection, script())
-            except AGAIN:
+                    return await self._run_script(connection, script())
+            except errors.RETRYABLE:
                 continue
         raise Unavailable("the database kept reporting deadlocks")
 
@@ -368,104 +368,104 @@ class PostgresStore:
             return connection.transaction()
         return _Transaction(connection, self._write_opening)
 
-    async def once(self, script: Callable[[], Script[T]]) -> T:
+    async def transact_one(self, script: Callable[[], Script[T]]) -> T:
         if self._write_opening:
             return await self.transact(script)
-        if self._ruled is not None and self._ruled.stale():
+        if self._database_clock is not None and self._database_clock.is_stale():
             await self.sync_clock()
         for _ in range(_RERUNS):
             try:
                 async with self._connection() as connection:
-                    return await self._script(connection, script())
-            except AGAIN:
+                    return await self._run_script(connection, script())
+            except errors.RETRYABLE:
                 continue
         raise Unavailable("the database kept reporting deadlocks")
 
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
         await self.sync_clock()
-        async with self._means.streams, self._connection() as connection:
-            coming = asyncio.ensure_future(self._next(statements))
+        async with self._connections.streams, self._connection() as connection:
+            next_call = asyncio.ensure_future(self._next_call(statements))
             try:
                 async with self._transaction(connection):
-                    # It began, so the server answers: who makes the statements may connect, too.
-                    self._means.write.trust()
-                    while (words := await coming) is not None:
-                        coming = asyncio.ensure_future(self._next(statements))
-                        await connection.fetch(*words)
+                    # It started, so the server answers: building the statements may connect, too.
+                    self._connections.write.mark_healthy()
+                    while (call := await next_call) is not None:
+                        next_call = asyncio.ensure_future(self._next_call(statements))
+                        await connection.fetch(*call)
             finally:
-                await asyncio.wait([coming])
-                coming.exception()  # looked at: what went wrong first is what is raised
+                await asyncio.wait([next_call])
+                next_call.exception()  # marks it as retrieved: the first error is raised
 
-    async def _script(self, connection: Any, steps: Script[T]) -> T:
+    async def _run_script(self, connection: Any, steps: Script[T]) -> T:
         try:
             statement = next(steps)
             while True:
-                statement = steps.send(await self._asked(connection, statement))
+                statement = steps.send(await self._execute(connection, statement))
         except StopIteration as stop:
             result: T = stop.value
             return result
 
     def _connection(self, *, read: bool = False) -> "_PooledConnection":
-        return _PooledConnection(self._means.read if read else self._means.write)
+        return _PooledConnection(self._connections.read if read else self._connections.write)
 
-    async def _next(self, statements: AsyncIterator[Statement]) -> list[Any] | None:
-        """The words of the next one, `None` after the last."""
+    async def _next_call(self, statements: AsyncIterator[Statement]) -> list[Any] | None:
+        """Returns the driver call of the next statement, `None` after the last."""
         statement = await anext(statements, None)
-        return None if statement is None else self._words(statement)
+        return None if statement is None else self._driver_call(statement)
 
-    def _asked(self, connection: Any, statement: Statement) -> Awaitable[list[Row]]:
-        """The answer to a statement, on its way."""
-        asked: Awaitable[list[Row]] = connection.fetch(*self._words(statement))
-        return asked
+    def _execute(self, connection: Any, statement: Statement) -> Awaitable[list[Row]]:
+        """Sends a statement; returns an awaitable of its rows."""
+        reply: Awaitable[list[Row]] = connection.fetch(*self._driver_call(statement))
+        return reply
 
-    def _words(self, statement: Statement) -> list[Any]:
-        """A statement as the driver takes it: its text, then its arguments."""
-        compiled, cells = self._render(statement, _FOLD)
+    def _driver_call(self, statement: Statement) -> list[Any]:
+        """Returns the driver's arguments for a statement: its text, then its values."""
+        compiled, columns = self._render(statement, _FOLD_FROM)
         if compiled is None:
-            compiled, cells = self._render(statement, math.inf)
+            compiled, columns = self._render(statement, math.inf)
         assert compiled is not None
         params = statement.params
-        words: list[Any] = [compiled.sql]
-        words += [
-            params.get(argument) if isinstance(argument, str) else cells[argument[0]][argument[1]]
+        call: list[Any] = [compiled.sql]
+        call += [
+            params.get(argument) if isinstance(argument, str) else columns[argument[0]][argument[1]]
             for argument in compiled.arguments
         ]
-        return words
+        return call
 
     def _render(
-        self, statement: Statement, fold: float
+        self, statement: Statement, fold_from: float
     ) -> tuple[sql.PostgresQuery | None, dict[str, Sequence[Any]]]:
-        """The query for arguments of this shape, and its sets by column.
+        """Returns the query for arguments of this shape, and its sets by column.
 
-        `None` when sets from `fold` rows on have shapes enough already: each has its plan.
+        The query is `None` if it has too many shapes with folded sets: each shape has a plan.
         """
-        cells, shape = _columns(statement.rows, fold)
+        columns, shape = _by_column(statement.rows, fold_from)
         params = statement.params
-        given = tuple([name for name in params if params[name] is not None])
+        present = tuple([name for name in params if params[name] is not None])
         literals = tuple(statement.literals.items())
-        key = (statement.query, given, literals, shape)
-        compiled = self._means.compiled.get(key)
+        key = (statement.query, present, literals, shape)
+        compiled = self._connections.compiled.get(key)
         if compiled is None:
-            if fold is not math.inf:
-                self._means.shapes[statement.query] += 1
-                if self._means.shapes[statement.query] > _SHAPES:
+            if fold_from is not math.inf:
+                self._connections.shapes[statement.query] += 1
+                if self._connections.shapes[statement.query] > _MAX_SHAPES:
                     return None, {}
             query = sql.load(sql.POSTGRES)[statement.query]
-            known = frozenset(given) | frozenset(statement.literals)
-            settled = sql.variant(query, known, literals, set(cells))
-            same = _NONE_SAME.union(*(each for _, each in shape))
-            compiled = sql.for_postgres(settled, same)
-            sql.keep(self._means.compiled, key, compiled)
-        return compiled, cells
+            switches = frozenset(present) | frozenset(statement.literals)
+            resolved = sql.variant(query, switches, literals, set(columns))
+            constant = _NO_CONSTANTS.union(*(set_constant for _, set_constant in shape))
+            compiled = sql.for_postgres(resolved, constant)
+            sql.cache_put(self._connections.compiled, key, compiled)
+        return compiled, columns
 
 
-def _opening(session: Session, tenant: UUID | None) -> str:
-    """What each transaction of a store begins with; empty: as the driver begins one."""
-    return session.opening if tenant is None else sessions.within(session.opening, tenant)
+def _opening_for(session: Session, tenant: UUID | None) -> str:
+    """Returns the statements that start each transaction; empty: the driver's default."""
+    return session.opening if tenant is None else sessions.bind_workspace(session.opening, tenant)
 
 
 class _Transaction:
-    """A transaction that begins with settings of its own, among them whose it is."""
+    """A transaction that starts with its own settings, for example its tenant."""
 
     def __init__(self, connection: Any, opening: str) -> None:
         self._connection = connection
@@ -482,12 +482,12 @@ class _Transaction:
     ) -> None:
         if error is None:
             await self._connection.execute("commit")
-        elif not isinstance(error, CUT) and isinstance(error, Exception):
+        elif not isinstance(error, errors.UNUSABLE) and isinstance(error, Exception):
             await self._connection.execute("rollback")
 
 
 class _PooledConnection:
-    """A connection; whatever says that the database is gone becomes `Unavailable`."""
+    """A connection lent by a pool; errors of the driver become errors of the engine."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -495,10 +495,10 @@ class _PooledConnection:
 
     async def __aenter__(self) -> Any:
         try:
-            self._connection = self._pool.idle() or await self._pool.take(_PATIENCE_S)
+            self._connection = self._pool.take_idle() or await self._pool.acquire(_ACQUIRE_S)
         except Exception as error:
-            if (said := meant(error)) is not error:
-                raise said from error
+            if (mapped := errors.map_driver_error(error)) is not error:
+                raise mapped from error
             raise
         return self._connection
 
@@ -509,51 +509,52 @@ class _PooledConnection:
         trace: TracebackType | None,
     ) -> None:
         if error is None:
-            self._pool.trust()
+            self._pool.mark_healthy()
             self._pool.release(self._connection, broken=False)
             return
-        if isinstance(error, LEAVING):
-            self._pool.give_up()
-        # After a cut, and when somebody gave up, nobody knows what the connection will say next.
-        broken = isinstance(error, CUT) or not isinstance(error, Exception)
+        if isinstance(error, errors.SERVER_LEAVING):
+            self._pool.abandon_server()
+        # After a lost connection or a cancellation, the state of the connection is unknown.
+        broken = isinstance(error, errors.UNUSABLE) or not isinstance(error, Exception)
         self._pool.release(self._connection, broken=broken)
-        if isinstance(error, Exception) and (said := meant(error)) is not error:
-            raise said from error
+        if isinstance(error, Exception) and (mapped := errors.map_driver_error(error)) is not error:
+            raise mapped from error
 
 
-_NONE_SAME: sql.Same = frozenset()
+_NO_CONSTANTS: sql.ConstantColumns = frozenset()
 
 
 @cache
-def _all_same(name: str, width: int) -> sql.Same:
+def _all_constant(name: str, width: int) -> sql.ConstantColumns:
     return frozenset((name, index) for index in range(width))
 
 
-def _columns(
-    rows: Mapping[str, Sequence[tuple[Any, ...]]], fold: float
-) -> tuple[dict[str, Sequence[Any]], tuple[tuple[str, sql.Same], ...]]:
-    """Each set that is not empty by column, and its columns that are plain values.
+def _by_column(
+    rows: Mapping[str, Sequence[tuple[Any, ...]]], fold_from: float
+) -> tuple[dict[str, Sequence[Any]], tuple[tuple[str, sql.ConstantColumns], ...]]:
+    """Returns the non-empty sets by column, and which of their columns are single values.
 
-    Those are all columns of a single row, and of `fold` rows or more those that all of them share.
+    In a set of one row all columns are single values; from `fold_from` rows on, those columns with
+    the same value in all rows.
     """
-    cells: dict[str, Sequence[Any]] = {}
+    by_name: dict[str, Sequence[Any]] = {}
     shape = []
-    for name, each in rows.items():
-        if not each:
+    for name, tuples in rows.items():
+        if not tuples:
             continue
-        if len(each) == 1:
-            cells[name] = each[0]
-            shape.append((name, _all_same(name, len(each[0]))))
+        if len(tuples) == 1:
+            by_name[name] = tuples[0]
+            shape.append((name, _all_constant(name, len(tuples[0]))))
             continue
-        columns: list[Any] = list(zip(*each, strict=True))
-        cells[name] = columns
-        if len(each) < fold:
-            shape.append((name, _NONE_SAME))
+        columns: list[Any] = list(zip(*tuples, strict=True))
+        by_name[name] = columns
+        if len(tuples) < fold_from:
+            shape.append((name, _NO_CONSTANTS))
             continue
-        same = set()
+        constant = set()
         for index, column in enumerate(columns):
             if index and column.count(column[0]) == len(column):
                 columns[index] = column[0]
-                same.add((name, index))
-        shape.append((name, frozenset(same)))
-    return cells, tuple(shape)
+                constant.add((name, index))
+        shape.append((name, frozenset(constant)))
+    return by_name, tuple(shape)

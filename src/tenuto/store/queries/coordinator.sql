@@ -1,7 +1,10 @@
--- Who coordinates, what it tells of itself, and fair shares of what it has to do.
+-- Coordinators: leadership, standbys, their events, and a fair share of due work for each
+-- workspace.
 
--- name: leader_take
--- Become or stay the leader and tell how the last cycle went; a new holder raises the epoch, with an event of the leader's own trail. Answers nothing when another leads.
+-- name: leader_acquire
+-- Acquires or renews the leadership and stores the report of the last cycle. A new holder
+-- increments the epoch and adds an event to the leader's own audit trail. Returns no row when
+-- another coordinator leads.
 -- params: name text, holder text, now timestamptz, until timestamptz, data json, trail uuid, apart uuid
 -- as: taken
 insert into leader (name, holder, epoch, until, cycles, seen_at, led_at, data)
@@ -17,27 +20,28 @@ on conflict (name) do update
 returning name, epoch, until, led_at;
 insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, at)
 select :trail, taken.epoch, :apart, {xid}, taken.name || '.led', 'INFO',
-  'leads from now on, epoch ' || taken.epoch, 0, :holder, :now
+  'became leader, epoch ' || taken.epoch, 0, :holder, :now
 from {taken} where taken.led_at = :now
 on conflict (task, seq) do nothing;
 -- answer: taken(epoch, until, led_at)
 
 -- name: leader_resign
--- Let somebody else lead at once, and stand by no more.
+-- Gives up the leadership at once and removes the standby entry.
 -- params: name text, holder text, standby text, now timestamptz
 update leader set until = :now where name = :name and holder = :holder;
 delete from leader where name = :standby;
 
 -- name: leader
--- Who leads, since when, and how its last cycle went.
+-- Returns the leader, since when it leads, and the report of its last cycle.
 -- params: name text
 select leader.holder, leader.epoch, leader.until, leader.cycles, leader.seen_at, leader.led_at,
   leader.data
 from leader
 where leader.name = :name;
 
--- name: standby_note
--- Say that somebody stands by until an instant; whoever has not said so in time is forgotten.
+-- name: standby_record
+-- Records that a coordinator is on standby until a given time; entries that are not renewed in time
+-- are deleted.
 -- params: name text, holder text, now timestamptz, until timestamptz
 insert into leader (name, holder, epoch, until, cycles, seen_at)
 select :name, :holder, 0, :until, 1, :now
@@ -46,21 +50,21 @@ on conflict (name) do update set until = excluded.until, seen_at = excluded.seen
 delete from leader where name like 'standby:%' and name <> :name and until < :now;
 
 -- name: standbys
--- Who stands by and does not lead.
+-- Returns the coordinators on standby that do not lead.
 -- params: leader text, now timestamptz
 select s.holder from leader s
 where s.name like 'standby:%' and s.until > :now
   and not exists (select 1 from leader l where l.name = :leader and l.holder = s.holder)
 order by s.holder limit 100;
 
--- name: coordinator_note
--- An event of a coordinator itself, of no task and no tenant.
+-- name: coordinator_event_add
+-- Inserts an event of a coordinator itself, without task and workspace.
 -- params: id uuid, apart uuid, kind text, level text, message text, actor text, data json, now timestamptz
 insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
 select :id, 1, :apart, {xid}, :kind, :level, :message, 0, :actor, :data, :now;
 
 -- name: coordinator_events
--- The newest events of given levels of coordinators themselves, newest first.
+-- Returns the newest events of coordinators themselves with one of the given levels, newest first.
 -- params: apart uuid, most bigint
 select event.seq, event.kind, event.level, event.message, event.previous, event.new,
   event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
@@ -70,54 +74,57 @@ from event where event.new is null and event.workspace = :apart
 order by event.at desc limit :most;
 
 -- fragment: one_each
--- Only what is held has a lease, so its end alone is asked of the rows that are locked: they are
--- found by their key then, however many are held.
+-- Only tasks that an attempt owns have a lease, so the locked rows are checked by `lease_until`
+-- alone. The rows are then found by key, however many tasks are leased.
 select r.id from (
   select t.id, row_number() over (partition by t.workspace order by t.id) as turn from task t
   where t.status in ('ASSIGNED', 'RUNNING') and t.lease_until < :now) r
 order by r.turn, r.id limit :most
 
--- fragment: among_first only postgres
+-- fragment: among_first_each only postgres
 = any (array({fragment:one_each}))
 
--- fragment: among_first only sqlite
+-- fragment: among_first_each only sqlite
 in ({fragment:one_each})
 
--- name: leases_expired_in_turns
--- Leased tasks whose lease has run out, the first of each workspace, then the second of each, unless somebody else handles them.
+-- name: leases_expired_by_workspace
+-- Returns leased tasks whose lease has expired: the first of each workspace, then the second of
+-- each, and so on; tasks that another process handles are skipped.
 -- params: now timestamptz, most bigint
 select {columns:task} from task
-where task.lease_until < :now and task.id {fragment:among_first}
+where task.lease_until < :now and task.id {fragment:among_first_each}
 order by task.id {skip_locked};
 
--- fragment: not_spared
--- Only what is held has a lease.
+-- fragment: not_exempt
+-- Only tasks that an attempt owns have a lease.
 and (lease_until is null or lease_until < :spared_from or lease_until >= :spared_to)
 
 -- name: workspaces_due
--- Workspaces with a task whose timer has come, but for spared leases, from one on.
+-- Returns workspaces after a given id that have a task with a due timer, except tasks with exempt
+-- leases.
 -- params: now timestamptz, after uuid, most bigint, spared_from timestamptz, spared_to timestamptz
 select workspace.id from workspace
 where exists (select 1 from task
   where task.workspace = workspace.id and task.due_at is not null and task.due_at <= :now
-  [spared_from: {fragment:not_spared}])
+  [spared_from: {fragment:not_exempt}])
   [after: and workspace.id > :after]
 order by workspace.id limit :most;
 
 -- fragment: due_of_each only postgres
 cross join lateral (select t.* from task t
   where t.workspace = share.workspace and t.due_at is not null and t.due_at <= :now
-  [spared_from: {fragment:not_spared}]
+  [spared_from: {fragment:not_exempt}]
   order by t.due_at limit :each for update skip locked) task
 
 -- fragment: due_of_each only sqlite
 join task on task.workspace = share.workspace and task.id in (select t.id from task t
   where t.workspace = share.workspace and t.due_at is not null and t.due_at <= :now
-  [spared_from: {fragment:not_spared}]
+  [spared_from: {fragment:not_exempt}]
   order by t.due_at limit :each)
 
--- name: tasks_due_shared
--- The first tasks whose timer has come of each of some workspaces, but for spared leases, unless somebody else handles them.
+-- name: tasks_due_by_workspace
+-- Returns the first tasks with a due timer of each given workspace, except tasks with exempt
+-- leases; tasks that another process handles are skipped.
 -- params: now timestamptz, each bigint, spared_from timestamptz, spared_to timestamptz
 -- rows: share(workspace uuid)
 select {columns:task} from {rows:share} {fragment:due_of_each};

@@ -1,7 +1,7 @@
--- What people see of flows and groups.
+-- Views of flows and groups for users.
 
 -- name: flow_progress
--- How far a flow's tasks are, and what they cost.
+-- Returns the progress and cost of a flow's tasks.
 -- params: flow uuid, workspace uuid
 select count(*) as tasks,
   sum(case when task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') then 100
@@ -12,7 +12,7 @@ from task_body body join task on task.id = body.task
 where body.flow = :flow and body.workspace = :workspace;
 
 -- name: flow_groups_open
--- The runs of groups in a flow that have not ended, oldest first.
+-- Returns the unfinished group runs of a flow, oldest first.
 -- params: flow uuid, workspace uuid, most bigint
 select {fragment:group_columns} from task_group
 where task_group.flow = :flow and task_group.workspace = :workspace
@@ -20,7 +20,7 @@ where task_group.flow = :flow and task_group.workspace = :workspace
 order by task_group.id limit :most;
 
 -- name: flow_failures
--- The tasks of a flow that ended badly, oldest first.
+-- Returns the tasks of a flow that failed, oldest first.
 -- params: flow uuid, workspace uuid, most bigint
 select task.id, body.key, body.title, task.status, task.last_error
 from task_body body join task on task.id = body.task
@@ -38,7 +38,8 @@ task_group.id, task_group.key, task_group.title, task_group.kind, task_group.sta
   null, task_group.created_at
 
 -- name: flow_graph
--- What was made in a flow, oldest first; with `live` only what has not ended.
+-- Returns the tasks and groups that were activated in a flow, oldest first; with `live` only
+-- unfinished ones.
 -- params: flow uuid, workspace uuid, most bigint
 select found.id, found.key, found.title, found.kind, found.status, found.activation, found.parent,
   found.slot, found.progress_percent, found.made, found.is_group, found.last_error,
@@ -55,7 +56,7 @@ from (
 ) found order by found.created_at, found.id limit :most;
 
 -- name: group_graph
--- A run of a group and what was made in it, near and far, oldest first.
+-- Returns a group run and the tasks and groups activated in it, direct and nested, oldest first.
 -- params: group_id uuid, workspace uuid, most bigint
 {fragment:subtree}
 select found.id, found.key, found.title, found.kind, found.status, found.activation, found.parent,
@@ -72,8 +73,8 @@ from (
     [live: and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')]
 ) found order by found.created_at, found.id limit :most;
 
--- name: flow_waits
--- Which tasks of a flow wait for which.
+-- name: flow_dependencies
+-- Returns the dependencies between the tasks of a flow.
 -- params: flow uuid, workspace uuid, most bigint
 select dependency.task, dependency.needs
 from task_body body join task_dependency dependency on dependency.task = body.task
@@ -81,7 +82,7 @@ where body.flow = :flow and body.workspace = :workspace
 order by dependency.task, dependency.needs limit :most;
 
 -- name: flow_tasks
--- The tasks of a flow, newest first.
+-- Returns the tasks of a flow, newest first.
 -- params: flow uuid, workspace uuid, before uuid, most bigint
 select {columns:task}, body.title, body.task_type, body.key, body.flow, body.group_id,
   (select agent.name from agent where agent.id = task.agent) as agent_name
@@ -90,8 +91,8 @@ where body.flow = :flow and body.workspace = :workspace
   [before: and body.task < :before]
 order by body.task desc limit :most;
 
--- name: needs_of
--- What tasks wait or waited for.
+-- name: dependencies_of_tasks
+-- Returns the dependencies of tasks, met or not.
 -- params: task uuid, workspace uuid
 select dependency.needs as id from task_dependency dependency
 where dependency.task = :task and dependency.workspace = :workspace

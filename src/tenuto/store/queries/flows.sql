@@ -1,43 +1,45 @@
--- What waits for what, and what follows when something ends.
+-- Dependencies, flows and groups, and what follows when a task finishes.
 
 -- fragment: lock_tasks only postgres
 for update of task
 
 -- fragment: lock_tasks only sqlite
 
--- name: needed
--- Tasks that others are to wait for, locked in id order.
+-- name: dependency_targets_locked
+-- Returns the tasks that new dependencies point to, locked in id order.
 -- params: workspace uuid, ids uuid[]
 select task.id, task.status, task.rank, body.key from task
 join task_body body on body.workspace = task.workspace and body.task = task.id
 where task.workspace = :workspace and task.id in (select value from {each:ids})
 order by task.id {fragment:lock_tasks};
 
--- name: watch
--- Have the ends of these tasks told. The caller holds their rows.
+-- name: mark_watched
+-- Marks these tasks as watched, so that their completion is followed up. The caller has locked
+-- their rows.
 -- params: ids uuid[]
 update task set watched = true
 where task.id in (select value from {each:ids}) and not task.watched {own:task};
 
--- name: await
--- Count those who wait for tasks from now on; the ends that are still to come are told. The caller
--- holds the tasks' rows.
+-- name: add_waiters
+-- Counts new dependents of tasks; completions that are still to come are followed up. The caller
+-- has locked the rows of the tasks.
 -- rows: needed(id uuid, n bigint, live boolean)
 update task set awaited = task.awaited + needed.n,
   watched = case when needed.live then true else task.watched end
 from {rows:needed}
 where task.id = needed.id {own:task};
 
--- fragment: waits_plainly
+-- fragment: waits_for_tasks_only
 -- A task that waits for other tasks and for nothing else.
 task.status = 'WAITING' and task.hold is null and task.run_at is null
   and task.queue_ttl_s is null and task.resume_at is null and task.wait_until is null
 
 -- fragment: plain
-case when {fragment:waits_plainly} then true else false end as plain
+case when {fragment:waits_for_tasks_only} then true else false end as plain
 
 -- fragment: waiters only postgres
--- From what has ended to who waits for it, each by its key: never through a workspace's tasks.
+-- From the finished task to its dependents, each found by its key: never by a scan of a workspace's
+-- tasks.
 select pair.task as id, pair.needs, pair.on_dependency_failure, task.plain
 from (
   select d.task, d.needs,
@@ -62,12 +64,13 @@ where dependency.needs in (select value from {each:ids})
 order by task.id, dependency.needs limit :most
 
 -- name: dependents
--- Tasks that wait for any of these, locked in id order: each with what it waits for.
+-- Returns the tasks that depend on any of these tasks, locked in id order, each with the task it
+-- depends on.
 -- params: ids uuid[], most bigint
 {fragment:waiters};
 
--- fragment: settled only postgres
--- Found by their key, pair by pair, whatever the planner guesses the number of pairs to be.
+-- fragment: resolved_pairs only postgres
+-- Found by key, pair by pair, whatever number of pairs the planner guesses.
 update task_dependency set met = found.met, failed = not found.met
 from (
   select pair.met, (select d.{place} from task_dependency d
@@ -76,29 +79,31 @@ from (
 ) found
 where task_dependency.{place} = found.place
 
--- fragment: settled only sqlite
+-- fragment: resolved_pairs only sqlite
 update task_dependency set met = pair.met, failed = not pair.met
 from {rows:pair}
 where task_dependency.task = pair.task and task_dependency.needs = pair.needs {own:task_dependency}
 
--- name: dependency_settle
--- Note that something which a task waits for has ended, well or badly. The caller holds the task.
+-- name: dependency_resolve
+-- Records that a dependency of a task has finished, as met or as failed. The caller has locked the
+-- task.
 -- rows: pair(task uuid, needs uuid, met boolean)
-{fragment:settled};
+{fragment:resolved_pairs};
 
--- fragment: woken_columns only postgres
+-- fragment: unblocked_columns only postgres
 task.id, task.workspace, task.version, task.status, task.lane, task.attempt, task.event_xid
 
--- fragment: woken_columns only sqlite
+-- fragment: unblocked_columns only sqlite
 task.id, task.lane, task.status, task.{place} as place
 
 -- name: unblock
--- Count down what plain WAITING tasks wait for; those that wait for nothing more can be claimed.
--- Settles the pairs as well. The caller holds the tasks.
+-- Decrements the number of unmet dependencies of WAITING tasks that wait for nothing else; tasks
+-- without unmet dependencies become claimable. Resolves the dependency pairs, too. The caller has
+-- locked the tasks.
 -- params: now timestamptz, actor text
 -- rows: pair(task uuid, needs uuid, met boolean)
 -- rows: hit(id uuid, n bigint)
-{fragment:settled};
+{fragment:resolved_pairs};
 -- as: moved
 update task set unmet = task.unmet - hit.n, updated_at = :now,
   version = task.version + case when task.unmet = hit.n then 1 else 0 end,
@@ -106,7 +111,7 @@ update task set unmet = task.unmet - hit.n, updated_at = :now,
   event_xid = {fragment:event_xid}
 from {rows:hit}
 where task.id = hit.id {own:task}
-returning {fragment:woken_columns};
+returning {fragment:unblocked_columns};
 insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, actor, at)
 select moved.id, moved.version, moved.workspace, moved.event_xid, 'ready', 'INFO', 'WAITING',
   'PENDING', moved.attempt, :actor, :now
@@ -115,7 +120,8 @@ where moved.status = 'PENDING';
 -- answer: moved(id, status, lane)
 
 -- name: inherit_rank
--- Let what these tasks wait for, near and far, stand no worse in its lane than they do.
+-- Raises the rank of the dependencies of these tasks, direct and indirect, so that none has a worse
+-- position in its lane than the tasks that wait for it.
 -- params: most bigint
 -- rows: eager(id uuid, rank bigint)
 with recursive pulled(id, rank, depth) as (
@@ -132,7 +138,7 @@ where task.id = best.id and task.rank > best.rank
   and task.status in ('WAITING', 'PENDING', 'RETRY_WAIT', 'PAUSED') {own:task};
 
 -- name: dependency_path
--- Whether one of the first tasks waits, near or far, for one of the second.
+-- Returns a row if one of the first tasks depends, directly or indirectly, on one of the second.
 -- params: from_ids uuid[], to_ids uuid[], most bigint
 with recursive reached(id, depth) as (
   select value, 0 from {each:from_ids}
@@ -145,7 +151,7 @@ select reached.id from reached
 where reached.id in (select value from {each:to_ids}) limit 1;
 
 -- name: dependency_put
--- Let existing tasks wait for others. The caller holds them.
+-- Adds dependencies to existing tasks. The caller has locked the tasks.
 -- rows: pair(task uuid, needs uuid, workspace uuid)
 insert into task_dependency (task, needs, workspace, met)
 select pair.task, pair.needs, pair.workspace, false from {rows:pair}
@@ -154,7 +160,7 @@ on conflict do nothing
 returning task as id;
 
 -- name: dependencies
--- What a task waits for, and how that stands.
+-- Returns the dependencies of a task and their status.
 -- params: task uuid, workspace uuid
 select dependency.needs as id, dependency.met, dependency.failed, task.status, body.key, body.title
 from task_dependency dependency
@@ -163,8 +169,8 @@ join task_body body on body.workspace = task.workspace and body.task = task.id
 where dependency.task = :task and dependency.workspace = :workspace
 order by dependency.needs limit 1000;
 
--- name: results_needed
--- What the tasks that these waited for have made, where that is still known.
+-- name: dependency_results
+-- Returns the results of the tasks that these tasks depended on, where they are still stored.
 -- params: ids uuid[]
 select dependency.task, dependency.needs, body.key, task.status, task_output.output
 from task_dependency dependency
@@ -179,21 +185,21 @@ body.task as id, body.workspace, body.flow, body.group_id, body.slot, body.key, 
   body.next, body.control, body.context, body.follows, body.input, body.prompt, body.parent,
   body.concurrency
 
--- name: places
--- Where tasks stand in their flows.
+-- name: flow_positions
+-- Returns the flow positions of tasks.
 -- rows: wanted(task uuid, workspace uuid)
 select {fragment:place_columns}
 from {rows:wanted}
 join task_body body on body.workspace = wanted.workspace and body.task = wanted.task;
 
 -- name: outputs
--- What tasks have made.
+-- Returns the outputs of tasks.
 -- params: ids uuid[]
 select task_output.task as id, task_output.output from task_output
 where task_output.task in (select value from {each:ids}) {own:task_output};
 
 -- name: flow_results
--- The latest result of each key in a flow, where that is still known.
+-- Returns the latest result of each key in a flow, where it is still stored.
 -- params: flow uuid, keys text[]
 select body.key, body.task as id, task_output.output
 from task_body body join task on task.id = body.task
@@ -203,13 +209,14 @@ where body.flow = :flow and body.key in (select value from {each:keys})
 order by body.key, body.activation;
 
 -- name: flow_plans
--- The plans and inputs of flows, which never change, and the flows.
+-- Returns flows with their plans and inputs, which never change.
 -- params: ids uuid[]
 select {fragment:flow_columns}, flow.plan, flow.input from flow
 where flow.id in (select value from {each:ids}) {own:flow};
 
 -- name: flow_insert
--- A new flow, with its first event; nothing when its schedule or trigger fired before.
+-- Inserts a new flow with its first event; inserts nothing when its schedule or trigger fired
+-- before.
 -- params: id uuid, workspace uuid, key text, title text, plan json, input json, steps bigint, priority smallint, source text, fire_key text, rerun_of uuid, trace_id text, actor text, now timestamptz
 -- as: made
 insert into flow (id, workspace, key, title, status, plan, input, steps_left, open, priority, source,
@@ -231,13 +238,13 @@ flow.id, flow.workspace, flow.key, flow.title, flow.status, flow.steps_left, flo
   flow.created_at, flow.updated_at, flow.finished_at
 
 -- name: flows_locked
--- Flows, locked in id order.
+-- Returns flows, locked in id order.
 -- params: ids uuid[]
 select {fragment:flow_columns} from flow
 where flow.id in (select value from {each:ids}) {own:flow} order by flow.id {lock};
 
--- name: flow_change
--- Write changed flows, with an event for each that has a new status. The caller holds them.
+-- name: flow_update
+-- Writes changed flows, with an event for each new status. The caller has locked them.
 -- params: now timestamptz, actor text
 -- rows: changed(id uuid, workspace uuid, version bigint, status text, steps_left bigint, open bigint, failed bigint, finished_at timestamptz)
 -- rows: noted(id uuid, workspace uuid, seq bigint, kind text, level text, message text, data json)
@@ -254,7 +261,8 @@ from {rows:noted};
 -- answer: moved(id)
 
 -- name: activations
--- How often each key was activated in a flow, as task or group; each looked up by itself.
+-- Returns how often each key was activated in a flow, as task or group; each key is looked up
+-- separately.
 -- params: flow uuid, keys text[]
 select wanted.key, {greatest}(coalesce(wanted.tasks, 0), coalesce(wanted.groups, 0)) as activation
 from (
@@ -276,7 +284,7 @@ task_group.id, task_group.workspace, task_group.flow, task_group.key, task_group
   task_group.finished_at
 
 -- name: group_insert
--- New runs of groups, with their first events.
+-- Inserts new group runs with their first events.
 -- params: now timestamptz, actor text
 -- rows: born(id uuid, workspace uuid, flow uuid, key text, title text, activation bigint, parent uuid, slot bigint, kind text, status text, join_policy text, depth bigint, items json, total bigint, follows uuid, context json, data json)
 insert into task_group (id, workspace, flow, key, title, activation, parent, slot, kind, status,
@@ -290,18 +298,18 @@ select born.id, 1, born.workspace, {xid}, 'group_made', 'INFO', born.key, 0, :ac
 from {rows:born};
 
 -- name: groups_locked
--- Runs of groups, locked in id order.
+-- Returns group runs, locked in id order.
 -- params: ids uuid[]
 select {fragment:group_columns} from task_group
 where task_group.id in (select value from {each:ids}) {own:task_group} order by task_group.id {lock};
 
 -- name: group_items
--- The items of a foreach's run.
+-- Returns the items of a foreach group run.
 -- params: id uuid
 select task_group.items from task_group where task_group.id = :id {own:task_group};
 
--- name: group_change
--- Write changed groups, with an event for each that has a new status. The caller holds them.
+-- name: group_update
+-- Writes changed groups, with an event for each new status. The caller has locked them.
 -- params: now timestamptz, actor text
 -- rows: changed(id uuid, workspace uuid, version bigint, status text, made bigint, open bigint, succeeded bigint, failed bigint, turn bigint, follows uuid, finished_at timestamptz)
 -- rows: noted(id uuid, workspace uuid, seq bigint, kind text, level text, message text, data json)
@@ -318,21 +326,22 @@ select noted.id, noted.seq, noted.workspace, {xid}, noted.kind, noted.level, not
 from {rows:noted};
 -- answer: moved(id)
 
--- fragment: still_open only postgres
--- Looked up child by child, in order of slots, however many of them the planner takes to be over.
+-- fragment: open_children only postgres
+-- Looked up child by child, in order of slots, however many of them the planner assumes to be
+-- finished.
 cross join lateral (select 1 from task where task.id = body.task
   and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') offset 0) still
 
--- fragment: still_open only sqlite
+-- fragment: open_children only sqlite
 join task on task.id = body.task
   and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
 
 -- fragment: next_child
--- The first child of a group after a slot that has not ended: a task or a group.
+-- The first unfinished child of a group after a slot: a task or a group.
 select found.id, found.slot, found.is_group from (
   select * from (
     select body.task as id, body.slot, 0 as is_group
-    from task_body body {fragment:still_open}
+    from task_body body {fragment:open_children}
     where body.group_id = :parent and body.workspace = :workspace and body.slot > :slot
     order by body.slot limit 1
   ) as a_task
@@ -346,7 +355,7 @@ select found.id, found.slot, found.is_group from (
 ) found order by found.slot limit 1
 
 -- name: next_in_turn
--- The first child of a group after a slot that has not ended: a task or a group.
+-- Returns the first unfinished child of a group after a slot: a task or a group.
 -- params: parent uuid, workspace uuid, slot bigint
 {fragment:next_child};
 
@@ -356,9 +365,9 @@ task.status = 'WAITING' and task.hold = 'turn' and task.unmet = 0 and task.attem
   and task.run_at is null and task.queue_ttl_s is null and task.resume_at is null
   and task.wait_until is null
 
--- name: turn_pass
--- Give the turn of a group to its next child and write the group, if that child is a task which
--- waits for nothing but its turn; else nothing. The caller holds the group.
+-- name: give_turn_to_next
+-- Gives the turn of a group to its next child and writes the group, if that child is a task that
+-- waits only for its turn; otherwise changes nothing. The caller has locked the group.
 -- params: parent uuid, workspace uuid, slot bigint, open bigint, succeeded bigint, failed bigint, follows uuid, now timestamptz, actor text
 -- as: picked(place)
 select task.{place} as place from task
@@ -367,8 +376,8 @@ where task.id = (select child.id from ({fragment:next_child}) child where child.
 -- as: moved
 update task set status = 'PENDING', hold = null, version = task.version + 1, updated_at = :now,
   event_xid = {fragment:event_xid}
-{fragment:those_picked}
-returning {fragment:woken_columns};
+{fragment:picked_tasks}
+returning {fragment:unblocked_columns};
 insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, actor, at)
 select moved.id, moved.version, moved.workspace, moved.event_xid, 'ready', 'INFO', 'WAITING',
   'PENDING', moved.attempt, :actor, :now
@@ -381,13 +390,13 @@ update task_group set open = :open, succeeded = :succeeded, failed = :failed, fo
 from {moved} where task_group.id = :parent and task_group.workspace = :workspace;
 -- answer: moved(id, lane)
 
--- name: follow_on
--- Note which task's result a child is handed.
+-- name: set_predecessor
+-- Stores the task whose result a child receives as its input.
 -- params: id uuid, workspace uuid, follows uuid
 update task_body set follows = :follows where workspace = :workspace and task = :id;
 
 -- name: children_open
--- The children of a group that have not ended: tasks and groups.
+-- Returns the unfinished children of a group: tasks and groups.
 -- params: parent uuid, workspace uuid, most bigint
 select found.id, found.is_group from (
   select body.task as id, body.slot, 0 as is_group
@@ -401,7 +410,7 @@ select found.id, found.is_group from (
 ) found order by found.slot limit :most;
 
 -- name: roots_open
--- What has not ended at the top of a flow: tasks and groups.
+-- Returns the unfinished tasks and groups at the top level of a flow.
 -- params: flow uuid, most bigint
 select found.id, found.is_group from (
   select body.task as id, 0 as is_group
@@ -415,56 +424,59 @@ select found.id, found.is_group from (
     and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
 ) found limit :most;
 
--- name: work_put
--- Keep what is left to do.
+-- name: deferred_add
+-- Inserts deferred work.
 -- rows: work(id uuid, workspace uuid, kind text, subject uuid, data json, due_at timestamptz)
 insert into flow_work (id, workspace, kind, subject, data, due_at)
 select work.id, work.workspace, work.kind, work.subject, work.data, work.due_at from {rows:work};
 
--- name: work_due
--- What is left to do, in one workspace or in all, oldest first; what others are at is passed over.
+-- name: deferred_due
+-- Returns due deferred work of one workspace or of all, oldest first; work that another process has
+-- locked is skipped.
 -- params: now timestamptz, workspace uuid, most bigint
 select flow_work.id, flow_work.workspace, flow_work.kind, flow_work.subject, flow_work.data
 from flow_work where flow_work.due_at <= :now [workspace: and flow_work.workspace = :workspace]
 order by flow_work.due_at, flow_work.id limit :most {skip_locked};
 
--- name: work_take
--- One piece of what is left to do, locked; nothing when somebody else is at it or has done it.
+-- name: deferred_lock
+-- Returns one row of deferred work, locked; no row when another process has locked it or has done
+-- it.
 -- params: id uuid
 select flow_work.id, flow_work.workspace, flow_work.kind, flow_work.subject, flow_work.data
 from flow_work where flow_work.id = :id {own:flow_work} {skip_locked};
 
--- name: work_done
--- Forget pieces that are done.
+-- name: deferred_delete
+-- Deletes deferred work that is done.
 -- params: ids uuid[]
 delete from flow_work where flow_work.id in (select value from {each:ids}) {own:flow_work};
 
--- name: work_forget
--- Forget what was left to tell of the ends of tasks that are tried again; answers whose ends it was.
+-- name: deferred_outcomes_delete
+-- Deletes deferred follow-ups of completions whose tasks are retried; returns the tasks.
 -- params: ids uuid[]
 delete from flow_work where flow_work.kind = 'ended'
   and flow_work.subject in (select value from {each:ids}) {own:flow_work}
 returning subject as id;
 
--- name: work_left
--- Whether there is anything of a kind left to do in a workspace.
+-- name: deferred_exists
+-- Returns a row if deferred work of a kind exists in a workspace.
 -- params: workspace uuid, kind text
 select flow_work.id from flow_work
 where flow_work.workspace = :workspace and flow_work.kind = :kind limit 1;
 
--- name: work_later
--- Put a piece off that cannot be done now.
+-- name: deferred_postpone
+-- Postpones deferred work that cannot be done now.
 -- params: id uuid, at timestamptz
 update flow_work set due_at = :at where flow_work.id = :id {own:flow_work};
 
 -- name: inbox_put
--- Ask people something.
+-- Inserts an item into the inbox.
 -- params: id uuid, workspace uuid, task uuid, kind text, title text, body json, expires_at timestamptz, now timestamptz
 insert into inbox_item (id, workspace, task, kind, title, body, status, expires_at, created_at)
 select :id, :workspace, :task, :kind, :title, :body, 'OPEN', :expires_at, :now;
 
 -- name: inbox_close
--- What was asked for the sake of a task, of people or of its parent's agent, needs no answer any more.
+-- Closes open inbox items and messages of a task, to people or to the agent of its parent, that
+-- need no answer any more.
 -- params: task uuid, kept text, now timestamptz, actor text
 update inbox_item set status = 'EXPIRED', decided_at = :now, decided_by = :actor
 where inbox_item.task = :task and inbox_item.status = 'OPEN' {own:inbox_item}
@@ -473,7 +485,7 @@ update message set taken_at = :now, replaced = true
 where message.task = :task and message.taken_at is null {own:message};
 
 -- name: inbox_page
--- What waits or waited for people, newest first.
+-- Returns inbox items, newest first.
 -- params: workspace uuid, status text, before uuid, most bigint
 select inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.title, inbox_item.body,
   inbox_item.status, inbox_item.decision, inbox_item.decided_by, inbox_item.decided_at,
@@ -485,7 +497,7 @@ where inbox_item.workspace = :workspace
 order by inbox_item.id desc limit :most;
 
 -- name: inbox_item
--- One item.
+-- Returns one inbox item.
 -- params: id uuid, workspace uuid
 select inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.title, inbox_item.body,
   inbox_item.status, inbox_item.decision, inbox_item.decided_by, inbox_item.decided_at,
@@ -493,33 +505,33 @@ select inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.title, inbox_
 from inbox_item where inbox_item.id = :id and inbox_item.workspace = :workspace;
 
 -- name: inbox_locked
--- One item, locked.
+-- Returns one inbox item, locked.
 -- params: id uuid, workspace uuid
 select inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.status, inbox_item.key
 from inbox_item
 where inbox_item.id = :id and inbox_item.workspace = :workspace {lock};
 
--- name: inbox_decide
--- Note a person's answer. The caller holds the item.
+-- name: inbox_answer
+-- Stores a person's answer. The caller has locked the item.
 -- params: id uuid, status text, decision json, actor text, now timestamptz
 update inbox_item set status = :status, decision = :decision, decided_by = :actor,
   decided_at = :now
 where inbox_item.id = :id {own:inbox_item};
 
 -- name: definition_specs
--- Definitions by key, or all of a workspace.
+-- Returns definitions by key, or all of a workspace.
 -- params: workspace uuid, keys text[], most bigint
 select definition.key, definition.kind, definition.spec from definition
 where definition.workspace = :workspace [keys: and definition.key in (select value from {each:keys})]
 order by definition.key limit :most;
 
 -- name: flow_show
--- One flow.
+-- Returns one flow.
 -- params: id uuid, workspace uuid
 select {fragment:flow_columns} from flow where flow.id = :id and flow.workspace = :workspace;
 
 -- name: flow_page
--- Flows, newest first.
+-- Returns flows, newest first.
 -- params: workspace uuid, status text, key text, before uuid, most bigint
 select {fragment:flow_columns} from flow
 where flow.workspace = :workspace
@@ -529,7 +541,7 @@ where flow.workspace = :workspace
 order by flow.id desc limit :most;
 
 -- name: flow_live
--- The flows of a key that have not ended, oldest first.
+-- Returns the unfinished flows of a key, oldest first.
 -- params: workspace uuid, key text, source text
 select flow.id from flow
 where flow.workspace = :workspace and flow.key = :key and flow.status in ('RUNNING', 'PAUSED')
@@ -537,14 +549,14 @@ where flow.workspace = :workspace and flow.key = :key and flow.status in ('RUNNI
 order by flow.id limit 1000;
 
 -- name: flow_counts
--- How many tasks of a flow there are, by status.
+-- Returns the number of tasks of a flow by status.
 -- params: flow uuid, workspace uuid
 select task.status, count(*) as n
 from task_body body join task on task.id = body.task
 where body.flow = :flow and body.workspace = :workspace group by task.status;
 
 -- name: flow_nodes
--- What was made in a flow, in order: tasks and groups.
+-- Returns the tasks and groups that were activated in a flow, in order.
 -- params: flow uuid, workspace uuid, most bigint
 select found.id, found.key, found.title, found.kind, found.status, found.activation, found.parent,
   found.slot, found.progress_percent, found.open, found.total, found.failed from (
@@ -561,7 +573,7 @@ select found.id, found.key, found.title, found.kind, found.status, found.activat
 ) found order by found.id limit :most;
 
 -- fragment: subtree
--- A group and the groups in it, near and far.
+-- A group and the groups in it, direct and nested.
 with recursive inside(id) as (
   select task_group.id from task_group
   where task_group.id = :group_id and task_group.workspace = :workspace
@@ -571,7 +583,7 @@ with recursive inside(id) as (
 )
 
 -- name: flow_tasks_open
--- Tasks of a flow that have not ended, in id order.
+-- Returns the unfinished tasks of a flow, in id order.
 -- params: flow uuid, workspace uuid, after uuid, most bigint
 select body.task as id from task_body body join task on task.id = body.task
 where body.flow = :flow and body.workspace = :workspace
@@ -580,7 +592,7 @@ where body.flow = :flow and body.workspace = :workspace
 order by body.task limit :most;
 
 -- name: group_tasks_open
--- Tasks of a group, near and far, that have not ended, in id order.
+-- Returns the unfinished tasks of a group, direct and nested, in id order.
 -- params: group_id uuid, workspace uuid, after uuid, most bigint
 {fragment:subtree}
 select body.task as id from task_body body join task on task.id = body.task
@@ -589,8 +601,8 @@ where body.group_id in (select inside.id from inside) and body.workspace = :work
   [after: and body.task > :after]
 order by body.task limit :most;
 
--- name: waiting_in_turn
--- Tasks of a group itself that wait for their turn, in id order.
+-- name: children_waiting_for_turn
+-- Returns the direct tasks of a group that wait for their turn, in id order.
 -- params: group_id uuid, workspace uuid, after uuid, most bigint
 select body.task as id from task_body body join task on task.id = body.task
 where body.group_id = :group_id and body.workspace = :workspace
@@ -599,13 +611,13 @@ where body.group_id = :group_id and body.workspace = :workspace
 order by body.task limit :most;
 
 -- name: group_show
--- One run of a group.
+-- Returns one group run.
 -- params: id uuid, workspace uuid
 select {fragment:group_columns} from task_group
 where task_group.id = :id and task_group.workspace = :workspace;
 
 -- name: group_page
--- Runs of groups, newest first.
+-- Returns group runs, newest first.
 -- params: workspace uuid, status text, key text, flow uuid, before uuid, most bigint
 select {fragment:group_columns} from task_group
 where task_group.workspace = :workspace
@@ -616,7 +628,7 @@ where task_group.workspace = :workspace
 order by task_group.id desc limit :most;
 
 -- name: group_progress
--- How far a group's tasks are, near and far, and what they cost.
+-- Returns the progress and cost of a group's tasks, direct and nested.
 -- params: group_id uuid, workspace uuid
 {fragment:subtree}
 select count(*) as tasks,
@@ -630,14 +642,15 @@ select count(*) as tasks,
 from task_body body join task on task.id = body.task
 where body.group_id in (select inside.id from inside) and body.workspace = :workspace;
 
--- name: task_state
--- Tasks' statuses.
+-- name: task_statuses
+-- Returns the statuses of tasks.
 -- params: ids uuid[]
 select task.id, task.workspace, task.status from task
 where task.id in (select value from {each:ids}) {own:task};
 
--- name: victims
--- Tasks that ended because one of these did not end well, locked in id order.
+-- name: failed_dependents
+-- Returns the tasks that failed or were skipped because one of these tasks did not complete, locked
+-- in id order.
 -- params: ids uuid[], most bigint
 select dependency.task as id, dependency.needs, task.status, task.error_class
 from task_dependency dependency join task on task.id = dependency.task
@@ -645,8 +658,8 @@ where dependency.needs in (select value from {each:ids}) and dependency.failed {
   and task.status in ('FAILED', 'SKIPPED')
 order by task.id, dependency.needs limit :most {fragment:lock_tasks};
 
--- name: needs_unmet
--- What these tasks wait for, or waited for in vain, and how that stands now.
+-- name: dependencies_unmet
+-- Returns the unmet and failed dependencies of these tasks, with their present status.
 -- params: ids uuid[]
 select dependency.task as id, dependency.needs, dependency.failed, task.status
 from task_dependency dependency join task on task.id = dependency.needs
@@ -654,14 +667,15 @@ where dependency.task in (select value from {each:ids}) and not dependency.met {
 order by dependency.task, dependency.needs;
 
 -- name: dependency_reopen
--- What these tasks wait for is tried again. The caller holds the tasks that wait.
+-- Marks dependencies of these tasks as unmet again, because they are retried. The caller has locked
+-- the tasks that wait.
 -- rows: pair(task uuid, needs uuid)
 update task_dependency set failed = false
 from {rows:pair}
 where task_dependency.task = pair.task and task_dependency.needs = pair.needs {own:task_dependency};
 
--- name: unmet
--- How much tasks still wait for, and how much of that ended badly.
+-- name: unmet_counts
+-- Returns the number of unmet and of failed dependencies of tasks.
 -- params: ids uuid[]
 select dependency.task as id, count(*) as n,
   sum(case when dependency.failed then 1 else 0 end) as failed
@@ -669,16 +683,16 @@ from task_dependency dependency
 where dependency.task in (select value from {each:ids}) and not dependency.met {own:dependency}
 group by dependency.task;
 
--- name: needs_locked
--- What a task waits for, locked in id order, and how that stands.
+-- name: dependencies_locked
+-- Returns the dependencies of a task with their status, locked in id order.
 -- params: task uuid
 select dependency.needs as id, dependency.met, dependency.failed, task.status
 from task_dependency dependency join task on task.id = dependency.needs
 where dependency.task = :task {own:dependency}
 order by task.id {fragment:lock_tasks};
 
--- name: slot_ends
--- How the places of a group stand: whether something in them is open, ended badly, or was skipped.
+-- name: slot_outcomes
+-- Returns the state of each group slot: whether anything in it is open, failed, or was skipped.
 -- params: parent uuid, workspace uuid
 select found.slot, max(found.open) as open, max(found.bad) as bad, max(found.skipped) as skipped
 from (
@@ -697,8 +711,8 @@ from (
   from task_group where task_group.parent = :parent {own:task_group}
 ) found group by found.slot;
 
--- name: waited_for
--- Those of the tasks that somebody still waits for.
+-- name: tasks_with_waiters
+-- Returns those of the given tasks that an unfinished task still waits for.
 -- params: ids uuid[]
 select dependency.needs as id from task_dependency dependency
 where dependency.needs in (select value from {each:ids})
@@ -706,8 +720,9 @@ where dependency.needs in (select value from {each:ids})
 union
 select w.child from child_wait w where w.child in (select value from {each:ids}) {own:w};
 
--- name: skipped_in_turn
--- What never had its turn in a group that ended, in id order: tasks and groups.
+-- name: children_skipped
+-- Returns the children of a finished group that never had their turn, in id order: tasks and
+-- groups.
 -- params: parent uuid, workspace uuid, after uuid, most bigint
 select found.id, found.is_group, found.hold from (
   select body.task as id, 0 as is_group, task.hold
@@ -719,9 +734,9 @@ select found.id, found.is_group, found.hold from (
   where task_group.parent = :parent and task_group.status = 'SKIPPED' and task_group.made = 0 {own:task_group}
 ) found [after: where found.id > :after] order by found.id limit :most;
 
--- name: flow_failed
--- Tasks of a flow that by an instant did not end well by themselves, in id order; first those that
--- wait for none which has ended so.
+-- name: flow_failed_tasks
+-- Returns the tasks of a flow that failed by themselves up to a given time, in id order; tasks
+-- without a failed dependency come first.
 -- params: flow uuid, workspace uuid, before timestamptz, most bigint
 select found.id from (
   select body.task as id, (select count(*) from task_dependency dependency
@@ -734,34 +749,34 @@ select found.id from (
     and (task.error_class is null or task.error_class <> 'dependency_failed')
 ) found order by case when found.failed > 0 then 1 else 0 end, found.id limit :most;
 
--- name: flow_root
--- The flow that a key fired before, with its first task.
+-- name: flow_root_by_fire_key
+-- Returns the flow that was started before with a fire key, with its first task.
 -- params: workspace uuid, fire_key text
 select body.task as id, flow.plan from flow
 join task_body body on body.flow = flow.id and body.key = flow.key and body.activation = 1
 where flow.workspace = :workspace and flow.fire_key = :fire_key;
 
--- name: flow_fired
--- The flow that a key fired before.
+-- name: flow_by_fire_key
+-- Returns the flow that was started before with a fire key.
 -- params: workspace uuid, fire_key text
 select flow.id from flow where flow.workspace = :workspace and flow.fire_key = :fire_key;
 
 -- name: last_slot
--- The last slot of a group that a child has.
+-- Returns the last slot of a group that has a child.
 -- params: parent uuid, workspace uuid
 select max(body.slot) as slot from task_body body
 where body.group_id = :parent and body.workspace = :workspace;
 
 -- name: group_live
--- The newest run of a group that has not ended.
+-- Returns the newest unfinished run of a group.
 -- params: workspace uuid, key text
 select task_group.id from task_group
 where task_group.workspace = :workspace and task_group.key = :key
   and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
 order by task_group.id desc limit 1;
 
--- name: waiting_pairs
--- Tasks that wait for tasks which wait themselves: only among these can there be a circle.
+-- name: dependency_pairs_waiting
+-- Returns waiting tasks whose dependencies wait themselves: only these can form a cycle.
 -- params: most bigint
 select dependency.task as id, dependency.needs, dependency.workspace
 from task_dependency dependency
@@ -771,8 +786,9 @@ where not dependency.met and not dependency.failed
   and task.status in ('WAITING', 'PAUSED') and needed.status in ('WAITING', 'PAUSED')
 order by dependency.task limit :most;
 
--- name: groups_adrift
--- Groups that run and whose count of open children is not what their children's rows say.
+-- name: groups_miscounted
+-- Returns running groups whose stored number of open children differs from the rows of their
+-- children.
 -- params: before timestamptz, most bigint
 select {fragment:group_columns}, counted.tasks + counted.groups as actual
 from task_group join (
@@ -790,9 +806,9 @@ from task_group join (
 ) counted on counted.id = task_group.id
 where counted.tasks + counted.groups <> task_group.open;
 
--- name: escalations_declared
--- What tasks that ended badly say of themselves, and the agent that runs their parent or did last, if
--- it may hear of it: it has not ended and its mailbox has room.
+-- name: escalation_requests
+-- Returns the escalations that failed tasks declare, with the agent that runs their parent or ran
+-- it last, if that agent can receive a message: it is not TERMINATED and its mailbox is not full.
 -- params: room bigint
 -- rows: wanted(task uuid, workspace uuid)
 select body.task as id, body.title, body.escalation, body.flow, body.key, body.parent, agent.id as agent
@@ -806,7 +822,7 @@ left join agent on agent.workspace = above.workspace and agent.status <> 'TERMIN
     and message.agent = agent.id and message.taken_at is null limit :room) waiting) < :room;
 
 -- name: escalate
--- Put tasks to people, unless too many are put to them already.
+-- Inserts escalations of tasks into the inbox, unless it has too many open items.
 -- params: now timestamptz, most bigint
 -- rows: lost(id uuid, workspace uuid, task uuid, title text, body json)
 insert into inbox_item (id, workspace, task, kind, title, body, status, created_at)
@@ -817,7 +833,7 @@ where (select count(*) from inbox_item item
 on conflict do nothing;
 
 -- name: complexity_set
--- Change what a workspace says of hard tasks.
+-- Stores the complexity settings of a workspace.
 -- params: workspace uuid, rules json
 update workspace set complexity = :rules, lanes_version = lanes_version + 1
 where workspace.id = :workspace;

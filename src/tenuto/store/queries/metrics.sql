@@ -1,4 +1,4 @@
--- What metrics are made of. Counts stop at a limit: a look costs no more however much is kept.
+-- Values of metrics. Counts stop at a limit, so the cost of a sample does not grow with the data.
 
 -- fragment: past_slowest only postgres
 event on (event.xid, event.position) > (slowest.xid, slowest.position)
@@ -6,9 +6,9 @@ event on (event.xid, event.position) > (slowest.xid, slowest.position)
 -- fragment: past_slowest only sqlite
 event on event.position > slowest.position
 
--- name: sample
--- How everything stands over all workspaces: what is counted, which of it, and how many, up to `most`.
--- The oldest is looked for among the first `heads` of each lane.
+-- name: metrics_sample
+-- Returns the gauges of all workspaces: what is counted, its label, and the number, up to `most`.
+-- The oldest task is searched among the first `heads` of each lane.
 -- params: now timestamptz, most bigint, heads bigint, leader text, apart text
 select 'oldest' as what, '' as which, 0 as n, min((select min(head.updated_at) from (
   select task.updated_at from task where task.lane = lane.id and task.status = 'PENDING'
@@ -52,9 +52,9 @@ select 'outbox', '', count(*), null from (
     order by cursor.xid, cursor.position limit 1) slowest
   join {fragment:past_slowest} limit :most) behind;
 
--- name: event_pasts
--- What came before given events: when the task was submitted or retried by hand, when it last became
--- PENDING, and when the event's attempt began to run.
+-- name: event_history
+-- Returns what happened before given events: when the task was submitted or retried by a user, when
+-- it last became PENDING, and when the attempt of the event started to run.
 -- rows: mark(task uuid, seq bigint, attempt bigint)
 select mark.task, mark.seq,
   (select e.at from event e where e.task = mark.task and e.seq <= mark.seq

@@ -1,7 +1,9 @@
--- Every SQL statement of the program, by family. `sql.py` explains the notation.
+-- Tasks: lanes, submission, claims, attempts, events and cursors. `sql.py` explains the notation of
+-- all query files.
 
 -- name: lane_touch
--- Make the wanted lanes exist and mark them used; a new lane moves the workspace's lanes_version.
+-- Inserts the given lanes if needed and marks them as used; a new lane increments the workspace's
+-- `lanes_version`.
 -- params: now timestamptz, most bigint
 -- rows: wanted(id bigint, workspace uuid, key text)
 -- as: made
@@ -18,18 +20,18 @@ from {rows:wanted} where lane.id = wanted.id and lane.workspace = wanted.workspa
   and lane.used_at < :now - {seconds:3600};
 
 -- name: lanes
--- Every lane of a workspace.
+-- Returns every lane of a workspace.
 -- params: workspace uuid
 select lane.id as lane, lane.key, lane.closed_until, lane.closed_why
 from lane where lane.workspace = :workspace;
 
 -- name: lanes_version
--- The number that moves whenever the workspace's lanes or their gates change.
+-- Returns the number that increases whenever the workspace's lanes or their gates change.
 -- params: workspace uuid
 select workspace.lanes_version, workspace.quota, workspace.complexity from workspace where workspace.id = :workspace;
 
 -- name: lane_close
--- Close a lane at least until an instant and tell why.
+-- Closes a lane at least until a given time and stores the reason.
 -- params: lane bigint, until timestamptz, why text
 -- as: moved
 update lane set closed_until = :until, closed_why = :why
@@ -39,7 +41,7 @@ update workspace set lanes_version = lanes_version + 1
 from {moved} where workspace.id = moved.workspace;
 
 -- name: lane_prune
--- Forget lanes that nobody used for long and that hold no task which could run.
+-- Deletes lanes that were not used for long and contain no task that could run.
 -- params: before timestamptz, most bigint
 -- as: gone
 delete from lane where id in (
@@ -48,7 +50,7 @@ delete from lane where id in (
     and not exists (select 1 from task where task.lane = l.id
       and task.status in ('WAITING', 'PENDING', 'ASSIGNED', 'RUNNING', 'PAUSED', 'RETRY_WAIT'))
   order by l.used_at limit :most)
-  -- Said again for a lane that was used while this waited for its row.
+  -- Checked again: the lane may have been used while this statement waited for its row.
   and used_at < :before
 returning id, workspace;
 update workspace set lanes_version = lanes_version + 1
@@ -91,12 +93,12 @@ select tag.task, tag.workspace, tag.tag
 insert into task_capability (task, workspace, capability)
 select capability.task, capability.workspace, capability.capability
 
--- fragment: note_submitted
+-- fragment: record_submitted
 insert into event (task, seq, workspace, xid, kind, level, new, attempt, actor, at)
 select hot.id, 1, hot.workspace, {xid}, 'submitted', 'INFO', hot.status, 0, hot.actor, :now
 
 -- name: submit
--- Insert tasks that are not there yet, with their first event; answer the ids that are new.
+-- Inserts tasks that do not exist yet, with their first event; returns the ids that are new.
 -- params: now timestamptz
 -- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json, concurrency json, budget json)
 -- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, hold text, unmet bigint, watched boolean, wait_until timestamptz, awaited bigint)
@@ -113,7 +115,7 @@ on conflict do nothing
 returning task as id;
 {fragment:new_task}
 from {rows:hot of inserted};
-{fragment:note_submitted}
+{fragment:record_submitted}
 from {rows:hot of inserted};
 {fragment:new_label}
 from {rows:label of inserted};
@@ -129,7 +131,8 @@ from {rows:dependency of inserted};
 -- answer: inserted(id)
 
 -- name: submit_new
--- The same for tasks whose ids were never used: all of them, or `Conflict`.
+-- Inserts tasks whose ids were never used, with their first event: all of them, or raises
+-- `Conflict`.
 -- params: now timestamptz
 -- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json, concurrency json, budget json)
 -- rows: hot(id uuid = body.task, workspace uuid = body.workspace, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text = body.created_by, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, hold text, unmet bigint, watched boolean, wait_until timestamptz, awaited bigint)
@@ -153,11 +156,11 @@ select sealed.task, sealed.workspace, sealed.key_id, sealed.data from {rows:seal
 insert into task_dependency (task, needs, workspace, met, failed)
 select dependency.task, dependency.needs, dependency.workspace, dependency.met, dependency.failed
 from {rows:dependency};
-{fragment:note_submitted}
+{fragment:record_submitted}
 from {rows:hot};
 
 -- name: submitted_before
--- The tasks that stand in the way of new ones: same id, or same idempotency key.
+-- Returns existing tasks that conflict with new ones: same id, or same idempotency key.
 -- params: workspace uuid
 -- rows: wanted(task uuid, idempotency_key text)
 select wanted.task as wanted_id, body.task as id, body.fingerprint
@@ -165,8 +168,8 @@ from {rows:wanted}
 join task_body body on body.workspace = :workspace
   and (body.task = wanted.task or body.idempotency_key = wanted.idempotency_key);
 
--- fragment: fresh_lanes
--- A claim over lanes that have changed since they were looked at takes nothing.
+-- fragment: lanes_unchanged
+-- A claim over lanes that changed since the caller read them claims nothing.
 (select w.lanes_version from workspace w where w.id = :workspace) = :lanes_version
 
 -- fragment: no_bound
@@ -174,13 +177,13 @@ join task_body body on body.workspace = :workspace
 9223372036854775807
 
 -- fragment: claimable only postgres
--- The best tasks over the lanes, by rank, three times as many as wanted, then those of them that
--- nobody else is taking. Ranks bound the reading: first a few per lane, then what the best of
--- those leave possible. Whether they still are PENDING is written so that no partial index fits.
+-- The best tasks over the lanes, by rank, three times as many as requested; then those of them that
+-- no other claim has locked. Ranks bound the reading: first a few rows per lane, then only ranks
+-- that can still win. The check for PENDING is written so that no partial index fits.
 select t.{place} as place from task t
 where case when t.status = 'PENDING' then true else false end
   and t.tries < t.max_attempts and t.attempt < 1000
-  and {fragment:fresh_lanes}
+  and {fragment:lanes_unchanged}
   and t.{place} = any (array(
   select c.place
   from (
@@ -204,7 +207,7 @@ order by t.rank, t.id limit :n
 for update skip locked
 
 -- fragment: claimable only sqlite
--- As for PostgreSQL; `json_each` over a correlated array stands for a lateral join.
+-- Like the PostgreSQL fragment; `json_each` over a correlated array replaces a lateral join.
 select c.value ->> 2 from (
   select case when count(*) < :n then {fragment:no_bound} else max(rank) end as bound from (
     select h.value as rank from {each:lanes}, json_each((
@@ -218,20 +221,20 @@ select c.value ->> 2 from (
     where lane = lanes.value and status = 'PENDING' and tries < max_attempts and attempt < 1000
       and rank <= b.bound {own:task}
     order by rank, id limit :n))) c
-where {fragment:fresh_lanes}
+where {fragment:lanes_unchanged}
 order by c.value ->> 0, c.value ->> 1 limit :n
 
 -- fragment: claim_head only postgres
 select t.{place} as place from task t
 where t.lane = :lane and t.status = 'PENDING' and t.tries < t.max_attempts and t.attempt < 1000
-  and {fragment:fresh_lanes}
+  and {fragment:lanes_unchanged}
 order by t.rank, t.id limit :n
 for update skip locked
 
 -- fragment: claim_head only sqlite
 select t.{place} as place from task t
 where t.lane = :lane and t.status = 'PENDING' and t.tries < t.max_attempts and t.attempt < 1000
-  and {fragment:fresh_lanes} {own:t}
+  and {fragment:lanes_unchanged} {own:t}
 order by t.rank, t.id limit :n
 
 -- fragment: event_xid
@@ -239,8 +242,8 @@ order by t.rank, t.id limit :n
 -- waited for a row that a later number then changed, so a task's events never go back in number.
 {greatest}(task.event_xid, {xid})
 
--- fragment: taken
--- What a claim makes of a PENDING row.
+-- fragment: claim_update
+-- What a claim writes into a PENDING row.
 set status = :status, version = version + 1, attempt = attempt + 1, tries = tries + 1,
   agent = :agent, worker = :worker, lease_token = :token, session_key = null,
   lease_until = :now + {seconds:{greatest}(coalesce(lease_s, 0), :lease_s)},
@@ -248,41 +251,42 @@ set status = :status, version = version + 1, attempt = attempt + 1, tries = trie
   event_xid = {fragment:event_xid}, due_at = :now + {seconds:watch_s}, progress_percent = null, current_step = null,
   progress_at = null, updated_at = :now
 
--- fragment: those_picked only postgres
+-- fragment: picked_tasks only postgres
 from {picked} where task.{place} = picked.place
 
--- fragment: those_picked only sqlite
+-- fragment: picked_tasks only sqlite
 where task.{place} in (select value from json_each({places:picked}))
 
--- fragment: taken_columns only postgres
+-- fragment: claim_columns only postgres
 returning task.id, task.workspace, task.version, task.attempt, task.tries, task.max_attempts,
   task.lease_until, task.timeout_s, task.checkpoint_seq, task.status, task.rank, task.retry,
   task.event_xid, task.watched, task.awaited
 
--- fragment: taken_columns only sqlite
+-- fragment: claim_columns only sqlite
 
--- fragment: taken_rows only postgres
+-- fragment: claim_rows only postgres
 {moved}
 
--- fragment: taken_rows only sqlite
--- Nobody else writes meanwhile: what was picked is what is taken.
+-- fragment: claim_rows only sqlite
+-- No other process writes meanwhile: exactly the picked tasks are claimed.
 json_each({places:picked}) as at cross join task as moved on moved.{place} = at.value
 
 -- fragment: moved only postgres
--- The tasks that the step `moved` changed, as they are now. The statement's snapshot has them as
--- they were, so they come from what the update returned.
+-- The tasks that the step `moved` changed, in their new state. The statement's snapshot has their
+-- old state, so they come from the rows that the update returned.
 {moved}
 
 -- fragment: moved only sqlite
--- The same; a place a row is all that crosses over, and the rest is read where it stands.
+-- Like the PostgreSQL fragment; only the place of each row is passed on, and the rest is read
+-- there.
 json_each({places:moved}) as at cross join task as moved on moved.{place} = at.value
 
--- fragment: note_claimed
+-- fragment: record_claimed
 insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, agent, actor,
   at)
 select moved.id, moved.version, moved.workspace, moved.event_xid, 'claimed', 'INFO', 'PENDING', moved.status,
   moved.attempt, :agent, :worker, :now
-from {fragment:taken_rows}
+from {fragment:claim_rows}
 
 -- fragment: json_object only postgres
 json_build_object
@@ -290,9 +294,9 @@ json_build_object
 -- fragment: json_object only sqlite
 json_object
 
--- fragment: standing
--- What is known beforehand of what follows from a task's end, where somebody watches it. As text:
--- in a large answer SQLite would not quote what it knows to be JSON.
+-- fragment: follow_up_snapshot
+-- What is known beforehand about the follow-ups of a task's completion, if the task is watched. As
+-- text: in a large answer SQLite would not quote what it knows to be JSON.
 case when moved.watched then cast({fragment:json_object}('group', body.group_id, 'slot', body.slot,
   'next', body.next, 'awaited', moved.awaited, 'plain', case when body.kind = 'agent'
     and body.parent is null and body.concurrency is null then 1 else 0 end) as text) || ''
@@ -301,14 +305,14 @@ case when moved.watched then cast({fragment:json_object}('group', body.group_id,
 -- fragment: body_columns
 body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
   body.env, body.input, body.metadata, body.parent, body.trace_id, body.flow, body.key,
-  body.follows, body.context, {fragment:standing}
+  body.follows, body.context, {fragment:follow_up_snapshot}
 
 -- fragment: moved_columns
 moved.id, moved.workspace, moved.attempt, moved.tries, moved.max_attempts, moved.lease_until,
   moved.timeout_s, moved.checkpoint_seq, moved.rank, moved.retry, moved.watched
 
 -- fragment: body_of_moved only postgres
--- Looked up by key, row by row, whatever the planner guesses the number of rows to be.
+-- Looked up by key, row by row, whatever number of rows the planner guesses.
 cross join lateral (select b.* from task_body b
   where b.workspace = moved.workspace and b.task = moved.id offset 0) body
 
@@ -316,7 +320,7 @@ cross join lateral (select b.* from task_body b
 cross join task_body body on body.workspace = moved.workspace and body.task = moved.id
 
 -- fragment: previous
--- What the task before one in its flow has made.
+-- The output of the task before one in its flow.
 case when body.follows is not null
     then (select task_output.output from task_output where task_output.task = body.follows)
     end as previous
@@ -325,33 +329,34 @@ case when body.follows is not null
 select {fragment:moved_columns}, {fragment:body_columns}, {fragment:previous},
   case when moved.checkpoint_seq > 0
     then (select checkpoint.data from checkpoint where checkpoint.task = moved.id) end as checkpoint
-from {fragment:taken_rows}
+from {fragment:claim_rows}
 {fragment:body_of_moved}
 
 -- name: claim
--- Take up to n PENDING tasks, best rank first over several lanes; answer them with their work.
+-- Claims up to `n` PENDING tasks over several lanes, best rank first; returns them with their
+-- input.
 -- params: lanes bigint[], workspace uuid, lanes_version bigint, n bigint, status text, agent uuid, worker text, token text, lease_s bigint, now timestamptz
 -- as: picked(place), in one
 {fragment:claimable};
 -- as: moved
-update task {fragment:taken}
-{fragment:those_picked}
-{fragment:taken_columns};
-{fragment:note_claimed};
+update task {fragment:claim_update}
+{fragment:picked_tasks}
+{fragment:claim_columns};
+{fragment:record_claimed};
 -- as: work, in one
 {fragment:claimed_work};
 -- answer: work
 
 -- name: claim_lane
--- The same over one lane.
+-- Claims up to `n` PENDING tasks of one lane, best rank first; returns them with their input.
 -- params: lane bigint, workspace uuid, lanes_version bigint, n bigint, status text, agent uuid, worker text, token text, lease_s bigint, now timestamptz
 -- as: picked(place), in one
 {fragment:claim_head};
 -- as: moved
-update task {fragment:taken}
-{fragment:those_picked}
-{fragment:taken_columns};
-{fragment:note_claimed};
+update task {fragment:claim_update}
+{fragment:picked_tasks}
+{fragment:claim_columns};
+{fragment:record_claimed};
 -- as: work, in one
 {fragment:claimed_work};
 -- answer: work
@@ -362,13 +367,13 @@ pg_advisory_xact_lock(hashtextextended(:token, 0))
 -- fragment: token_lock only sqlite
 :token
 
--- name: claim_turn
--- Let claims with one token come one after the other; SQLite's writers do so anyway.
+-- name: claim_token_lock
+-- Serializes claims with the same token; SQLite's writers are serial anyway.
 -- params: token text
 select {fragment:token_lock} as held;
 
 -- name: claimed_by_token
--- What a claim took whose answer was lost.
+-- Returns the tasks of a claim whose answer was lost.
 -- params: agent uuid, token text
 select {fragment:moved_columns}, {fragment:body_columns}, {fragment:previous},
   case when moved.checkpoint_seq > 0
@@ -378,24 +383,24 @@ where moved.agent = :agent and moved.status in ('ASSIGNED', 'RUNNING')
   and moved.lease_token = :token {own:moved};
 
 -- name: commit_mark
--- Write a row as it is: after this commit every commit before it is visible or lost.
+-- Writes a row unchanged: after this commit every earlier commit is visible or lost.
 -- params: workspace uuid
 update workspace set lanes_version = lanes_version where workspace.id = :workspace;
 
 -- name: workspace_lock
--- Hold a workspace's row while what runs in it is counted and added to.
+-- Locks a workspace's row while its running tasks are counted and increased.
 -- params: workspace uuid
 select workspace.quota from workspace where workspace.id = :workspace {lock};
 
 -- name: workspace_load
--- What counts against a workspace's quota of running tasks.
+-- Returns what counts against a workspace's quota of running tasks.
 -- params: workspace uuid
 select count(*) as load from task
 where task.workspace = :workspace and task.status in ('ASSIGNED', 'RUNNING');
 
 -- name: workspace_pending
--- What counts against a workspace's quota of tasks that wait to run, up to `most`. Paused tasks do:
--- they all run when they are resumed.
+-- Returns what counts against a workspace's quota of tasks that wait to run, up to `most`. Paused
+-- tasks count: they all become runnable when they are resumed.
 -- params: workspace uuid, most bigint
 select count(*) as load from (
   select 1 from lane join task on task.lane = lane.id and task.status = 'PENDING'
@@ -406,66 +411,67 @@ select count(*) as load from (
   limit :most) waiting;
 
 -- name: agent_lock
--- Hold an agent's row while its capacity is counted and used.
+-- Locks an agent's row while its capacity is counted and used.
 -- params: agent uuid
 select agent.id, agent.max_concurrent, agent.status from agent where agent.id = :agent {own:agent} {lock};
 
 -- name: agent_load
--- What counts against an agent's capacity: live leases, and kills nobody confirmed.
+-- Returns what counts against an agent's capacity: live leases, and unconfirmed kills.
 -- params: agent uuid
 select (select count(*) from task
     where task.agent = :agent and task.status in ('ASSIGNED', 'RUNNING') {own:task})
   + (select count(*) from attempt where attempt.agent = :agent and attempt.unconfirmed {own:attempt}) as load;
 
 -- fragment: is_running
--- Written so that no partial index fits: rows are found by their key, never by going through all
--- that run.
+-- Written so that no partial index fits: rows are found by key, never by a scan of all running
+-- tasks.
 case when task.status = 'RUNNING' then true else false end
 
 -- fragment: is_leased
--- Written as `is_running` is, for the same reason.
+-- Written so that no partial index fits, like `is_running`.
 case when task.status in ('ASSIGNED', 'RUNNING') then true else false end
 
--- fragment: done_columns only postgres
+-- fragment: complete_columns only postgres
 task.id, task.workspace, task.version, task.attempt, task.agent, task.worker, task.session_key,
   task.started_at, task.event_xid, task.awaited
 
--- fragment: done_columns only sqlite
+-- fragment: complete_columns only sqlite
 task.id, task.{place} as place
 
--- fragment: done
--- What a completion makes of a row.
+-- fragment: complete_update
+-- What a completion writes into a row.
 update task set status = 'COMPLETED', version = version + 1, lease_until = null, due_at = null,
   hung_warned_at = null, finished_at = :now, updated_at = :now, last_outcome = 'COMPLETED',
   watched = false, event_xid = {fragment:event_xid}
 
--- fragment: undisturbed
--- A RUNNING row of which nobody asked otherwise.
+-- fragment: no_request_pending
+-- A RUNNING row without a cancel or pause request.
 {fragment:is_running} and task.cancel_requested_at is null and task.pause_requested_at is null
 
 -- fragment: owned
 -- RUNNING rows whose fences are current.
 where task.id = done.id and task.attempt = done.attempt and task.lease_token = done.token
-  and task.workspace = :workspace and {fragment:undisturbed}
+  and task.workspace = :workspace and {fragment:no_request_pending}
 
 -- fragment: complete_owned only postgres
-{fragment:done}
+{fragment:complete_update}
 from {rows:done} {fragment:owned}
 
 -- fragment: complete_owned only sqlite
--- Only found, and completed by place in the next step: to look again is cheaper than to return.
+-- This step only finds the rows; the next one completes them by place. Finding them again is
+-- cheaper than returning them.
 select task.id, task.{place} as place
 from {rows:done} cross join task {fragment:owned}
 
 -- fragment: owned_columns only postgres
-returning {fragment:done_columns}
+returning {fragment:complete_columns}
 
 -- fragment: owned_columns only sqlite
 
 -- fragment: complete_found only postgres
 
 -- fragment: complete_found only sqlite
-{fragment:done}
+{fragment:complete_update}
 where task.{place} in (select value from json_each({places:moved}))
 
 -- fragment: attempt_completed
@@ -475,14 +481,14 @@ select moved.id, moved.attempt, moved.workspace, 'COMPLETED', moved.agent, moved
   moved.session_key, moved.started_at, :now
 from {fragment:moved}
 
--- fragment: note_completed
+-- fragment: record_completed
 insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, agent, actor,
   session_key, at)
 select moved.id, moved.version, moved.workspace, moved.event_xid, 'completed', 'INFO', 'RUNNING', 'COMPLETED',
   moved.attempt, moved.agent, moved.worker, moved.session_key, :now
 from {fragment:moved}
 
--- fragment: keep_result
+-- fragment: store_result
 insert into task_output (task, workspace, output, summary)
 select result.task, result.workspace, result.output, result.summary
 from {rows:result of moved}
@@ -491,7 +497,7 @@ on conflict (task) do update set output = excluded.output, summary = excluded.su
   where task_output.workspace = excluded.workspace
 
 -- name: complete_if_owned
--- Finish the attempts whose fence is current and whose end nobody watches.
+-- Completes the attempts whose fence is current and whose task is not watched.
 -- params: now timestamptz, workspace uuid
 -- rows: done(id uuid, attempt bigint, token text)
 -- rows: result(task uuid, workspace uuid, output json, summary text)
@@ -500,13 +506,13 @@ on conflict (task) do update set output = excluded.output, summary = excluded.su
 {fragment:owned_columns};
 {fragment:complete_found};
 {fragment:attempt_completed};
-{fragment:note_completed};
-{fragment:keep_result};
+{fragment:record_completed};
+{fragment:store_result};
 -- answer: moved(id)
 
 -- name: complete_watched
--- The same for those whose end is watched, answered with their places in their flows: the caller
--- goes on with what follows.
+-- Completes the attempts whose fence is current and whose task is watched; returns their flow
+-- positions, so that the caller runs the cascade.
 -- params: now timestamptz, workspace uuid
 -- rows: done(id uuid, attempt bigint, token text)
 -- rows: result(task uuid, workspace uuid, output json, summary text)
@@ -515,14 +521,14 @@ on conflict (task) do update set output = excluded.output, summary = excluded.su
 {fragment:owned_columns};
 {fragment:complete_found};
 {fragment:attempt_completed};
-{fragment:note_completed};
-{fragment:keep_result};
+{fragment:record_completed};
+{fragment:store_result};
 select {fragment:place_columns}, moved.awaited
 from {fragment:moved}
 {fragment:body_of_moved};
 
 -- name: heartbeat
--- Renew all leases of a worker that are still its own; those missing from the answer are lost.
+-- Renews all leases that the worker still holds; leases missing from the answer are lost.
 -- params: now timestamptz, workspace uuid, lease_s bigint
 -- rows: lease(id uuid, attempt bigint, token text)
 update task set lease_until = :now + {seconds:{greatest}(coalesce(task.lease_s, 0), :lease_s)}
@@ -533,7 +539,7 @@ returning task.id, task.attempt, task.lease_until, task.cancel_requested_at,
   task.pause_requested_at, task.hung_warned_at, task.started_at;
 
 -- name: progress
--- Note how far attempts are; the fence decides. Not an audit event.
+-- Stores the progress of attempts whose fence is current. This is not an audit event.
 -- params: now timestamptz, workspace uuid
 -- rows: report(id uuid, attempt bigint, token text, percent smallint, step text, estimated_completion_at timestamptz)
 update task set progress_percent = coalesce(report.percent, task.progress_percent),
@@ -545,9 +551,9 @@ where task.id = report.id and task.workspace = :workspace and task.attempt = rep
   and {fragment:is_leased}
 returning task.id, task.attempt;
 
--- name: transcript_grow
--- Count what an attempt whose fence is current adds to its transcript, unless that is full already;
--- answers how much it is then.
+-- name: transcript_reserve
+-- Adds to the transcript size of an attempt whose fence is current, unless the transcript is full
+-- already; returns the new size.
 -- params: workspace uuid, task uuid, attempt bigint, token text, bytes bigint, most bigint
 insert into transcript_size (task, attempt, workspace, bytes)
 select task.id, task.attempt, task.workspace, :bytes from task
@@ -557,15 +563,17 @@ on conflict (task, attempt) do update set bytes = transcript_size.bytes + exclud
   where transcript_size.workspace = excluded.workspace and transcript_size.bytes <= :most
 returning bytes;
 
--- name: transcript_known
--- Which of these lines of an attempt's transcript are there. The caller holds the attempt's count.
+-- name: transcript_existing
+-- Returns which of these lines of an attempt's transcript are stored. The caller has locked the
+-- attempt's transcript size.
 -- params: task uuid, attempt bigint, lines bigint[]
 select transcript.line_no from transcript
 where transcript.task = :task and transcript.attempt = :attempt {own:transcript}
   and transcript.line_no in (select value from {each:lines});
 
 -- name: transcript_append
--- Append lines to the transcript of an attempt. The caller has counted them, and so holds it.
+-- Appends lines to the transcript of an attempt. The caller has reserved their size and so has
+-- locked it.
 -- params: now timestamptz
 -- rows: line(task uuid, attempt bigint, line_no bigint, workspace uuid, level text, text text)
 insert into transcript (task, attempt, line_no, workspace, level, text, at)
@@ -575,13 +583,14 @@ where true
 on conflict (task, attempt, line_no) do nothing;
 
 -- name: tasks_locked
--- The rows of tasks, locked in id order.
+-- Returns the rows of tasks, locked in id order.
 -- params: ids uuid[]
 select {columns:task} from task
 where task.id in (select value from {each:ids}) {own:task} order by task.id {lock};
 
--- name: change
--- Write decided changes, each where the version is the one it was decided on.
+-- name: tasks_update
+-- Writes decided changes, each only if the row still has the version that the decision was based
+-- on.
 -- rows: changed(id uuid, version bigint, lane bigint, status text, hold text, unmet bigint, watched boolean, rank bigint, priority smallint, tries bigint, free_ends bigint, free_mark bigint, losses bigint, agent uuid, worker text, session_key text, lease_until timestamptz, timeout_s bigint, watch_s bigint, cancel_requested_at timestamptz, pause_requested_at timestamptz, hung_warned_at timestamptz, run_at timestamptz, resume_at timestamptz, wait_until timestamptz, next_attempt_at timestamptz, due_at timestamptz, last_error text, error_class text, last_outcome text, updated_at timestamptz, started_at timestamptz, finished_at timestamptz, archived_at timestamptz)
 -- rows: ended(task uuid, attempt bigint, workspace uuid, outcome text, agent uuid, worker text, session_key text, started_at timestamptz, ended_at timestamptz, error_class text, message text, stack text, exit_code bigint, receipt json, unconfirmed boolean)
 -- rows: noted(task uuid, seq bigint, workspace uuid, event_xid bigint, kind text, level text, message text, previous text, new text, attempt bigint, agent uuid, actor text, session_key text, stack_trace text, data json, at timestamptz)
@@ -625,7 +634,7 @@ on conflict (task) do update set output = excluded.output, summary = excluded.su
 -- answer: moved(id)
 
 -- name: quarantine
--- Take a row that cannot be read out of circulation, with its audit event.
+-- Takes an invalid row out of circulation, with its audit event.
 -- params: id uuid, message text, now timestamptz, actor text
 -- as: old(id, workspace, status, version, attempt, agent, worker, started_at, event_xid, watched)
 select task.id, task.workspace, task.status, task.version, task.attempt, task.agent, task.worker,
@@ -656,7 +665,7 @@ from {old};
 -- answer: moved(id)
 
 -- name: checkpoint_save
--- Replace a task's checkpoint and its number. The caller holds the task's row.
+-- Replaces a task's checkpoint and its number. The caller has locked the task.
 -- params: id uuid, workspace uuid, seq bigint, attempt bigint, data json, now timestamptz
 insert into checkpoint (task, workspace, seq, attempt, data, at)
 select :id, :workspace, :seq, :attempt, :data, :now
@@ -667,13 +676,13 @@ on conflict (task) do update
 update task set checkpoint_seq = :seq, progress_at = :now where id = :id and workspace = :workspace;
 
 -- name: checkpoint
--- A task's checkpoint.
+-- Returns a task's checkpoint.
 -- params: id uuid
 select checkpoint.seq, checkpoint.attempt, checkpoint.data, checkpoint.at
 from checkpoint where checkpoint.task = :id {own:checkpoint};
 
 -- name: step_record
--- Record a step's value unless the key has one already.
+-- Stores a step's value unless the key has one already.
 -- params: id uuid, workspace uuid, key text, attempt bigint, value json, child uuid, now timestamptz
 insert into task_step (task, workspace, key, attempt, value, child, at)
 select :id, :workspace, :key, :attempt, :value, :child, :now
@@ -682,19 +691,20 @@ on conflict (task, key) do nothing
 returning key;
 
 -- name: step
--- What is recorded for a task under a key.
+-- Returns the stored value of a task's step.
 -- params: id uuid, key text
 select task_step.value, task_step.child from task_step
 where task_step.task = :id and task_step.key = :key {own:task_step};
 
 -- name: steps
--- Everything recorded for a task by key.
+-- Returns all stored step values of a task by key.
 -- params: id uuid, workspace uuid
 select task_step.key, task_step.value, task_step.child, task_step.attempt
 from task_step where task_step.task = :id and task_step.workspace = :workspace;
 
 -- name: leases_expired
--- Leased tasks of one workspace or of all whose lease has run out, oldest ids first, unless somebody else handles them.
+-- Returns leased tasks of one workspace or of all whose lease has expired, oldest ids first; tasks
+-- that another process handles are skipped.
 -- params: now timestamptz, workspace uuid, most bigint
 select {columns:task} from task
 where task.status in ('ASSIGNED', 'RUNNING') and task.lease_until < :now
@@ -702,27 +712,28 @@ where task.status in ('ASSIGNED', 'RUNNING') and task.lease_until < :now
 order by task.id limit :most {skip_locked};
 
 -- name: leases_of_worker
--- What a worker that was seen to die still holds.
+-- Returns the tasks that a crashed worker still has leased.
 -- params: worker text, most bigint
 select {columns:task} from task
 where task.status in ('ASSIGNED', 'RUNNING') and task.worker = :worker
 order by task.id limit :most {skip_locked};
 
 -- name: tasks_due
--- Tasks of one workspace or of all whose timer has come, but for spared leases, unless somebody else handles them.
+-- Returns tasks of one workspace or of all with a due timer, except tasks with exempt leases; tasks
+-- that another process handles are skipped.
 -- params: now timestamptz, workspace uuid, most bigint, spared_from timestamptz, spared_to timestamptz
 select {columns:task} from task
 where task.due_at is not null and task.due_at <= :now
-  [workspace: and task.workspace = :workspace] [spared_from: {fragment:not_spared}]
+  [workspace: and task.workspace = :workspace] [spared_from: {fragment:not_exempt}]
 order by task.due_at limit :most {skip_locked};
 
 -- name: timer_set
--- Correct a timer that called for nothing.
+-- Corrects a timer for which no change was due.
 -- rows: timer(id uuid, due_at timestamptz)
 update task set due_at = timer.due_at from {rows:timer} where task.id = timer.id;
 
 -- name: archivable
--- Ended tasks that are old enough to put away.
+-- Returns finished tasks that are old enough to be archived.
 -- params: before timestamptz, most bigint
 select task.id from task
 where task.archived_at is null and task.finished_at < :before
@@ -730,8 +741,8 @@ where task.archived_at is null and task.finished_at < :before
 order by task.id limit :most;
 
 -- fragment: is_needed
--- Something that has not ended may still ask what the task `t` has made: a task that waits or waited
--- for it, the flow that it is part of, or the task that made it.
+-- An unfinished task or flow may still need the output of task `t`: a task that depends on it, the
+-- flow that it is part of, or the task that created it.
 (exists (select 1 from task_dependency dependency join task other on other.id = dependency.task
     where dependency.needs = t.id
       and other.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED'))
@@ -743,13 +754,14 @@ order by task.id limit :most;
     where body.workspace = t.workspace and body.task = t.id
       and other.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')))
 
--- name: needed_still
--- The task, if something that has not ended may still ask what it has made.
+-- name: output_still_needed
+-- Returns the task if an unfinished task or flow may still need its output.
 -- params: id uuid, workspace uuid
 select t.id from task t where t.id = :id and t.workspace = :workspace and {fragment:is_needed};
 
 -- name: prune_payload
--- Remove what long ended tasks carried and nobody can ask for; the row and its events stay.
+-- Deletes the payload of tasks that finished long ago and that no unfinished task or flow needs;
+-- the row and its events stay.
 -- params: before timestamptz, most bigint
 -- as: old
 update task set session_key = null, current_step = '(pruned)'
@@ -757,7 +769,7 @@ where id in (select t.id from task t
   where t.archived_at is not null and t.finished_at < :before
     and t.current_step is distinct from '(pruned)' and not {fragment:is_needed}
   order by t.id limit :most)
-  -- Said again for a task that was tried again while this waited for its row.
+  -- Checked again: the task may have been retried while this statement waited for its row.
   and archived_at is not null and finished_at < :before
 returning id, workspace;
 update task_body set description = null, prompt = null, system_prompt = null, input = null,
@@ -771,8 +783,8 @@ delete from task_step where task in (select old.id from {old});
 delete from task_secret where task in (select old.id from {old});
 -- answer: old
 
--- name: erase
--- Remove what one task carried and what it is called; the row and its events stay.
+-- name: payload_delete
+-- Deletes the payload and labels of one task and replaces its title; the row and its events stay.
 -- params: id uuid, workspace uuid
 update task set session_key = null, last_error = null, current_step = '(pruned)'
 where id = :id and workspace = :workspace;
@@ -788,8 +800,8 @@ delete from task_step where task = :id and workspace = :workspace;
 delete from task_secret where task = :id and workspace = :workspace;
 delete from task_label where task = :id and workspace = :workspace;
 
--- name: known_ids
--- Those of the tasks and agents that a workspace has.
+-- name: existing_ids
+-- Returns those of the given tasks and agents that the workspace has.
 -- params: workspace uuid, tasks uuid[], agents uuid[]
 select body.task as id from task_body body
 where body.workspace = :workspace and body.task in (select value from {each:tasks})
@@ -798,19 +810,19 @@ select agent.id from agent
 where agent.workspace = :workspace and agent.id in (select value from {each:agents});
 
 -- name: edit
--- Change what a task says about itself.
+-- Writes edited fields of a task.
 -- params: id uuid, workspace uuid, title text, description text, metadata json, set_title boolean, set_description boolean, set_metadata boolean
 update task_body set task = task[set_title: , title = :title]
   [set_description: , description = :description][set_metadata: , metadata = :metadata]
 where workspace = :workspace and task = :id;
 
 -- name: assign
--- Note whom a task is for.
+-- Stores the agent that a task is assigned to.
 -- params: id uuid, workspace uuid, agent uuid
 update task_body set target_agent = :agent where workspace = :workspace and task = :id;
 
 -- name: relabel
--- Give a task other labels.
+-- Replaces the labels of a task.
 -- params: id uuid, workspace uuid, labels text[]
 delete from task_label where task = :id and workspace = :workspace
   and label not in (select value from {each:labels});
@@ -819,7 +831,7 @@ select :id, :workspace, value from {each:labels} where true
 on conflict do nothing;
 
 -- name: prune_events
--- Remove audit rows past their age, oldest first, a bounded number.
+-- Deletes old audit rows, oldest first, a bounded number.
 -- params: before timestamptz, most bigint
 delete from event where (task, seq) in (
   select event.task, event.seq from event
@@ -828,8 +840,8 @@ delete from event where (task, seq) in (
   limit :most)
 returning task as id;
 
--- name: unconfirmed
--- Attempts of a worker, or of any worker on its host, whose end nobody has confirmed.
+-- name: attempts_unconfirmed
+-- Returns attempts of a worker, or of any worker on its host, whose kill is unconfirmed.
 -- params: workspace uuid, agent uuid, worker text, prefix text, most bigint
 select attempt.task as id, attempt.attempt, attempt.worker from attempt
 where attempt.unconfirmed
@@ -838,8 +850,8 @@ where attempt.unconfirmed
   and (attempt.worker = :worker or substr(attempt.worker, 1, length(:prefix)) = :prefix)
 limit :most;
 
--- name: confirm_swept
--- Note that the processes of such attempts are gone; the trail says who looked.
+-- name: attempts_confirm_gone
+-- Records that the processes of such attempts are gone; the event names who checked.
 -- params: receipt json, actor text, now timestamptz
 -- rows: swept(task uuid, attempt bigint)
 -- as: moved
@@ -855,13 +867,13 @@ returning task.id, task.workspace, task.version, task.status, task.attempt, task
 insert into event (task, seq, workspace, xid, kind, level, message, previous, new, attempt, actor,
   data, at)
 select noted.id, noted.version, noted.workspace, noted.event_xid, 'swept', 'INFO',
-  'the processes of an unconfirmed end are gone', noted.status, noted.status, noted.attempt,
+  'all processes of an unconfirmed attempt are gone', noted.status, noted.status, noted.attempt,
   :actor, :receipt, :now
 from {noted};
 -- answer: moved(id)
 
--- name: show
--- One task with everything about it but its history.
+-- name: task_show
+-- Returns one task with all its fields, without its history.
 -- params: workspace uuid, id uuid
 select {columns:task}, body.title, body.description, body.prompt, body.system_prompt, body.model,
   body.task_type, body.agent_type, body.target_agent, body.runtime, body.command, body.cwd,
@@ -883,7 +895,7 @@ from task join task_body body on body.workspace = task.workspace and body.task =
 where task.id = :id and task.workspace = :workspace;
 
 -- name: labels_of
--- The labels, task tags and capabilities of tasks.
+-- Returns the labels, task tags and capabilities of tasks.
 -- params: ids uuid[]
 select task_label.task as id, 'label' as kind, task_label.label as value from task_label
 where task_label.task in (select value from {each:ids}) {own:task_label}
@@ -917,8 +929,8 @@ order by 3;
 [labels: and (select count(*) from task_label where task_label.task = task.id
   and task_label.label in (select value from {each:labels})) = :label_count]
 
--- name: list
--- Tasks newest first, after a cursor.
+-- name: task_list
+-- Returns tasks newest first, after a cursor.
 -- params: workspace uuid, min_priority bigint, priority bigint, task_type text, agent uuid, parent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
 select {columns:task}, body.title, body.task_type, body.key, body.flow, body.group_id,
   (select agent.name from agent where agent.id = task.agent) as agent_name
@@ -927,8 +939,8 @@ where body.workspace = :workspace
 {fragment:filters}
 order by body.task desc limit :most;
 
--- name: list_ids
--- The ids that a filter picks, newest first.
+-- name: task_ids
+-- Returns the ids of tasks that match a filter, newest first.
 -- params: workspace uuid, min_priority bigint, priority bigint, task_type text, agent uuid, parent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
 select task.id
 from task_body body join task on task.id = body.task
@@ -936,14 +948,14 @@ where body.workspace = :workspace
 {fragment:filters}
 order by body.task desc limit :most;
 
--- name: ids_like
--- Ids that begin with a text, for people who type half an id.
+-- name: task_ids_by_prefix
+-- Returns ids that begin with a text, for users who type a part of an id.
 -- params: workspace uuid, prefix text
 select body.task as id from task_body body
 where body.workspace = :workspace and cast(body.task as text) like :prefix limit 3;
 
 -- name: attempts
--- The ended attempts of a task.
+-- Returns the ended attempts of a task.
 -- params: id uuid
 select attempt.attempt, attempt.outcome, attempt.agent, attempt.worker, attempt.session_key,
   attempt.started_at, attempt.ended_at, attempt.error_class, attempt.message, attempt.stack,
@@ -952,7 +964,7 @@ select attempt.attempt, attempt.outcome, attempt.agent, attempt.worker, attempt.
 from attempt where attempt.task = :id {own:attempt} order by attempt.attempt;
 
 -- name: events
--- A task's audit trail after a version.
+-- Returns a task's audit trail after a version.
 -- params: id uuid, after bigint, most bigint
 select event.seq, event.kind, event.level, event.message, event.previous, event.new,
   event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
@@ -960,7 +972,7 @@ select event.seq, event.kind, event.level, event.message, event.previous, event.
 from event where event.task = :id and event.seq > :after {own:event} order by event.seq limit :most;
 
 -- name: transcript
--- A task's transcript from a place on.
+-- Returns a task's transcript after a cursor.
 -- params: id uuid, attempt bigint, after bigint, most bigint
 select transcript.attempt, transcript.line_no, transcript.level, transcript.text, transcript.at
 from transcript
@@ -970,14 +982,14 @@ where transcript.task = :id {own:transcript}
 order by transcript.attempt, transcript.line_no limit :most;
 
 -- name: transcript_tail
--- The newest lines of a task's transcript, newest first.
+-- Returns the newest lines of a task's transcript, newest first.
 -- params: id uuid, most bigint
 select transcript.attempt, transcript.line_no, transcript.level, transcript.text, transcript.at
 from transcript where transcript.task = :id {own:transcript}
 order by transcript.attempt desc, transcript.line_no desc limit :most;
 
 -- name: events_tail
--- The newest audit rows of a task, newest first.
+-- Returns the newest audit rows of a task, newest first.
 -- params: id uuid, most bigint
 select event.seq, event.kind, event.level, event.message, event.previous, event.new,
   event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
@@ -985,7 +997,7 @@ select event.seq, event.kind, event.level, event.message, event.previous, event.
 from event where event.task = :id {own:event} order by event.seq desc limit :most;
 
 -- name: events_notable
--- The newest audit rows of given levels, of any task of a workspace, newest first.
+-- Returns the newest audit rows with given levels, of any task of a workspace, newest first.
 -- params: workspace uuid, most bigint
 select event.seq, event.kind, event.level, event.message, event.previous, event.new,
   event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
@@ -993,56 +1005,56 @@ select event.seq, event.kind, event.level, event.message, event.previous, event.
 from event where event.workspace = :workspace and event.level in ({literal:levels})
 order by event.at desc limit :most;
 
--- name: counts
--- How many tasks are in each status.
+-- name: task_counts
+-- Returns the number of tasks in each status.
 -- params: workspace uuid
 select task.status, count(*) as n, min(task.created_at) as oldest_at
 from task where task.workspace = :workspace group by task.status;
 
 -- name: queue_ahead
--- How many tasks of a lane stand before a rank, up to a limit.
+-- Returns how many tasks of a lane are before a rank, up to a limit.
 -- params: lane bigint, rank bigint, id uuid, most bigint
 select count(*) as n from (
   select 1 from task where task.lane = :lane and task.status = 'PENDING' {own:task}
     and (task.rank < :rank or (task.rank = :rank and task.id < :id)) limit :most) ahead;
 
 -- name: cursor_lock
--- A subscriber's place in the events, held while it moves.
+-- Returns a subscriber's cursor in the events, locked while it moves.
 -- params: name text
 select cursor.xid, cursor.position from cursor where cursor.name = :name {lock};
 
--- name: cursor_make
--- Start a subscriber at the beginning.
+-- name: cursor_insert
+-- Inserts a subscriber's cursor at the beginning.
 -- params: name text, now timestamptz
 insert into cursor (name, updated_at) select :name, :now where true on conflict (name) do nothing;
 
 -- name: cursor_move
--- Move a subscriber on.
+-- Moves a subscriber's cursor.
 -- params: name text, xid bigint, position bigint, now timestamptz
 update cursor set xid = :xid, position = :position, updated_at = :now where name = :name;
 
--- fragment: from_there_on only postgres
--- A position is handed out before its transaction commits, so a reader that trusted positions would
--- pass over rows still to appear. Only rows older than every running transaction are shown.
+-- fragment: after_cursor only postgres
+-- A position is assigned before its transaction commits, so a reader that trusted positions would
+-- skip rows that are still to appear. Only rows older than every running transaction are shown.
 where (event.xid, event.position) > (:xid, :position)
   [errors: and event.level in ('ERROR', 'CRITICAL')]
   and event.xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
 order by event.xid, event.position
 
--- fragment: from_there_on only sqlite
+-- fragment: after_cursor only sqlite
 where event.position > :position and :xid >= 0
   [errors: and event.level in ('ERROR', 'CRITICAL')]
 order by event.position
 
 -- name: events_after
--- Events past a subscriber's place whose transactions are all known to be over, in order.
+-- Returns events after a subscriber's cursor whose transactions are all known to be over, in order.
 -- params: xid bigint, position bigint, most bigint
 select event.task, event.seq, event.workspace, event.position, event.xid, event.kind,
   event.level, event.message, event.previous, event.new, event.attempt, event.agent, event.actor,
   event.data, event.at,
   (select task.lane from task where task.id = event.task) as lane
 from event
-{fragment:from_there_on}
+{fragment:after_cursor}
 limit :most;
 
 -- fragment: newest only postgres
@@ -1053,13 +1065,14 @@ order by event.xid desc, event.position desc
 order by event.position desc
 
 -- name: events_end
--- The newest event whose transaction, and all before it, are known to be over.
+-- Returns the newest event whose transaction, and all before it, are known to be over.
 select event.xid, event.position from event
 {fragment:newest}
 limit 1;
 
--- name: watched
--- How tasks are that somebody watches: what moved, and how much their attempts have said.
+-- name: followed_tasks
+-- Returns the present state of tasks that clients follow: version, status, progress, and the last
+-- transcript line.
 -- params: ids uuid[]
 select task.id, task.version, task.status, task.attempt, task.progress_percent, task.current_step,
   coalesce((select max(transcript.line_no) from transcript where transcript.task = task.id
@@ -1072,12 +1085,14 @@ pg_snapshot_xmax(pg_current_snapshot())::text::bigint
 -- fragment: next_xid only sqlite
 1
 
--- name: events_ahead
--- An event whose transaction is still to come: the table was restored from another server.
+-- name: events_with_future_xid
+-- Returns an event whose transaction number is still to come: the table was restored from another
+-- server.
 select event.xid from event where event.xid >= {fragment:next_xid} limit 1;
 
--- name: restamp
--- Number events anew after a restore, by position. A subscriber goes back to the first it missed.
+-- name: renumber_events
+-- Resets the transaction numbers of events after a restore, so that positions alone order them. A
+-- subscriber goes back to the first event it missed.
 update cursor set xid = 0, position = coalesce(
   (select min(e.position) - 1 from event e where (e.xid, e.position) > (cursor.xid, cursor.position)),
   (select max(e.position) from event e), 0);
@@ -1085,7 +1100,7 @@ update task set event_xid = 0 where event_xid > 0;
 update event set xid = 0 where xid > 0;
 
 -- name: audit_mismatches
--- Tasks whose row and audit trail disagree: the oracle of I13. Pruned trails are left out.
+-- Returns tasks whose row and audit trail disagree: the check of I13. Pruned trails are left out.
 -- params: most bigint, before timestamptz
 select task.id, task.version, task.status, task.attempt from task
 left join (
@@ -1098,8 +1113,8 @@ where (task.archived_at is null or task.finished_at >= :before)
     or final.new <> task.status or told.claims <> task.attempt)
 limit :most;
 
--- name: unsound_tasks
--- Tasks whose rows say one thing and lack what belongs to it.
+-- name: inconsistent_tasks
+-- Returns tasks whose status requires a field or row that is missing.
 -- params: most bigint
 select task.id, task.status from task
 where (task.status in ('ASSIGNED', 'RUNNING')
@@ -1112,7 +1127,7 @@ where (task.status in ('ASSIGNED', 'RUNNING')
 limit :most;
 
 -- name: chain_breaks
--- Events whose previous status is not the one before: the oracle of I11.
+-- Returns events whose previous status is not the status of the event before: the check of I11.
 -- params: most bigint
 select later.task as id, later.seq, earlier.new as before_status, later.previous
 from event later join event earlier on earlier.task = later.task and earlier.seq = later.seq - 1

@@ -1,6 +1,6 @@
-"""SQLite: one file, one writer, readers beside it.
+"""SQLite: one file, one writer, parallel readers.
 
 store: the store.
 connection: one connection, with its prepared queries.
-tenant: limits every statement to one workspace.
+tenant: restricts every statement to one workspace.
 """

@@ -1,4 +1,4 @@
-"""One connection to a SQLite file: queries prepared, arguments encoded, answers decoded."""
+"""One connection to a SQLite file: prepares queries, encodes arguments, decodes rows."""
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -20,13 +20,13 @@ def _json(value: Any) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _spelled(value: UUID) -> str:
-    """An id as text: the steps of a query say each several times."""
+def _uuid_text(value: UUID) -> str:
+    """Returns an id as text; cached, because the steps of a query use each id several times."""
     return str(value)
 
 
 _ENCODE: dict[str, Callable[[Any], Any]] = {
-    "uuid": _spelled,
+    "uuid": _uuid_text,
     "timestamptz": to_micros,
     "boolean": int,
     "bigint[]": _json,
@@ -39,39 +39,40 @@ _UUIDS = frozenset(
     " registered_by".split()
 )
 _TIMES = frozenset({"at", "until", "lease_until", "wait_until", "closed_until"})
-_FLAGS = frozenset({"watched", "unconfirmed", "met", "enabled"})
+_BOOLEANS = frozenset({"watched", "unconfirmed", "met", "enabled"})
 
 
 @lru_cache(maxsize=256)
-def _time(value: Any) -> Any:
+def _decode_time(value: Any) -> Any:
     try:
         return from_micros(value)
     except (OverflowError, TypeError):
-        return value  # beyond the calendar: found out like a damaged id
+        return value  # outside the calendar: detected later like a damaged id
 
 
 @lru_cache(maxsize=1024)
-def _uuid(value: Any) -> Any:
+def _decode_uuid(value: Any) -> Any:
     try:
         return UUID(value)
     except (ValueError, AttributeError, TypeError):
-        return value  # a damaged id: whoever reads the row finds out and quarantines it
+        return value  # a damaged id: the reader of the row detects it and quarantines the row
 
 
 def _decoder(column: str) -> Callable[[Any], Any] | None:
+    """Returns the decoder of a UUID, time or boolean column, by its name; `None` for others."""
     if column in _UUIDS:
-        return _uuid
+        return _decode_uuid
     if column in _TIMES or column.endswith("_at"):
-        return _time
-    return bool if column in _FLAGS else None
+        return _decode_time
+    return bool if column in _BOOLEANS else None
 
 
 _Encoders = list[tuple[int, Callable[[Any], Any] | None]]
-"""Columns by their place, and what encodes them."""
+"""Column indexes with their encoders."""
 
 
 class _PreparedQuery:
-    """A query's steps with what is needed to bind their arguments and read their answers."""
+    """A query's steps, with the encoders of their arguments and the decoders of their rows."""
 
     def __init__(self, query: sql.Query, single: frozenset[str]) -> None:
         self.query = query
@@ -84,67 +85,72 @@ class _PreparedQuery:
         self._decoders: list[tuple[int, Callable[[Any], Any]]] | None = None
         self._names: list[str] = []
 
-    def params(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The parameters, encoded."""
-        values = dict(given)
+    def encode_params(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Returns the encoded parameters."""
+        values = dict(params)
         for name, encode in self._params:
             if (value := values.get(name)) is not None:
                 values[name] = encode(value)
         return values
 
     def _encoders(self, step: sql.SqliteStep) -> _Encoders:
-        """The columns that a step reads of its set; JSON spells ids by itself."""
+        """Returns the columns that a step reads from its set; JSON needs no encoder for ids."""
         columns = self.query.rows[step.rowset or ""]
         encoders = {index: _ENCODE.get(columns[index][1]) for index in step.uses}
         return [
-            (index, None if step.whole and encode is _spelled else encode)
+            (index, None if step.whole and encode is _uuid_text else encode)
             for index, encode in encoders.items()
         ]
 
-    def cells(self, step: sql.SqliteStep, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The columns that a step reads of the rows of its set, encoded."""
+    def encode_rows(self, step: sql.SqliteStep, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Returns the columns that a step reads from the rows of its set, encoded."""
         columns = self._columns[step.label]
         if len(rows) == 1:
             [row] = rows
-            return [[_encoded(row[index], encode) for index, encode in columns]]
+            return [[_encode_cell(row[index], encode) for index, encode in columns]]
         uses = step.uses
         encoders = [(index, encode) for index, encode in columns if encode is not None]
         if not encoders:
-            every = rows and len(uses) == len(rows[0])
-            return list(rows) if every else [[row[index] for index in uses] for row in rows]
+            takes_all_columns = rows and len(uses) == len(rows[0])
+            return (
+                list(rows)
+                if takes_all_columns
+                else [[row[index] for index in uses] for row in rows]
+            )
         encoded = []
-        last: dict[int, tuple[Any, Any]] = {}  # rows of a set often share a value: encoded once
+        last: dict[int, tuple[Any, Any]] = {}  # rows of a set often share a value: encode it once
         for row in rows:
             full = list(row)
             for index, encode in encoders:
                 value = full[index]
                 if value is None:
                     continue
-                known = last.get(index)
-                if known is None or known[0] is not value:
-                    known = last[index] = (value, encode(value))
-                full[index] = known[1]
+                previous = last.get(index)
+                if previous is None or previous[0] is not value:
+                    previous = last[index] = (value, encode(value))
+                full[index] = previous[1]
             encoded.append([full[index] for index in uses])
         return encoded
 
-    def answer(self, rows: "StepRows") -> Rows:
-        """The rows of the answer's step by their names; of many, only when they are looked at."""
+    def decode(self, rows: "StepRows") -> Rows:
+        """Returns the answer step's rows by column name; many rows are decoded at first access."""
         if rows.many:
-            rows.read = self._named
+            rows.decode = self._decode_rows
             return rows
-        return self._named(rows.cells, rows.description)
+        return self._decode_rows(rows.cells, rows.description)
 
-    def _named(self, rows: list[Any], description: Any) -> list[Row]:
+    def _decode_rows(self, rows: list[Any], description: Any) -> list[Row]:
+        """Returns the rows by column name; decodes only columns that the query returns."""
         if not rows:
             return []
         if self._decoders is None:
             self._names = [column[0] for column in description]
-            found = ((i, _decoder(name)) for i, name in enumerate(self._names))
-            wanted = self.query.columns or self._names
+            indexed = ((i, _decoder(name)) for i, name in enumerate(self._names))
+            used_names = self.query.columns or self._names
             self._decoders = [
                 (i, decode)
-                for i, decode in found
-                if decode is not None and self._names[i] in wanted
+                for i, decode in indexed
+                if decode is not None and self._names[i] in used_names
             ]
         names, decoders = self._names, self._decoders
         answers: list[Row] = []
@@ -157,35 +163,36 @@ class _PreparedQuery:
         return answers
 
 
-def _encoded(value: Any, encode: Callable[[Any], Any] | None) -> Any:
+def _encode_cell(value: Any, encode: Callable[[Any], Any] | None) -> Any:
     return value if encode is None or value is None else encode(value)
 
 
 class StepRows(Rows):
-    """What a step answered, by position in `cells`; by name for whoever gets it as an answer.
+    """Rows returned by a step, by position in `cells`; by name as the answer of a query.
 
-    Many rows are one JSON text until somebody looks: the loop has more time for that than the
-    thread that writes.
+    Many rows stay one JSON text until the first access: the event loop has more time to decode
+    them than the writer thread.
     """
 
-    read: Callable[[list[Any], Any], list[Row]]
+    decode: Callable[[list[Any], Any], list[Row]]
 
-    def __init__(self, found: list[Any] | str, description: Any, *, many: bool = False) -> None:
-        self._found = found
+    def __init__(self, content: list[Any] | str, description: Any, *, many: bool = False) -> None:
+        self._content = content
         self.description = description
         self.many = many
-        self._named: list[Row] | None = None
+        self._decoded: list[Row] | None = None
 
     @property
     def cells(self) -> list[Any]:
-        if isinstance(self._found, str):
-            self._found = cast("list[Any]", msgspec.json.decode(self._found))
-        return self._found
+        """The rows by position."""
+        if isinstance(self._content, str):
+            self._content = cast("list[Any]", msgspec.json.decode(self._content))
+        return self._content
 
     def _rows(self) -> list[Row]:
-        if self._named is None:
-            self._named = self.read(self.cells, self.description)
-        return self._named
+        if self._decoded is None:
+            self._decoded = self.decode(self.cells, self.description)
+        return self._decoded
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -201,17 +208,17 @@ class StepRows(Rows):
         return iter(self._rows())
 
 
-_NOTHING = StepRows([], None)
+_NO_ROWS = StepRows([], None)
 
 
 class WriterBusy(Exception):
-    """Somebody else is writing."""
+    """Another process holds SQLite's write lock."""
 
 
-_STATEMENTS = 1000
-"""Prepared statements that a connection keeps: more than there are."""
-MANY = 64
-"""So many rows are worth one text."""
+_MAX_PREPARED = 1000
+"""Prepared statements that a connection caches: more than the program has."""
+JSON_FROM_ROWS = 64
+"""From this many rows on, a step returns its rows as one JSON text."""
 
 
 class Connection:
@@ -223,31 +230,33 @@ class Connection:
             isolation_level=None,
             check_same_thread=False,
             timeout=10,
-            cached_statements=_STATEMENTS,
+            cached_statements=_MAX_PREPARED,
         )
-        self._waits = True
-        self._check_ours(path)
+        self._waits_for_writer = True
+        self._require_own_database(path)
         if self.raw.execute("pragma journal_mode").fetchone()[0] != "wal":
             self.raw.execute("pragma journal_mode = wal")
         self.raw.execute("pragma synchronous = full")
         self.raw.execute("pragma wal_autocheckpoint = 4000")
         self.raw.execute("pragma cache_size = -16000")
         self._prepared: dict[Any, _PreparedQuery] = {}
-        self._together: dict[str, tuple[str, Any]] = {}
+        self._json_selects: dict[str, tuple[str, Any]] = {}
 
-    def _check_ours(self, path: str) -> None:
-        """Raise `Invalid` for a database of another program, before anything in it is changed."""
+    def _require_own_database(self, path: str) -> None:
+        """Raises `Invalid` for a database of another program, before anything in it is changed."""
         rows = self.raw.execute("select name from sqlite_master where type = 'table'")
         names = {row[0] for row in rows}
         if names and "schema_migration" not in names:
             self.raw.close()
-            raise Invalid(f"{path} is a database of another program", "database_invalid")
+            raise Invalid(
+                f"{path} is a database of another program; choose another file", "database_invalid"
+            )
 
     def begin(self, *, wait: bool) -> None:
-        """Begin to write; unless the caller may wait, `Busy` when somebody else does."""
-        if wait is not self._waits:
+        """Starts a write transaction; without `wait`, `WriterBusy` if another process writes."""
+        if wait is not self._waits_for_writer:
             self.raw.execute(f"pragma busy_timeout = {10_000 if wait else 0}")
-            self._waits = wait
+            self._waits_for_writer = wait
         try:
             self.raw.execute("begin immediate")
         except sqlite3.OperationalError as error:
@@ -256,23 +265,24 @@ class Connection:
             raise WriterBusy from error
 
     def prepare(self, statement: Statement) -> _PreparedQuery:
+        """Returns the prepared query for this shape of arguments, perhaps cached."""
         sizes = tuple([(name, min(len(rows), 2)) for name, rows in statement.rows.items()])
-        given = [name for name, value in statement.params.items() if value is not None]
+        present = [name for name, value in statement.params.items() if value is not None]
         literals = tuple(statement.literals.items())
-        key = (statement.query, *given, literals, sizes)
+        key = (statement.query, *present, literals, sizes)
         prepared = self._prepared.get(key)
         if prepared is None:
             query = sql.load(sql.SQLITE)[statement.query]
-            full = {name for name, size in sizes if size > 0}
+            non_empty = {name for name, size in sizes if size > 0}
             single = frozenset(name for name, size in sizes if size == 1)
-            known = frozenset(given) | frozenset(statement.literals)
-            prepared = _PreparedQuery(sql.variant(query, known, literals, full), single)
-            sql.keep(self._prepared, key, prepared)
+            switches = frozenset(present) | frozenset(statement.literals)
+            prepared = _PreparedQuery(sql.variant(query, switches, literals, non_empty), single)
+            sql.cache_put(self._prepared, key, prepared)
         return prepared
 
     @contextmanager
-    def lenient(self) -> Iterator[None]:
-        """Read text that is not UTF-8, for a row that somebody damaged."""
+    def replace_invalid_text(self) -> Iterator[None]:
+        """Reads text that is not UTF-8 with replacement characters, for a damaged row."""
         self.raw.text_factory = lambda raw: raw.decode("utf-8", "replace")
         try:
             yield
@@ -280,26 +290,26 @@ class Connection:
             self.raw.text_factory = str
 
     def read(self, statement: Statement) -> list[Row]:
-        """Run a statement outside a transaction."""
+        """Runs a statement outside a transaction; returns its rows."""
         try:
             return list(self.run(statement))
         except sqlite3.OperationalError as error:
             if "UTF-8" not in str(error):
                 raise
-        with self.lenient():
+        with self.replace_invalid_text():
             return list(self.run(statement))
 
     def run(self, statement: Statement) -> Rows:
-        """Run the statement's steps in order; answers the rows of its answer step."""
+        """Runs the statement's steps in order; returns the rows of its answer step."""
         prepared = self.prepare(statement)
-        values = prepared.params(statement.params)
+        values = prepared.encode_params(statement.params)
         returned: dict[str, StepRows] = {}
         for step in prepared.steps:
             base = tuple([values.get(name) for name in step.params]) if step.params else ()
-            returned[step.label] = self._step(step, base, prepared, statement, returned)
-        return prepared.answer(returned.get(prepared.query.answer, _NOTHING))
+            returned[step.label] = self._run_step(step, base, prepared, statement, returned)
+        return prepared.decode(returned.get(prepared.query.answer, _NO_ROWS))
 
-    def _step(
+    def _run_step(
         self,
         step: sql.SqliteStep,
         base: tuple[Any, ...],
@@ -307,6 +317,7 @@ class Connection:
         statement: Statement,
         returned: dict[str, StepRows],
     ) -> StepRows:
+        """Runs one step; `returned` has the rows of the earlier steps."""
         if step.rowset is None and step.source is None:
             return self._execute(step, step.sql, base, statement.params.get("n") or 0)
         if step.flat:
@@ -320,42 +331,45 @@ class Connection:
         else:
             rows = statement.rows[step.rowset or ""]
             if step.of is not None:
-                kept = {row[0] for row in returned[step.of].cells}
-                rows = [row for row in rows if _spelled(row[0]) in kept]
-            inputs = prepared.cells(step, rows)
-        return self._with_set(step, base, inputs)
+                ids = {row[0] for row in returned[step.of].cells}
+                rows = [row for row in rows if _uuid_text(row[0]) in ids]
+            inputs = prepared.encode_rows(step, rows)
+        return self._run_with_rows(step, base, inputs)
 
-    def _with_set(self, step: sql.SqliteStep, base: tuple[Any, ...], inputs: list[Any]) -> StepRows:
+    def _run_with_rows(
+        self, step: sql.SqliteStep, base: tuple[Any, ...], inputs: list[Any]
+    ) -> StepRows:
+        """Runs a step over the rows of its set, as one JSON value or row by row."""
         if not inputs:
-            return _NOTHING
+            return _NO_ROWS
         if step.whole:
             return self._execute(step, step.sql, (*base, _json(inputs)), len(inputs))
-        found: list[tuple[Any, ...]] = []
+        fetched: list[tuple[Any, ...]] = []
         description = None
         execute = self.raw.execute
         for cells in inputs:
             cursor = execute(step.sql, (*base, *cells))
             if cursor.description is not None:
-                found += cursor.fetchall()
+                fetched += cursor.fetchall()
                 description = cursor.description
-        return _NOTHING if description is None else StepRows(found, description)
+        return _NO_ROWS if description is None else StepRows(fetched, description)
 
     def _execute(
         self, step: sql.SqliteStep, text: str, arguments: tuple[Any, ...], size: int
     ) -> StepRows:
-        """The answer to a step that is about so many rows."""
-        many = step.in_one and size >= MANY
-        if many and (known := self._together.get(text)):
-            together, description = known
-            with suppress(sqlite3.DataError):  # longer than a text may be: row by row, then
-                [[found]] = self.raw.execute(together, arguments).fetchall()
-                return StepRows(found, description, many=True)
+        """Runs one SQL text; `size` is the expected number of rows."""
+        as_json = step.in_one and size >= JSON_FROM_ROWS
+        if as_json and (cached := self._json_selects.get(text)):
+            json_select, description = cached
+            with suppress(sqlite3.DataError):  # the text would be too long: read row by row
+                [[fetched]] = self.raw.execute(json_select, arguments).fetchall()
+                return StepRows(fetched, description, many=True)
         cursor = self.raw.execute(text, arguments)
         description = cursor.description
         if description is None:
-            return _NOTHING
-        found = cursor.fetchall()
-        if many:  # now its columns are known
-            together = sql.in_one(text, [column[0] for column in description])
-            self._together[text] = together, description
-        return StepRows(found, description, many=many)
+            return _NO_ROWS
+        fetched = cursor.fetchall()
+        if as_json:  # its columns are known now
+            json_select = sql.json_array_select(text, [column[0] for column in description])
+            self._json_selects[text] = json_select, description
+        return StepRows(fetched, description, many=as_json)

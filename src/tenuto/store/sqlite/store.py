@@ -1,10 +1,11 @@
-"""SQLite: one writer thread, readers beside it, WAL, synchronous=FULL.
+"""The SQLite store: one writer thread, parallel readers, WAL, synchronous=FULL.
 
-A transaction that finds nobody else writing is run in place: going to the thread and back takes as
-long as the disk. After one that took long the thread writes, and the loop goes on meanwhile.
+A transaction runs in the caller's thread if no other write is running: switching to the writer
+thread and back takes as long as the disk. After a slow transaction, the writer thread writes for a
+while, so that the event loop continues meanwhile.
 
-Processes that share a file take turns by a lock file: the kernel wakes the next one at once, where
-SQLite's own busy handler would sleep.
+Processes that share a file take turns by a lock file: the kernel wakes the next process at once,
+where SQLite's own busy handler would sleep.
 """
 
 import asyncio
@@ -26,65 +27,65 @@ from tenuto.clock import Clock
 from tenuto.folder_stamp import Stamp, folder_stamp
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.store import schema
-from tenuto.store.protocol import Row, SchemaState, Script, Statement, Store, gathered
+from tenuto.store.protocol import Row, SchemaState, Script, Statement, Store, collect_script
 from tenuto.store.sqlite.connection import Connection, WriterBusy
 from tenuto.store.sqlite.tenant import SqliteTenant
 
 T = TypeVar("T")
 
-_ROOM = 4000 * 4120 + 32
-"""Bytes that the journal takes between two checkpoints: so many pages with their headers."""
-_LOOK_EVERY = 64
-"""Transactions after which a process looks whether the journal has that room.
+_JOURNAL_BYTES = 4000 * 4120 + 32
+"""Size of the journal between two checkpoints: 4000 pages with their headers, in bytes."""
+_CHECK_JOURNAL_EVERY = 64
+"""Transactions after which a process checks the size of the journal.
 
-Not more often: the sync after a look takes longer, for the file's time of change is written then.
+Not more often: the sync after a check takes longer, because it writes the file's change time.
 """
-_FILLED = 1 << 14
-"""Bytes that are written at once when the journal is lengthened.
+_FILL_CHUNK = 1 << 14
+"""Bytes per write when the journal is extended.
 
-The system keeps them together, and goes through all of them at each later write to one of them.
+The system stores each chunk together, and processes all of it at each later write to a part of it.
 """
-_LONG_S = 0.005
-_REST = 3
-"""After a transaction that took long, the thread writes for so many times as long."""
-_KNOWN = (sqlite3.DatabaseError, OSError, OverflowError)
+_SLOW_S = 0.005
+_THREAD_FACTOR = 3
+"""After a slow transaction, the thread writes for this many times its duration."""
+_SQLITE_ERRORS = (sqlite3.DatabaseError, OSError, OverflowError)
 
 
 class _DatabaseFiles:
-    """The database's file and its journal, as they were when they were first seen.
+    """Detects that the database file or its journal was removed or replaced.
 
-    SQLite goes on writing to a file that has no name any more, or whose name another one has: what
-    it acknowledges then is nowhere.
+    SQLite continues to write to a file that was removed or replaced: its commits would be lost.
     """
 
     def __init__(self, *paths: str, clock: Clock) -> None:
         self._seen: dict[str, tuple[int, int] | None] = dict.fromkeys(paths)
         self._folders = {str(Path(path).parent) for path in paths}
         self._clock = clock
-        self._whole: list[Stamp | None] = [None]
-        """Their folders when the files were seen last."""
+        self._checked_stamps: list[Stamp | None] = [None]
+        """Stamps of their folders at the last check that found the files unchanged."""
 
-    def are_there(self) -> bool:
-        """Whether none of them was removed or replaced."""
+    def are_unchanged(self) -> bool:
+        """True if none of the files was removed or replaced."""
         try:
-            now = [folder_stamp(folder, self._clock) for folder in self._folders]
+            stamps = [folder_stamp(folder, self._clock) for folder in self._folders]
         except OSError:
-            now = [None]
-        if now == self._whole and None not in now:
+            stamps = [None]
+        if stamps == self._checked_stamps and None not in stamps:
             return True
-        found = self._look()
-        self._whole = now if found else [None]
-        return found
+        unchanged = self._compare_files()
+        self._checked_stamps = stamps if unchanged else [None]
+        return unchanged
 
-    def _look(self) -> bool:
+    def _compare_files(self) -> bool:
+        """True if all files are those seen first; a new file is recorded."""
         for path, before in self._seen.items():
             try:
-                found = Path(path).stat()
+                stat = Path(path).stat()
             except FileNotFoundError:
                 if before is not None:
                     return False
                 continue
-            now = (found.st_dev, found.st_ino)
+            now = (stat.st_dev, stat.st_ino)
             if before is None:
                 self._seen[path] = now
             elif before != now:
@@ -93,14 +94,14 @@ class _DatabaseFiles:
 
 
 class SqliteStore:
-    """A store in one SQLite file, or in memory and inline for the simulator and tests."""
+    """A store in one SQLite file, or in memory without threads for the simulator and tests."""
 
     writers = 1
     mixes = True
 
     def __init__(self, path: str, clock: Clock | None = None) -> None:
         self._inline = path == ":memory:"
-        # Spelled out: connections are made later, too, wherever the process has gone by then.
+        # Absolute: connections are created later, too, when the working directory may differ.
         self.path = path if self._inline else os.path.abspath(path)  # noqa: PTH100  links stay
         self.clock = clock or Clock()
         self._connection: Connection | None = None
@@ -109,22 +110,22 @@ class SqliteStore:
         self._writer: threading.Thread | None = None
         self._closing = False
         self._writing = threading.Lock()
-        """Held by whoever uses the writer's connection, here or in the thread."""
+        """Held while the writer's connection is used, by a caller or by the thread."""
         self._in_thread_until = 0.0
-        # SQLite keeps it beside the file itself, wherever a link to that stands.
+        # SQLite puts it beside the file itself, not beside a link to it.
         self._journal = Path(f"{os.path.realpath(self.path)}-wal")
         self._files: _DatabaseFiles | None = None
         self._written = 0
-        self._may_grow = not self._inline
+        self._can_preallocate = not self._inline
         self._readers: ThreadPoolExecutor | None = None
         self._local = threading.local()
         self._reader_connections: list[Connection] = []
 
-    def within(self, workspace: UUID) -> Store:
+    def for_workspace(self, workspace: UUID) -> Store:
         return SqliteTenant(self, workspace)
 
-    def unhurried(self) -> "SqliteStore":
-        return self  # nothing here is given up
+    def for_maintenance(self) -> "SqliteStore":
+        return self  # SQLite has no statement timeouts
 
     async def open(self) -> None:
         state = await self.schema()
@@ -158,7 +159,7 @@ class SqliteStore:
         return await self._on_writer(self._schema)
 
     async def describe(self) -> dict[str, str]:
-        def look() -> dict[str, str]:
+        def read_settings() -> dict[str, str]:
             raw = self._writer_connection().raw
             levels = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
             return {
@@ -168,94 +169,98 @@ class SqliteStore:
                 "synchronous": levels[raw.execute("pragma synchronous").fetchone()[0]],
             }
 
-        return await self._on_writer(look)
+        return await self._on_writer(read_settings)
 
     async def fetch(self, statement: Statement) -> list[Row]:
         if self._inline:
-            return self._guard(lambda: list(self._writer_connection().run(statement)))
+            return self._with_mapped_errors(lambda: list(self._writer_connection().run(statement)))
         if self._readers is None:
             self._readers = ThreadPoolExecutor(2, thread_name_prefix="tenuto-sqlite-read")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, self._read, statement)
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
-        if self._is_free():
+        if self._try_lock_writer():
             try:
                 return self._transact(script, wait=False)
             except WriterBusy:
-                pass  # the thread waits for its turn
+                pass  # the thread waits for the other process
             finally:
                 self._writing.release()
         return await self._on_writer(lambda: self._transact(script, wait=True))
 
-    def _is_free(self) -> bool:
-        """Whether this process may write in place; then `_writing` is held."""
+    def _try_lock_writer(self) -> bool:
+        """True if the caller's thread may write; then it holds `_writing`."""
         if self._inline or self._closing or self.clock.elapsed() < self._in_thread_until:
             return False
         return self._writing.acquire(blocking=False)
 
     def _transact(self, script: Callable[[], Script[T]], *, wait: bool) -> T:
-        """The script's result, committed; `Busy` if others write and the caller may not wait."""
-        began = self.clock.elapsed()
+        """Runs and commits a script; without `wait`, `WriterBusy` if another process writes."""
+        started = self.clock.elapsed()
         try:
             return self._transaction(
                 lambda connection: _run_script(script(), connection), wait=wait
             )
-        except _KNOWN as error:
+        except _SQLITE_ERRORS as error:
             raise self._map_sqlite_error(error) from error
         finally:
-            took = self.clock.elapsed() - began
-            if took > _LONG_S:
-                self._in_thread_until = began + (1 + _REST) * took
-            self._look_for_room()
+            took = self.clock.elapsed() - started
+            if took > _SLOW_S:
+                self._in_thread_until = started + (1 + _THREAD_FACTOR) * took
+            self._check_journal_size()
 
-    def _look_for_room(self) -> None:
-        """Have the thread lengthen the journal, once this process has written for a while."""
+    def _check_journal_size(self) -> None:
+        """Makes the thread extend the journal if it is short; checks every 64 transactions."""
         self._written += 1
-        if self._may_grow and not self._closing and self._written % _LOOK_EVERY == 0:
+        if (
+            self._can_preallocate
+            and not self._closing
+            and self._written % _CHECK_JOURNAL_EVERY == 0
+        ):
             with suppress(OSError):
-                if self._journal.stat().st_size < _ROOM:
-                    self._send(self._preallocate_wal)
+                if self._journal.stat().st_size < _JOURNAL_BYTES:
+                    self._enqueue(self._preallocate_wal)
 
     def _preallocate_wal(self) -> None:
-        """Fill the journal up to its usual length: a disk is slower to sync a file that grows.
+        """Extends the journal to its usual size: a disk is slower to sync a file that grows.
 
-        Within a transaction, so nobody else adds to it; SQLite reads no further than the last frame
-        that it knows to be valid, and zeros never are.
+        It runs within a transaction, so no other process appends. SQLite reads only up to the last
+        valid frame, and zeros are never valid.
         """
         try:
             with self._writing:
-                self._transaction(lambda _: _fill(self._journal, _ROOM))
-        except (sqlite3.Error, OSError, Unavailable):  # it goes on as it was
-            self._may_grow = False
+                self._transaction(lambda _: _extend_file(self._journal, _JOURNAL_BYTES))
+        except (sqlite3.Error, OSError, Unavailable):  # the journal stays as it is
+            self._can_preallocate = False
 
-    async def once(self, script: Callable[[], Script[T]]) -> T:
+    async def transact_one(self, script: Callable[[], Script[T]]) -> T:
         return await self.transact(script)
 
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
-        await self.transact(await gathered(statements))
+        await self.transact(await collect_script(statements))
 
     async def _on_writer(self, job: Callable[[], T]) -> T:
-        """The job's result, done on the writer thread."""
+        """Runs a job on the writer thread; returns its result."""
         if self._inline:
-            return self._guard(job)
+            return self._with_mapped_errors(job)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
         def work() -> None:
             try:
-                with self._writing:  # though the caller has given up: the job is done all the same
-                    result = self._guard(job)
-            except BaseException as error:  # noqa: BLE001  handed to the caller
-                _answer(loop, future, error=error)
+                with self._writing:  # also for a cancelled caller: the job runs to its end
+                    result = self._with_mapped_errors(job)
+            except BaseException as error:  # noqa: BLE001  raised to the caller
+                _resolve_future(loop, future, error=error)
             else:
-                _answer(loop, future, result=result)
+                _resolve_future(loop, future, result=result)
 
-        self._send(work)
+        self._enqueue(work)
         return await future
 
-    def _send(self, job: Callable[[], None]) -> None:
-        """Have the thread do a job; a store that is being closed takes none."""
+    def _enqueue(self, job: Callable[[], None]) -> None:
+        """Queues a job for the writer thread; raises `Unavailable` while the store is closing."""
         if self._closing:
             raise Unavailable(f"the database {self.path} was closed")
         if self._writer is None:
@@ -272,17 +277,20 @@ class SqliteStore:
     def _read(self, statement: Statement) -> list[Row]:
         connection = getattr(self._local, "connection", None)
         if connection is None:
-            connection = self._guard(lambda: Connection(self.path))
+            connection = self._with_mapped_errors(lambda: Connection(self.path))
             self._local.connection = connection
             self._reader_connections.append(connection)
-        self._guard(self._check_files)
-        return self._guard(lambda: connection.read(statement))
+        self._with_mapped_errors(self._check_files)
+        return self._with_mapped_errors(lambda: connection.read(statement))
 
     def _writer_connection(self) -> Connection:
+        """Returns the writer's connection; opens it at the first use."""
         if self._connection is None:
             if not self._inline:
                 if Path(self.path).is_dir():
-                    raise Unavailable(f"{self.path} is a directory, not a database file")
+                    raise Unavailable(
+                        f"{self.path} is a directory; give the path of a database file"
+                    )
                 if self._lock_file is None:
                     self._lock_file = open(  # noqa: SIM115  closed with the store
                         f"{self.path}-lock", "a", opener=private.opener
@@ -291,14 +299,15 @@ class SqliteStore:
         return self._connection
 
     def _connect(self) -> Connection:
-        # Several processes that make a new file wait for each other here.
+        """Opens the database file and creates it with private permissions if needed."""
+        # Several processes that create the same new file wait for each other here.
         if self._lock_file is None:
             return Connection(self.path)
         fcntl.flock(self._lock_file, fcntl.LOCK_EX)
         try:
-            # Prompts and environments are nobody else's business: SQLite makes a file that all may
-            # read, and gives its journal the mode of the file. Only where there is none: closing a
-            # descriptor of the file would drop every lock that this process has on it.
+            # Prompts and environments are private, but SQLite creates a file that all users may
+            # read, and gives its journal the mode of the file. Only if there is no file: closing a
+            # descriptor of the file would release every lock that this process has on it.
             if not Path(self.path).exists():
                 with open(os.path.realpath(self.path), "xb", opener=private.opener):
                     pass
@@ -310,22 +319,24 @@ class SqliteStore:
             fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
     def _check_files(self) -> None:
-        if self._files is not None and not self._files.are_there():
-            text = "was removed or replaced while it was in use; start again what uses it"
+        """Raises `Unavailable` if the database file was removed or replaced."""
+        if self._files is not None and not self._files.are_unchanged():
+            text = "was removed or replaced while it was in use; restart the processes that use it"
             raise Unavailable(f"the database {self.path} {text}")
 
     def _transaction(self, body: Callable[[Connection], T], *, wait: bool = True) -> T:
-        """The body's result, committed. Text that is not UTF-8 is read with marks in its place."""
+        """Runs and commits `body`; returns its result. Invalid UTF-8 is read with replacements."""
         connection = self._writer_connection()
         try:
             return self._commit(connection, body, wait=wait)
         except sqlite3.OperationalError as error:
             if "UTF-8" not in str(error):
                 raise
-        with connection.lenient():
+        with connection.replace_invalid_text():
             return self._commit(connection, body, wait=wait)
 
     def _commit(self, connection: Connection, body: Callable[[Connection], T], *, wait: bool) -> T:
+        """Runs `body` in one transaction under the lock file; returns its result."""
         if self._lock_file is not None:
             try:
                 fcntl.flock(self._lock_file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -349,7 +360,7 @@ class SqliteStore:
     def _migrate(self) -> list[int]:
         def body(connection: Connection) -> list[int]:
             raw = connection.raw
-            raw.execute(schema.BOOKKEEPING)
+            raw.execute(schema.MIGRATION_TABLE)
             done = {row[0] for row in raw.execute("select number from schema_migration")}
             applied = []
             for migration in schema.migrations():
@@ -368,40 +379,42 @@ class SqliteStore:
 
     def _schema(self) -> SchemaState:
         raw = self._writer_connection().raw
-        known = raw.execute(
+        table = raw.execute(
             "select 1 from sqlite_master where name = 'schema_migration'"
         ).fetchone()
-        if known is None:
+        if table is None:
             return SchemaState(0, 0)
         row = raw.execute(
             "select coalesce(max(number), 0), coalesce(max(compat), 0) from schema_migration"
         ).fetchone()
         return SchemaState(*row)
 
-    def _guard(self, job: Callable[[], T]) -> T:
-        """The job's result; what SQLite says about its file becomes `Unavailable`."""
+    def _with_mapped_errors(self, job: Callable[[], T]) -> T:
+        """Runs a job and returns its result; maps SQLite's errors to errors of the engine."""
         try:
             return job()
-        except _KNOWN as error:
+        except _SQLITE_ERRORS as error:
             raise self._map_sqlite_error(error) from error
 
     def _map_sqlite_error(self, error: Exception) -> Exception:
-        """What an error of SQLite means to a caller."""
+        """Returns the engine's error for an error of SQLite."""
         if isinstance(error, sqlite3.IntegrityError):
             if "UNIQUE" not in str(error):
                 return error
-            return Conflict("something with that id exists already", "idempotency_conflict")
+            return Conflict(
+                "a row with this id or unique key exists already", "idempotency_conflict"
+            )
         if isinstance(error, OverflowError):
-            return Invalid("a number is beyond 64 bits")
+            return Invalid("a number does not fit into 64 bits")
         if "full" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
-            return Unavailable(f"no room left for {self.path}: {error}", "storage_full")
+            return Unavailable(f"the disk of {self.path} is full: {error}", "storage_full")
         if isinstance(error, sqlite3.ProgrammingError):
             return error
         return Unavailable(f"cannot use the database {self.path}: {error}")
 
 
 def _run_script(script: Script[T], connection: Connection) -> T:
-    """The result of a script whose statements run on the connection."""
+    """Runs a script on the connection; returns its result."""
     try:
         statement = next(script)
         while True:
@@ -411,27 +424,29 @@ def _run_script(script: Script[T], connection: Connection) -> T:
         return result
 
 
-def _fill(path: Path, size: int) -> None:
-    """Append zeros to a file until it has that size; where there is no room, nothing."""
+def _extend_file(path: Path, size: int) -> None:
+    """Appends zeros to a file up to a size; undoes that if the disk is full."""
     with path.open("r+b", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         try:
-            for at in range(before, size, _FILLED):
-                file.write(bytes(min(_FILLED, size - at)))
+            for offset in range(before, size, _FILL_CHUNK):
+                file.write(bytes(min(_FILL_CHUNK, size - offset)))
             os.fsync(file.fileno())
         except OSError:
             file.truncate(before)
             raise
 
 
-def _answer(
+def _resolve_future(
     loop: asyncio.AbstractEventLoop,
     future: "asyncio.Future[T]",
     *,
     result: Any = None,
     error: BaseException | None = None,
 ) -> None:
-    def settle() -> None:
+    """Sets a future's result or error from another thread."""
+
+    def resolve() -> None:
         if future.done():
             return
         if error is not None:
@@ -440,4 +455,4 @@ def _answer(
             future.set_result(result)
 
     if not loop.is_closed():
-        loop.call_soon_threadsafe(settle)
+        loop.call_soon_threadsafe(resolve)

@@ -1,7 +1,7 @@
 """Runtimes: each turns a claimed task into an output or an exception.
 
-protocol: the port.
+protocol: the interface of runtimes.
 function: handlers in this process.
 command: commands under the supervisor.
-environment: variables and folder of a command.
+environment: the working folder of a command, and what a task may set.
 """

@@ -1,8 +1,8 @@
 """Commands as sessions under the supervisor: a task's own argv, or the agent's command.
 
-The command finds its task in the environment (`TENUTO_TASK_ID`, `TENUTO_ATTEMPT`, `TENUTO_INPUT`,
-`TENUTO_CHECKPOINT`, `TENUTO_PREVIOUS`, `TENUTO_IDEMPOTENCY_KEY`), the prompt or else the input on
-standard input, and may write JSON lines to file descriptor 3:
+The command gets its task in the environment (`TENUTO_TASK_ID`, `TENUTO_ATTEMPT`, `TENUTO_INPUT`,
+`TENUTO_CHECKPOINT`, `TENUTO_PREVIOUS`, `TENUTO_IDEMPOTENCY_KEY`), and the prompt, or without one
+the input, on standard input. It may write JSON lines to file descriptor 3:
 
     {"progress": 40, "step": "compiling"}   {"checkpoint": {...}}   {"output": {...}}
     {"error": {"message": "...", "class": "rate_limit", "retryable": true,
@@ -30,27 +30,37 @@ from tenuto.model.tasks.retry import ErrorClass
 from tenuto.model.tenancy.redact import Redactor
 from tenuto.worker.capacity import SessionCapacity
 from tenuto.worker.context import Context
-from tenuto.worker.runtime.environment import check_place
+from tenuto.worker.runtime.environment import resolve_folder
 from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart
 from tenuto.worker.session import Session, SessionEnd, SpawnError, Supervisor
 
-_INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
-_ENV_LIMIT = 32_000
-_CHUNK = 65_536
-_LONGEST_CHARACTER = 4
+_INHERITED_VARIABLES = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+)
+_MAX_ENV_CHARS = 32_000
+_READ_BYTES = 65_536
+_MAX_CHARACTER_BYTES = 4
 _Decoder = codecs.getincrementaldecoder("utf-8")
 _TAIL_LINES = 20
-_REPORT_LIMIT = 2 * MAX_JSON
-_LOOK_S = 0.2
-_LOOKS = 5
-"""How often readers are found waiting after the session's end before they are given up.
+_MAX_REPORT_BYTES = 2 * MAX_JSON
+_DRAIN_CHECK_S = 0.2
+_DRAIN_CHECKS = 5
+"""Checks at which all readers wait, after the session's end, before they are given up.
 
-In all, less than the two seconds that the heart leaves an attempt besides its grace time.
+Together they take less than the two seconds that the heartbeat adds to an attempt's grace time.
 """
 
 
 class _CommandReport:
-    """What a command has told over its report pipe."""
+    """Output and error that a command has reported over its report pipe."""
 
     def __init__(self) -> None:
         self.output: Any = None
@@ -58,66 +68,70 @@ class _CommandReport:
 
 
 class _Pipe:
-    """A pipe that one reader reads."""
+    """A pipe with one reader."""
 
     def __init__(self, source: asyncio.StreamReader) -> None:
         self._source = source
-        self.waiting = False
-        """Whether the reader has had all that came so far."""
+        self.is_waiting = False
+        """True if the reader has read all data so far and waits for more."""
 
     async def read(self) -> bytes:
-        """The next piece, or nothing at the end."""
-        self.waiting = True
-        piece = await self._source.read(_CHUNK)
-        self.waiting = False
-        return piece
+        """Returns the next bytes; empty at the end."""
+        self.is_waiting = True
+        chunk = await self._source.read(_READ_BYTES)
+        self.is_waiting = False
+        return chunk
 
 
 class CommandRuntime:
-    """Runs commands. `own` is the agent's command for tasks that bring none.
+    """Runs commands. `command` is the agent's own, for tasks without a command.
 
-    `allowed` is what the worker's owner lets tasks set, whichever of the two commands runs.
+    `allowed` is what the worker's owner lets tasks set, for both kinds of command.
     """
 
     name = "command"
 
-    def __init__(self, supervisor: Supervisor, own: Sequence[str] | None, allowed: Allowed) -> None:
+    def __init__(
+        self, supervisor: Supervisor, command: Sequence[str] | None, allowed: Allowed
+    ) -> None:
         self._supervisor = supervisor
-        self._own = found_program(own) if own else None
-        self._own_elsewhere = [fixed(word) for word in self._own] if self._own else None
-        """The worker's own command for tasks that choose the folder."""
+        self._command = resolve_program(command) if command else None
+        self._absolute_command = (
+            [make_path_absolute(argument) for argument in self._command] if self._command else None
+        )
+        """The agent's command with absolute paths, for tasks that choose the folder."""
         self._allowed = allowed
-        self._room = SessionCapacity()
+        self._capacity = SessionCapacity()
 
     def free_sessions(self, busy: int) -> int | None:
-        return self._room.left(busy)
+        return self._capacity.free_sessions(busy)
 
     def release_reservation(self) -> None:
-        self._room.release_reservation()
+        self._capacity.release_reservation()
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
         try:
             session = await self._spawn(context)
         except asyncio.CancelledError:
-            # Its control socket closes with the spawn: whatever had begun is killed.
+            # Its control socket closes with the spawn: whatever had started is killed.
             receipt |= {"state": "killed", "how": "while it was starting", "killed_count": 0}
             raise
-        self._room.started()
+        self._capacity.on_started()
         crash_point("worker.session_spawned")
         report = _CommandReport()
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        out, err, told = map(_Pipe, (session.stdout, session.stderr, session.report))
+        out, err, report_pipe = map(_Pipe, (session.stdout, session.stderr, session.report))
         readers = {
-            asyncio.ensure_future(_follow(out, "INFO", context, tail)): out,
-            asyncio.ensure_future(_follow(err, "WARN", context, tail)): err,
-            asyncio.ensure_future(_read_report_pipe(told, context, report)): told,
+            asyncio.ensure_future(_copy_to_transcript(out, "INFO", context, tail)): out,
+            asyncio.ensure_future(_copy_to_transcript(err, "WARN", context, tail)): err,
+            asyncio.ensure_future(_read_report_pipe(report_pipe, context, report)): report_pipe,
         }
         try:
             end = await session.wait()
             await _drain(session, readers, context)
             await asyncio.gather(*readers)
         except asyncio.CancelledError:
-            context.stopping = True  # a report is not insisted on then while the store is away
+            context.stopping = True  # reports are not retried then if the store is away
             grace_s = min(grace_s, context.longest_grace_s)
             end = await asyncio.shield(session.kill(grace_s))
             await _drain(session, readers, context)
@@ -126,72 +140,74 @@ class CommandRuntime:
             raise
         finally:
             session.drop()
-        return _result(end, report, tail)
+        return _output_or_raise(end, report, tail)
 
     async def _spawn(self, context: Context) -> Session:
+        """Starts the command of the task or of the agent; raises `CannotStart` if that fails."""
         work = context.work
-        told = work.prompt if work.prompt is not None else msgspec.json.encode(work.input).decode()
-        stdin = told if work.prompt is not None or work.input is not None else ""
+        text = work.prompt if work.prompt is not None else msgspec.json.encode(work.input).decode()
+        stdin = text if work.prompt is not None or work.input is not None else ""
         try:
-            folder = check_place(work.env, work.cwd, self._allowed)
+            folder = resolve_folder(work.env, work.cwd, self._allowed)
         except Invalid as error:
-            self._room.started()  # the machine could: it is the task that may not
-            raise CannotStart(_refused(error.message)) from error
-        argv = work.command or (self._own if folder is None else self._own_elsewhere)
-        assert argv, "matching gives an agent without a command only tasks that bring one"
+            self._capacity.on_started()  # not the fault of the machine: the task is not allowed
+            raise CannotStart(_invalid_input(error.message)) from error
+        argv = work.command or (self._command if folder is None else self._absolute_command)
+        assert argv, "an agent without a command can only match tasks with a command"
         try:
             return await self._supervisor.spawn(
                 argv,
                 cwd=folder,
-                env=environment(context, os.environ),
+                env=build_environment(context, os.environ),
                 stdin=stdin.encode("utf-8", "replace"),
             )
         except SpawnError as error:
-            temporary = error.code == "spawn_failed"
-            if temporary:
-                self._room.failed()
+            is_temporary = error.code == "spawn_failed"
+            if is_temporary:
+                self._capacity.on_start_failed()
             else:
-                self._room.started()  # the machine could: it is the command that cannot run
+                self._capacity.on_started()  # not the fault of the machine: the command cannot run
             message = f"cannot run {argv[0]}: {error}"
             raise CannotStart(
                 Failure(message=message, error_class=ErrorClass.CRASH)
-                if temporary
-                else _refused(message)
+                if is_temporary
+                else _invalid_input(message)
             ) from error
 
 
-def found_program(own: Sequence[str]) -> list[str]:
+def resolve_program(command: Sequence[str]) -> list[str]:
     """Returns the command with its program as an absolute path, found by the worker's PATH."""
-    program, *words = own
-    found = shutil.which(program) or program
-    if os.sep in found:
-        found = os.path.abspath(found)  # noqa: PTH100  links in it are the owner's choice
-    return [found, *words]
+    program, *arguments = command
+    path = shutil.which(program) or program
+    if os.sep in path:
+        path = os.path.abspath(path)  # noqa: PTH100  links in it are the owner's choice
+    return [path, *arguments]
 
 
-def fixed(word: str) -> str:
-    """Returns the word with what it names in the worker's folder as an absolute path.
+def make_path_absolute(argument: str) -> str:
+    """Returns the argument with a name of an existing file or folder as an absolute path.
 
-    `NAME` and `--option=NAME` do. A task that chooses the folder in which a command runs must not
-    choose what it runs by that. A word of dots is the working folder itself, and is left.
+    It may be `NAME` or `--option=NAME`. A task that chooses the folder in which a command runs must
+    not thereby choose the files that the command uses. An argument of only dots and slashes, as the
+    working folder itself, stays.
     """
-    option, equals, name = word.rpartition("=")
+    option, equals, name = argument.rpartition("=")
     if not name.strip("./") or not os.path.lexists(name):
-        return word
+        return argument
     return f"{option}{equals}{os.path.abspath(name)}"  # noqa: PTH100  links are the owner's choice
 
 
-def _refused(message: str) -> Failure:
-    """The failure of a task that no other attempt could start either."""
+def _invalid_input(message: str) -> Failure:
+    """Returns the failure of a task that no other attempt could start either."""
     return Failure(message=message, error_class=ErrorClass.INVALID_INPUT, retryable=False)
 
 
-def environment(context: Context, outer: Mapping[str, str]) -> dict[str, str]:
-    """What a command sees: a scrubbed environment, the task's own variables, and its task."""
+def build_environment(context: Context, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Returns the command's variables: a few inherited, those that the task sets, and its data."""
     work = context.work
-    env = {name: outer[name] for name in _INHERITED if name in outer}
+    env = {name: inherited[name] for name in _INHERITED_VARIABLES if name in inherited}
     if "PATH" in env:
-        # Other entries are looked up in the working folder, which the task chooses.
+        # Relative entries would be looked up in the working folder, which the task chooses.
         absolute = filter(os.path.isabs, env["PATH"].split(os.pathsep))
         env["PATH"] = os.pathsep.join(absolute)
     env |= work.env
@@ -208,7 +224,7 @@ def environment(context: Context, outer: Mapping[str, str]) -> dict[str, str]:
     }
     for name, value in values.items():
         text = msgspec.json.encode(value).decode()
-        if value is not None and len(text) <= _ENV_LIMIT:
+        if value is not None and len(text) <= _MAX_ENV_CHARS:
             env[name] = text
     return env
 
@@ -216,29 +232,33 @@ def environment(context: Context, outer: Mapping[str, str]) -> dict[str, str]:
 async def _drain(
     session: Session, readers: Mapping["asyncio.Task[None]", _Pipe], context: Context
 ) -> None:
-    """Wait until the readers of an ended session have all that its command wrote.
+    """Waits until an ended session's output is read.
 
-    That is in the pipes by then: a reader that still waits, waits for a process outside the tree
-    that holds its pipe open. Several looks, because one alone may follow a time in which the loop
-    could not read.
+    Gives up with a warning if another process keeps the output open.
+
+    All of it is in the pipes by then: a reader that still waits, waits for a process outside the
+    tree that keeps its pipe open. Several checks are needed, because before a single one the event
+    loop may have been too busy to read.
     """
-    left, looks = set(readers), 0
-    while left and looks < _LOOKS:
-        _, left = await asyncio.wait(left, timeout=_LOOK_S)
-        looks += all(readers[reader].waiting for reader in left)
-    if left:
-        context.log("(another process holds the command's output open: not read further)", "WARN")
+    pending, checks = set(readers), 0
+    while pending and checks < _DRAIN_CHECKS:
+        _, pending = await asyncio.wait(pending, timeout=_DRAIN_CHECK_S)
+        checks += all(readers[reader].is_waiting for reader in pending)
+    if pending:
+        context.log(
+            "(another process keeps the command's output open: the rest is not read)", "WARN"
+        )
         session.drop()
-        await asyncio.wait(left)
+        await asyncio.wait(pending)
 
 
-async def _follow(pipe: _Pipe, level: str, context: Context, tail: deque[str]) -> None:
-    """Write what the command prints to the transcript, line by line."""
+async def _copy_to_transcript(pipe: _Pipe, level: str, context: Context, tail: deque[str]) -> None:
+    """Copies the command's output to the transcript, line by line; `tail` gets the last lines."""
     rest = b""
     while chunk := await pipe.read():
         *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > _CHUNK:
-            line, rest = _cut(rest, context.redactor)
+        if len(rest) > _READ_BYTES:
+            line, rest = _split_long_line(rest, context.redactor)
             lines += [line] if line else []
         for line in lines[-_TAIL_LINES:] if context.is_full else lines:
             _log_line(line, level, context, tail)
@@ -246,61 +266,65 @@ async def _follow(pipe: _Pipe, level: str, context: Context, tail: deque[str]) -
         _log_line(rest, level, context, tail)
 
 
-def _cut(rest: bytes, redactor: Redactor) -> tuple[bytes, bytes]:
-    """A line too long to wait for its end in two parts, no secret and no character cut in two."""
-    if not redactor.reach:
+def _split_long_line(rest: bytes, redactor: Redactor) -> tuple[bytes, bytes]:
+    """Splits a line that is too long to wait for its end; cuts no secret and no character."""
+    if not redactor.max_variant_length:
         decoder = _Decoder("replace")
-        decoder.decode(rest[-_LONGEST_CHARACTER:])
-        begun, _ = decoder.getstate()
-        return rest[: len(rest) - len(begun)], begun
+        decoder.decode(rest[-_MAX_CHARACTER_BYTES:])
+        incomplete, _ = decoder.getstate()
+        return rest[: len(rest) - len(incomplete)], incomplete
     text = rest.decode("utf-8", "surrogateescape")
-    line = text[: redactor.cut(text)].encode("utf-8", "surrogateescape")
+    line = text[: redactor.safe_cut_position(text)].encode("utf-8", "surrogateescape")
     return line, rest[len(line) :]
 
 
 def _log_line(line: bytes, level: str, context: Context, tail: deque[str]) -> None:
+    """Adds a line of output to the transcript and to `tail`."""
     text = line.decode("utf-8", "replace").rstrip("\r")
     tail.append(text)
     context.log(text, level)
 
 
 async def _read_report_pipe(pipe: _Pipe, context: Context, report: _CommandReport) -> None:
-    """Do what the command asks for over its report pipe; nonsense is logged, never fatal."""
+    """Applies the reports of the command; an invalid report is logged and never fatal."""
     rest = bytearray()
-    dropping = False
+    is_dropping = False
     while chunk := await pipe.read():
         first, *more = chunk.split(b"\n")
-        if not dropping:
+        if not is_dropping:
             rest += first
-        if len(rest) > _REPORT_LIMIT:
-            context.log(f"unreadable report: a line of more than {_REPORT_LIMIT:,} bytes", "WARN")
-            rest, dropping = bytearray(), True
+        if len(rest) > _MAX_REPORT_BYTES:
+            context.log(
+                f"unreadable report: a line of more than {_MAX_REPORT_BYTES:,} bytes", "WARN"
+            )
+            rest, is_dropping = bytearray(), True
         if more:
             await _apply_report_line(bytes(rest), context, report)
             for line in more[:-1]:
                 await _apply_report_line(line, context, report)
-            rest, dropping = bytearray(more[-1]), False
+            rest, is_dropping = bytearray(more[-1]), False
     if rest:
         await _apply_report_line(bytes(rest), context, report)
 
 
 async def _apply_report_line(line: bytes, context: Context, report: _CommandReport) -> None:
+    """Applies one line of JSON from the report pipe."""
     if not line.strip():
         return
     try:
-        said = msgspec.json.decode(line, type=dict[str, Any])
+        fields = msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError) as error:
         context.log(f"unreadable report: {error}", "WARN")
         return
-    # First, because they decide how the attempt ends, whatever becomes of the rest of the line.
-    report.output = said.get("output", report.output)
-    report.error = said.get("error", report.error)
-    for key, value in said.items():
-        await _try(key, value, context)
+    # First, because they decide how the attempt ends, even if another key of the line fails.
+    report.output = fields.get("output", report.output)
+    report.error = fields.get("error", report.error)
+    for key, value in fields.items():
+        await _try_report_key(key, value, context)
 
 
-async def _try(key: str, value: Any, context: Context) -> None:
-    """Do what one key of a report asks for; what is refused is logged and hurts no other key."""
+async def _try_report_key(key: str, value: Any, context: Context) -> None:
+    """Applies one key of a report; logs an error, so that the other keys are still applied."""
     try:
         await _apply_report_key(key, value, context)
     except (msgspec.MsgspecError, RecursionError, TypeError) as error:
@@ -320,50 +344,52 @@ async def _apply_report_key(key: str, value: Any, context: Context) -> None:
         case "checkpoint":
             await context.save(value)
         case "usage":
-            await context.used(**_usage(value))
+            await context.used(**_parse_usage(value))
         case "log":
             context.log(str(value))
 
 
-def _usage(said: Any) -> dict[str, Any]:
-    """What a command says it used; its reports are numbered here."""
-    fields = msgspec.structs.asdict(msgspec.convert(said, Usage))
+def _parse_usage(value: Any) -> dict[str, Any]:
+    """Parses reported usage, without `number`: the worker numbers the reports itself."""
+    fields = msgspec.structs.asdict(msgspec.convert(value, Usage))
     del fields["number"]
     return fields
 
 
-def _result(end: SessionEnd, report: _CommandReport, tail: deque[str]) -> Any:
+def _output_or_raise(end: SessionEnd, report: _CommandReport, tail: deque[str]) -> Any:
+    """Returns the output of a command that succeeded; raises `AttemptFailed` for any other."""
     if end.exit_code == 0 and report.error is None:
         return report.output if report.output is not None else {"exitCode": 0}
-    raise AttemptFailed(_failure(end, report, tail), _resume_at(report))
+    raise AttemptFailed(_build_failure(end, report, tail), _parse_resume_at(report))
 
 
-def _resume_at(report: _CommandReport) -> datetime | None:
-    """When a limit that the command met is over, if it told."""
-    told = report.error.get("resume_at") if isinstance(report.error, dict) else None
+def _parse_resume_at(report: _CommandReport) -> datetime | None:
+    """Returns the reported time at which a limit that the command met ends, if any."""
+    value = report.error.get("resume_at") if isinstance(report.error, dict) else None
     try:
-        at = msgspec.convert(told, datetime)
+        at = msgspec.convert(value, datetime)
     except msgspec.ValidationError:
         return None
     return at if at.tzinfo is not None else None
 
 
-def _failure(end: SessionEnd, report: _CommandReport, tail: deque[str]) -> Failure:
-    said = report.error if isinstance(report.error, dict) else {"message": report.error}
+def _build_failure(end: SessionEnd, report: _CommandReport, tail: deque[str]) -> Failure:
+    """Builds the failure from how the command ended and from what it reported."""
+    reported = report.error if isinstance(report.error, dict) else {"message": report.error}
     if end.oom:
-        kind, why = ErrorClass.OUT_OF_MEMORY, "killed for want of memory"
+        error_class, reason = ErrorClass.OUT_OF_MEMORY, "killed because it ran out of memory"
     elif end.exit_code is None:
-        kind, why = ErrorClass.CRASH, f"killed by signal {end.signal}"
+        error_class, reason = ErrorClass.CRASH, f"killed by signal {end.signal}"
     else:
-        kind, why = ErrorClass.ERROR, f"exit code {end.exit_code}"
-    if said.get("class") in [each.value for each in ErrorClass]:
-        kind = ErrorClass(said["class"])
-    last = next((line for line in reversed(tail) if line.strip()), "")
-    message = str(said.get("message") or (f"{why}: {last}" if last else why))
-    retryable = said.get("retryable")
+        error_class, reason = ErrorClass.ERROR, f"exit code {end.exit_code}"
+    if reported.get("class") in [member.value for member in ErrorClass]:
+        error_class = ErrorClass(reported["class"])
+    last_line = next((line for line in reversed(tail) if line.strip()), "")
+    message = str(reported.get("message") or (f"{reason}: {last_line}" if last_line else reason))
+    retryable = reported.get("retryable")
     return Failure(
         message=message,
-        error_class=kind,
+        error_class=error_class,
         retryable=retryable if isinstance(retryable, bool) else None,
         exit_code=end.exit_code,
     )

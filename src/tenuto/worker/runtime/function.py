@@ -1,4 +1,4 @@
-"""Handlers in this process: coroutines on the event loop, plain functions on threads."""
+"""Runs handlers in this process: coroutines on the event loop, plain functions on threads."""
 
 import asyncio
 import ctypes
@@ -19,17 +19,19 @@ Handler = Callable[[Any], Any]
 
 
 class AttemptStopped(BaseException):
-    """Raised inside a plain function whose attempt has to end."""
+    """Raised inside a plain function whose attempt has to stop."""
 
 
 class _HandlerError(Exception):
+    """Wraps an exception of a handler on a thread."""
+
     def __init__(self, error: BaseException) -> None:
         super().__init__()
         self.error = error
 
 
 class FunctionRuntime:
-    """Handlers by task type; the one under `None` takes every other type."""
+    """Runs handlers by task type; the one under `None` runs every other type."""
 
     name = "function"
 
@@ -49,132 +51,144 @@ class FunctionRuntime:
         try:
             if self._is_async(context.work.task_type, handler):
                 return await handler(context)
-            made = await _on_thread(handler, context, grace_s)
-            return await made if isawaitable(made) else made
+            result = await _run_on_thread(handler, context, grace_s)
+            return await result if isawaitable(result) else result
         except asyncio.CancelledError:
             receipt |= {"state": "ended", "how": "handler cancelled"}
             raise
         except (AttemptFailed, Parked):
             raise
         except BaseException as error:
-            # Whatever a handler raises, exit() included, ends its attempt and not the worker.
-            raise AttemptFailed(failure_of(error)) from error
+            # Whatever a handler raises, even exit(), ends its attempt and not the worker.
+            raise AttemptFailed(failure_from_exception(error)) from error
 
     def _is_async(self, task_type: str, handler: Handler) -> bool:
-        known = self._async.get(task_type)
-        if known is None or known[0] is not handler:
-            called = type(handler).__call__  # an object's, which may be a coroutine, too
-            awaited = iscoroutinefunction(handler) or iscoroutinefunction(called)
-            known = self._async[task_type] = (handler, awaited)
-        return known[1]
+        """True if the handler is a coroutine function; cached by task type."""
+        cached = self._async.get(task_type)
+        if cached is None or cached[0] is not handler:
+            # A handler may be an object whose `__call__` is a coroutine function.
+            call_method = type(handler).__call__
+            is_coroutine = iscoroutinefunction(handler) or iscoroutinefunction(call_method)
+            cached = self._async[task_type] = (handler, is_coroutine)
+        return cached[1]
 
 
-def failure_of(error: BaseException) -> Failure:
-    """What an exception of a handler means for the retry policy."""
-    kinds: list[tuple[type[BaseException], ErrorClass]] = [
+def failure_from_exception(error: BaseException) -> Failure:
+    """Returns the failure that an exception of a handler means for the retry policy."""
+    known_classes: list[tuple[type[BaseException], ErrorClass]] = [
         (MemoryError, ErrorClass.OUT_OF_MEMORY),
         (SyntaxError, ErrorClass.SYNTAX),
         (TimeoutError, ErrorClass.TIMEOUT),
         (ConnectionError, ErrorClass.CONNECTION),
     ]
-    found = (kind for cls, kind in kinds if isinstance(error, cls))
-    kind = next(found, ErrorClass.ERROR)
+    matches = (error_class for cls, error_class in known_classes if isinstance(error, cls))
+    error_class = next(matches, ErrorClass.ERROR)
     try:
-        said = str(error)
+        message = str(error)
         stack = "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001  an exception that cannot even be printed
-        return Failure(message=type(error).__name__, error_class=kind)
-    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    return Failure(message=text, error_class=kind, stack=stack)
+        return Failure(message=type(error).__name__, error_class=error_class)
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return Failure(message=text, error_class=error_class, stack=stack)
 
 
-async def _on_thread(handler: Handler, context: Context, grace_s: float) -> Any:
-    """The function's result, from a thread of its own; a cancel reaches it as `Stopped`."""
+async def _run_on_thread(handler: Handler, context: Context, grace_s: float) -> Any:
+    """Runs the function on its own thread and returns its result.
+
+    A cancel raises `AttemptStopped` in the function.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
-    outside = SyncContext(context, loop)
+    sync_context = SyncContext(context, loop)
     call = _ThreadCall(
-        lambda: handler(outside),
-        lambda result, error: loop.call_soon_threadsafe(_settle, future, result, error),
+        lambda: handler(sync_context),
+        lambda result, error: loop.call_soon_threadsafe(_resolve_future, future, result, error),
     )
     name, run = f"task {context.task_id}", copy_context().run
-    threading.Thread(target=run, args=(call.make,), name=name, daemon=True).start()
+    threading.Thread(target=run, args=(call.run,), name=name, daemon=True).start()
     try:
         return await asyncio.shield(future)
-    except _HandlerError as raised:
-        if isinstance(raised.error, AttemptFailed | Parked):
-            raise raised.error from None
-        raise AttemptFailed(failure_of(raised.error)) from raised.error
+    except _HandlerError as wrapped:
+        if isinstance(wrapped.error, AttemptFailed | Parked):
+            raise wrapped.error from None
+        raise AttemptFailed(failure_from_exception(wrapped.error)) from wrapped.error
     except asyncio.CancelledError:
-        outside.stopping = True
+        sync_context.stopping = True
         call.interrupt()
-        # A thread cannot be killed. If it goes on for longer, the heart ends the worker.
+        # A thread cannot be killed. If it continues, the heartbeat ends the worker.
         await asyncio.wait([future], timeout=grace_s + 3600)
         if future.done() and future.exception() is None and iscoroutine(future.result()):
-            future.result().close()  # made too late to begin
+            future.result().close()  # created too late to start
         raise
 
 
 class _ThreadCall:
-    """A handler's call on a thread, interrupted at most once, and only while it is under way.
+    """A handler's call on a thread, interrupted at most once, and only while it is running.
 
-    The system gives the ident of a thread that has ended to the next one, and what is raised in a
-    thread from outside comes up a little later: neither may hit anything but the handler.
+    The system reuses the id of an ended thread for the next one, and an exception raised in a
+    thread from outside arrives a little later: in both cases it may only reach the handler.
     """
 
     def __init__(
-        self, call: Callable[[], Any], tell: Callable[[Any, BaseException | None], object]
+        self, call: Callable[[], Any], set_outcome: Callable[[Any, BaseException | None], object]
     ) -> None:
-        self._call = call
-        self._tell = tell
-        # Reentrant: what comes up right behind an acquire may keep its owner from the release.
+        self._handler_call = call
+        self._set_outcome = set_outcome
+        # Reentrant: an interrupt right after an acquire may keep the owner from the release.
         self._lock = threading.RLock()
-        self._asked = False
-        self._ident: int | None = None
-        """The thread, while it may be interrupted."""
+        self._interrupt_requested = False
+        self._thread_id: int | None = None
+        """The id of the thread while it may be interrupted."""
 
-    def make(self) -> None:
-        """Call the handler and tell its outcome, wherever an interrupt comes up."""
+    def run(self) -> None:
+        """Calls the handler and sets its outcome, wherever an interrupt arrives."""
         outcome: tuple[Any, BaseException | None] = None, AttemptStopped()
         try:
-            outcome = self._outcome()
-            self._close()
-            self._tell(*outcome)
-        except BaseException:  # noqa: BLE001  the interrupt, beside the handler: there is no second
-            self._close()
-            self._tell(*outcome)  # perhaps again: what is told first counts
+            outcome = self._call_handler()
+            self._disallow_interrupt()
+            self._set_outcome(*outcome)
+        except BaseException:  # noqa: BLE001  an interrupt outside the handler: there is only one
+            self._disallow_interrupt()
+            self._set_outcome(*outcome)  # perhaps again: the first outcome counts
 
     def interrupt(self) -> None:
-        """Raise `Stopped` in the handler unless it has ended; one not begun yet never begins."""
+        """Raises `AttemptStopped` in the handler; prevents its start if it has not started.
+
+        Does nothing if the handler has ended.
+        """
         with self._lock:
-            self._asked = True
-            if self._ident is not None:
+            self._interrupt_requested = True
+            if self._thread_id is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(self._ident), ctypes.py_object(AttemptStopped)
+                    ctypes.c_ulong(self._thread_id), ctypes.py_object(AttemptStopped)
                 )
 
-    def _outcome(self) -> tuple[Any, BaseException | None]:
+    def _call_handler(self) -> tuple[Any, BaseException | None]:
+        """Calls the handler and returns its result, or else its exception."""
         with self._lock:
-            if self._asked:
+            if self._interrupt_requested:
                 return None, AttemptStopped()
-            self._ident = threading.get_ident()
+            self._thread_id = threading.get_ident()
         try:
-            return self._call(), None
-        except BaseException as error:  # noqa: BLE001  handed to the attempt
+            return self._handler_call(), None
+        except BaseException as error:  # noqa: BLE001  passed to the attempt
             return None, error
 
-    def _close(self) -> None:
-        """From here on nothing is raised in the thread."""
+    def _disallow_interrupt(self) -> None:
+        """After this nothing is raised in the thread."""
         with self._lock:
-            self._ident = None
+            self._thread_id = None
 
 
-def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+def _resolve_future(
+    future: "asyncio.Future[Any]", result: Any, error: BaseException | None
+) -> None:
+    """Sets the result or the exception of the future, unless it is already done."""
     if future.done():
         return
     if error is not None:
-        # Wrapped: a future takes no StopIteration, and a loop would end itself by a SystemExit.
+        # Wrapped: a future rejects StopIteration, and a SystemExit would end the event loop.
         future.set_exception(_HandlerError(error))
-        future.exception()  # looked at: a cancelled attempt may leave it behind
+        future.exception()  # marks it as retrieved: a cancelled attempt may never read it
     else:
         future.set_result(result)

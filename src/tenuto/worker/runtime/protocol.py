@@ -1,4 +1,4 @@
-"""The seam between the attempt's pipeline and what really runs."""
+"""The interface between an attempt and the runtime that executes it."""
 
 from typing import Any, Protocol
 
@@ -7,7 +7,10 @@ from tenuto.worker.context import Context
 
 
 class AttemptFailed(Exception):
-    """The attempt did not finish; the failure's class decides what follows."""
+    """The attempt failed; the failure's error class decides about a retry.
+
+    `resume_at`: the time before which a retry makes no sense, if known.
+    """
 
     def __init__(self, failure: Failure, resume_at: Any = None) -> None:
         super().__init__(failure.message)
@@ -16,7 +19,7 @@ class AttemptFailed(Exception):
 
 
 class CannotStart(Exception):
-    """The session never began."""
+    """The session could not be started."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -29,13 +32,16 @@ class Runtime(Protocol):
     name: str
 
     def free_sessions(self, busy: int) -> int | None:
-        """Sessions that can be started now beside so many; `None` for as many as there are slots.
+        """Returns the sessions that can start now while `busy` run; `None`: limited by slots only.
 
-        Whoever asks is taken to start them, unless it says that there were none.
+        The call reserves them. Call `release_reservation` if no task was claimed for them.
         """
 
     def release_reservation(self) -> None:
-        """What `room` allowed found nothing to start."""
+        """Releases what `free_sessions` reserved, because no task was claimed for it."""
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
-        """The output. When cancelled: end the session, note in `receipt` how, and re-raise."""
+        """Runs the attempt and returns its output.
+
+        If cancelled: stops the session, records in `receipt` how, and re-raises.
+        """

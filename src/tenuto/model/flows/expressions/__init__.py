@@ -1,5 +1,5 @@
 """Conditions in CEL, evaluated over JSON in a bounded number of steps.
 
 parser: compiles the text of a condition.
-operators: evaluates operators, functions and macros.
+operators: the operators, functions and macros, and the limit of steps.
 """

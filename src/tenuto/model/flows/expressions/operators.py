@@ -1,8 +1,9 @@
-"""What the operators, functions and macros of an expression do to JSON, each paid in steps.
+"""The operators, functions and macros of expressions over JSON, with a limit of steps.
 
-A part of an expression is a `Step`, a function of the `Run`. Whatever an author can make large is
-paid for before it is done, so a run is bounded in time and in memory whatever was written. Reading
-the text is model/flows/expressions/parser.py; the language is described in docs/expressions.md.
+Each part of an expression is a `Step`: a function of the `Evaluation`. Work whose size the author
+of an expression can choose is charged in steps before it is done. An evaluation is therefore
+bounded in time and memory for every expression. `parser.py` parses the text; docs/expressions.md
+describes the language.
 """
 
 import math
@@ -15,12 +16,12 @@ from tenuto.model.errors import Invalid
 
 MAX_STEPS = 100_000
 CHARACTERS_PER_STEP = 100
-# Of comparing one character with one other, and of moving one byte past one instruction.
+# Comparisons of two characters per step; bytes times pattern instructions per step.
 SEARCH_PER_STEP = 1_000
 PATTERN_PER_STEP = 200
 PATTERN_MEMORY = 256 * 1024
-# An error that another operand makes harmless takes about as long as so many steps.
-FAULT_STEPS = 10
+# An error that another operand makes irrelevant takes about as long as this many steps.
+ERROR_STEPS = 10
 
 LEAST_INT, MOST_INT, MOST_READ = -(2**63), 2**63 - 1, 2**64 - 1
 KINDS: dict[type, str] = {
@@ -37,26 +38,29 @@ ORDERED = frozenset({"string", "bool"})
 
 
 class EvaluationError(Exception):
-    """A part has no answer. The whole may have one: `fault || true` is true."""
+    """A part cannot be evaluated. The whole may still have a value: `error || true` is true."""
 
-    def __init__(self, message: str, place: int | None = None) -> None:
+    def __init__(self, message: str, position: int | None = None) -> None:
         super().__init__(message)
-        self.place = place
+        self.position = position
 
 
 class Evaluation:
-    """One evaluation: the values by slot, and the steps that are left."""
+    """One evaluation: the values of variables by slot, and the remaining steps."""
 
-    __slots__ = ("left", "slots")
+    __slots__ = ("remaining_steps", "slots")
 
     def __init__(self, slots: list[Any]) -> None:
         self.slots = slots
-        self.left = MAX_STEPS
+        self.remaining_steps = MAX_STEPS
 
     def spend(self, steps: int) -> None:
-        """Pay before the work is done; no operand makes up for a budget that is used up."""
-        self.left -= steps
-        if self.left < 0:
+        """Charges steps before the work; raises `Invalid` if too few remain.
+
+        Unlike an `EvaluationError`, this error ends the whole evaluation.
+        """
+        self.remaining_steps -= steps
+        if self.remaining_steps < 0:
             raise Invalid(
                 f"the expression takes more than {MAX_STEPS:,} steps", "expression_failed"
             )
@@ -65,56 +69,58 @@ class Evaluation:
 Step = Callable[[Evaluation], Any]
 
 
-def kind(value: Any) -> str:
-    """What CEL calls the type of a JSON value."""
-    found = KINDS.get(type(value))
-    if found is None:
+def kind_of(value: Any) -> str:
+    """Returns CEL's name of the type of a JSON value."""
+    name = KINDS.get(type(value))
+    if name is None:
         raise EvaluationError(f"a {type(value).__name__} is not JSON")
-    if found == "int" and not LEAST_INT <= value <= MOST_READ:
+    if name == "int" and not LEAST_INT <= value <= MOST_READ:
         raise EvaluationError("an integer is beyond 64 bits")
-    return found
+    return name
 
 
-def truth(value: Any, of: str, place: int | None = None) -> bool:
+def require_bool(value: Any, subject: str, position: int | None = None) -> bool:
     if isinstance(value, bool):
         return value
-    raise EvaluationError(f"{of} gives {kind(value)}, not true or false", place)
+    raise EvaluationError(f"{subject} has the type {kind_of(value)}, not bool", position)
 
 
-def shown(text: str) -> str:
-    """The text for a message: its beginning, on one line."""
+def quote(text: str) -> str:
+    """Returns the beginning of the text in quotes, on one line, for a message."""
     line = "".join(char if char.isprintable() else "\ufffd" for char in text[:40])
     return f'"{line}"' if len(text) <= 40 else f'"{line}…"'
 
 
-def misfit(what: str, *values: Any) -> NoReturn:
-    raise EvaluationError(f'"{what}" cannot be applied to {" and ".join(map(kind, values))}')
+def raise_type_mismatch(function: str, *values: Any) -> NoReturn:
+    raise EvaluationError(f'"{function}" cannot be applied to {" and ".join(map(kind_of, values))}')
 
 
-def in_range(value: int) -> int:
+def require_int64(value: int) -> int:
     if LEAST_INT <= value <= MOST_INT:
         return value
     raise EvaluationError("the result is beyond 64 bits")
 
 
 def arithmetic(
-    sign: str, whole: Callable[[int, int], int], real: Callable[[float, float], float] | None
+    sign: str,
+    on_ints: Callable[[int, int], int],
+    on_doubles: Callable[[float, float], float] | None,
 ) -> Callable[[Evaluation, Any, Any], Any]:
-    """The operator over numbers; a double on either side makes both doubles."""
+    """Returns an operator over numbers; a double on either side converts both to doubles."""
 
     def apply(_: Evaluation, left: Any, right: Any) -> Any:
-        kinds = {kind(left), kind(right)}
+        kinds = {kind_of(left), kind_of(right)}
         if kinds == {"int"}:
-            return in_range(whole(left, right))
-        if kinds <= NUMBERS and real is not None:
-            return real(float(left), float(right))
-        misfit(sign, left, right)
+            return require_int64(on_ints(left, right))
+        if kinds <= NUMBERS and on_doubles is not None:
+            return on_doubles(float(left), float(right))
+        raise_type_mismatch(sign, left, right)
 
     return apply
 
 
 def quotient(left: int, right: int) -> int:
-    """Division towards zero."""
+    """Returns the integer quotient, rounded towards zero."""
     if right == 0:
         raise EvaluationError("division by zero")
     result = abs(left) // abs(right)
@@ -122,12 +128,12 @@ def quotient(left: int, right: int) -> int:
 
 
 def remainder(left: int, right: int) -> int:
-    """What division towards zero leaves: it has the sign of the left side."""
+    """Returns the remainder of a division towards zero; it has the sign of the left side."""
     return left - right * quotient(left, right)
 
 
 def ratio(left: float, right: float) -> float:
-    """Division as IEEE 754 has it."""
+    """Returns the quotient by IEEE 754: division by zero gives infinity or NaN."""
     if right != 0:
         return left / right
     if left == 0 or math.isnan(left) or math.isnan(right):
@@ -138,163 +144,172 @@ def ratio(left: float, right: float) -> float:
 add_numbers = arithmetic("+", operator.add, operator.add)
 
 
-def add(run: Evaluation, left: Any, right: Any) -> Any:
-    kinds = {kind(left), kind(right)}
+def add(evaluation: Evaluation, left: Any, right: Any) -> Any:
+    kinds = {kind_of(left), kind_of(right)}
     if kinds == {"string"}:
-        run.spend((len(left) + len(right)) // CHARACTERS_PER_STEP)
+        evaluation.spend((len(left) + len(right)) // CHARACTERS_PER_STEP)
         return left + right
     if kinds == {"list"}:
-        run.spend(len(left) + len(right))
+        evaluation.spend(len(left) + len(right))
         return left + right
-    return add_numbers(run, left, right)
+    return add_numbers(evaluation, left, right)
 
 
 def negate(_: Evaluation, value: Any) -> Any:
-    if kind(value) not in NUMBERS:
-        misfit("-", value)
-    return -value if isinstance(value, float) else in_range(-value)
+    if kind_of(value) not in NUMBERS:
+        raise_type_mismatch("-", value)
+    return -value if isinstance(value, float) else require_int64(-value)
 
 
-def refuse(_: Evaluation, value: Any) -> bool:
+def logical_not(_: Evaluation, value: Any) -> bool:
     if not isinstance(value, bool):
-        misfit("!", value)
+        raise_type_mismatch("!", value)
     return not value
 
 
-def equal(run: Evaluation, left: Any, right: Any) -> bool:
-    """Equality of values; numbers are equal by value, other kinds never across kinds.
+def equal(evaluation: Evaluation, left: Any, right: Any) -> bool:
+    """True if two values are equal: numbers by value, other values only within one kind.
 
-    It keeps its own stack: the depth of a variable is not the author's to be limited by.
+    It uses its own stack instead of recursion, so that the depth of a variable is not limited.
     """
     pairs = [(left, right)]
     while pairs:
-        one, two = pairs.pop()
-        run.spend(1)
-        sort, other = kind(one), kind(two)
-        if sort != other and not {sort, other} <= NUMBERS:
+        first, second = pairs.pop()
+        evaluation.spend(1)
+        first_kind, second_kind = kind_of(first), kind_of(second)
+        if first_kind != second_kind and not {first_kind, second_kind} <= NUMBERS:
             return False
-        if sort in {"list", "map", "string"}:
-            if len(one) != len(two):
+        if first_kind in {"list", "map", "string"}:
+            if len(first) != len(second):
                 return False
-            run.spend(len(one) // CHARACTERS_PER_STEP if sort == "string" else len(one))
-        if sort == "list":
-            pairs += zip(one, two, strict=True)
-        elif sort == "map":
-            if one.keys() != two.keys():
+            evaluation.spend(
+                len(first) // CHARACTERS_PER_STEP if first_kind == "string" else len(first)
+            )
+        if first_kind == "list":
+            pairs += zip(first, second, strict=True)
+        elif first_kind == "map":
+            if first.keys() != second.keys():
                 return False
-            pairs += [(one[key], two[key]) for key in one]
-        elif one != two:
+            pairs += [(first[key], second[key]) for key in first]
+        elif first != second:
             return False
     return True
 
 
-def unequal(run: Evaluation, left: Any, right: Any) -> bool:
-    return not equal(run, left, right)
+def unequal(evaluation: Evaluation, left: Any, right: Any) -> bool:
+    return not equal(evaluation, left, right)
 
 
 def ordering(sign: str, test: Callable[[Any, Any], bool]) -> Callable[[Evaluation, Any, Any], bool]:
-    def apply(run: Evaluation, left: Any, right: Any) -> bool:
-        sort, other = kind(left), kind(right)
-        if not (sort == other in ORDERED or {sort, other} <= NUMBERS):
-            misfit(sign, left, right)
-        if sort == "string":
-            run.spend(min(len(left), len(right)) // CHARACTERS_PER_STEP)
+    def apply(evaluation: Evaluation, left: Any, right: Any) -> bool:
+        left_kind, right_kind = kind_of(left), kind_of(right)
+        if not (left_kind == right_kind in ORDERED or {left_kind, right_kind} <= NUMBERS):
+            raise_type_mismatch(sign, left, right)
+        if left_kind == "string":
+            evaluation.spend(min(len(left), len(right)) // CHARACTERS_PER_STEP)
         return test(left, right)
 
     return apply
 
 
-def within(run: Evaluation, item: Any, holder: Any) -> bool:
-    sort = kind(holder)
-    if sort == "map":
-        return kind(item) == "string" and item in holder
-    if sort != "list":
-        misfit("in", item, holder)
-    return any(equal(run, item, element) for element in holder)
+def is_in(evaluation: Evaluation, item: Any, container: Any) -> bool:
+    container_kind = kind_of(container)
+    if container_kind == "map":
+        return kind_of(item) == "string" and item in container
+    if container_kind != "list":
+        raise_type_mismatch("in", item, container)
+    return any(equal(evaluation, item, element) for element in container)
 
 
-def select(_: Evaluation, holder: Any, field: str) -> Any:
-    if kind(holder) != "map":
-        raise EvaluationError(f"{kind(holder)} has no field {shown(field)}")
-    if field not in holder:
-        raise EvaluationError(f"there is no field {shown(field)}")
-    return holder[field]
+def select(_: Evaluation, container: Any, field: str) -> Any:
+    if kind_of(container) != "map":
+        raise EvaluationError(f"{kind_of(container)} has no field {quote(field)}")
+    if field not in container:
+        raise EvaluationError(f"there is no field {quote(field)}")
+    return container[field]
 
 
-def index(run: Evaluation, holder: Any, key: Any) -> Any:
-    """The element of a list, or the entry of a map."""
-    sort, by = kind(holder), kind(key)
-    if sort == "map" and by == "string":
-        return select(run, holder, key)
-    if sort != "list" or by not in NUMBERS or key != key // 1:
-        misfit("[]", holder, key)
-    if not 0 <= key < len(holder):
-        raise EvaluationError(f"there is no element {int(key)} in a list of {len(holder):,}")
-    return holder[int(key)]
+def index(evaluation: Evaluation, container: Any, key: Any) -> Any:
+    """Returns the element of a list or the entry of a map."""
+    container_kind, key_kind = kind_of(container), kind_of(key)
+    if container_kind == "map" and key_kind == "string":
+        return select(evaluation, container, key)
+    if container_kind != "list" or key_kind not in NUMBERS or key != key // 1:
+        raise_type_mismatch("[]", container, key)
+    if not 0 <= key < len(container):
+        raise EvaluationError(f"there is no element {int(key)} in a list of {len(container):,}")
+    return container[int(key)]
 
 
-def texts(what: str, *values: Any) -> None:
-    if any(kind(value) != "string" for value in values):
-        misfit(what, *values)
+def require_strings(function: str, *values: Any) -> None:
+    if any(kind_of(value) != "string" for value in values):
+        raise_type_mismatch(function, *values)
 
 
-def contains(run: Evaluation, text: Any, part: Any) -> bool:
-    """Python's search is linear but for short parts or texts, where it may try every place."""
-    texts("contains", text, part)
-    tried = min(len(part), 100 if len(text) < 30_000 else 6)
-    run.spend(len(text) * tried // SEARCH_PER_STEP)
-    run.spend((len(text) + len(part)) // CHARACTERS_PER_STEP)
+def contains(evaluation: Evaluation, text: Any, part: Any) -> bool:
+    """True if the text contains the part.
+
+    Python's search is linear, except for short parts or texts, where it may try every position.
+    """
+    require_strings("contains", text, part)
+    comparisons = min(len(part), 100 if len(text) < 30_000 else 6)
+    evaluation.spend(len(text) * comparisons // SEARCH_PER_STEP)
+    evaluation.spend((len(text) + len(part)) // CHARACTERS_PER_STEP)
     return part in text
 
 
-def starts_with(run: Evaluation, text: Any, part: Any) -> bool:
-    texts("startsWith", text, part)
-    run.spend(len(part) // CHARACTERS_PER_STEP)
+def starts_with(evaluation: Evaluation, text: Any, part: Any) -> bool:
+    require_strings("startsWith", text, part)
+    evaluation.spend(len(part) // CHARACTERS_PER_STEP)
     return bool(text.startswith(part))
 
 
-def ends_with(run: Evaluation, text: Any, part: Any) -> bool:
-    texts("endsWith", text, part)
-    run.spend(len(part) // CHARACTERS_PER_STEP)
+def ends_with(evaluation: Evaluation, text: Any, part: Any) -> bool:
+    require_strings("endsWith", text, part)
+    evaluation.spend(len(part) // CHARACTERS_PER_STEP)
     return bool(text.endswith(part))
 
 
 def size(_: Evaluation, value: Any) -> int:
-    if kind(value) not in {"string", "list", "map"}:
-        misfit("size", value)
+    if kind_of(value) not in {"string", "list", "map"}:
+        raise_type_mismatch("size", value)
     return len(value)
 
 
 def to_int(_: Evaluation, value: Any) -> int:
-    sort = kind(value)
-    if sort == "int":
-        return in_range(value)
-    if sort == "double" and abs(value) < 2**63:
+    value_kind = kind_of(value)
+    if value_kind == "int":
+        return require_int64(value)
+    if value_kind == "double" and abs(value) < 2**63:
         return int(value)
-    if sort == "string" and re.fullmatch(r"-?[0-9]{1,19}", value):
-        return in_range(int(value))
-    raise EvaluationError(f"{shown(value) if sort == 'string' else sort} is no int")
+    if value_kind == "string" and re.fullmatch(r"-?[0-9]{1,19}", value):
+        return require_int64(int(value))
+    raise EvaluationError(f"{quote(value) if value_kind == 'string' else value_kind} is not an int")
 
 
 def to_double(_: Evaluation, value: Any) -> float:
-    sort = kind(value)
-    if sort in NUMBERS:
+    value_kind = kind_of(value)
+    if value_kind in NUMBERS:
         return float(value)
-    if sort == "string" and re.fullmatch(r"-?[0-9]{1,99}(\.[0-9]{1,99})?(e-?[0-9]{1,3})?", value):
+    if value_kind == "string" and re.fullmatch(
+        r"-?[0-9]{1,99}(\.[0-9]{1,99})?(e-?[0-9]{1,3})?", value
+    ):
         return float(value)
-    raise EvaluationError(f"{shown(value) if sort == 'string' else sort} is no double")
+    raise EvaluationError(
+        f"{quote(value) if value_kind == 'string' else value_kind} is not a double"
+    )
 
 
 def to_string(_: Evaluation, value: Any) -> str:
-    sort = kind(value)
-    if sort == "bool":
+    value_kind = kind_of(value)
+    if value_kind == "bool":
         return "true" if value else "false"
-    if sort not in {"string", "int"}:
-        misfit("string", value)
+    if value_kind not in {"string", "int"}:
+        raise_type_mismatch("string", value)
     return str(value)
 
 
-UNARY: dict[str, Callable[[Evaluation, Any], Any]] = {"!": refuse, "-": negate}
+UNARY: dict[str, Callable[[Evaluation, Any], Any]] = {"!": logical_not, "-": negate}
 BINARY: dict[str, Callable[[Evaluation, Any, Any], Any]] = {
     "==": equal,
     "!=": unequal,
@@ -302,7 +317,7 @@ BINARY: dict[str, Callable[[Evaluation, Any, Any], Any]] = {
     "<=": ordering("<=", operator.le),
     ">": ordering(">", operator.gt),
     ">=": ordering(">=", operator.ge),
-    "in": within,
+    "in": is_in,
     "+": add,
     "-": arithmetic("-", operator.sub, operator.sub),
     "*": arithmetic("*", operator.mul, operator.mul),
@@ -323,16 +338,19 @@ METHODS: dict[str, tuple[int, Callable[..., Any]]] = {
 }
 
 
-def operation(function: Callable[..., Any], place: int, *operands: Step) -> Step:
-    """The function of what all operands give; an error of its own is an error at the place."""
+def operation(function: Callable[..., Any], position: int, *operands: Step) -> Step:
+    """Returns a step that applies the function to the values of all operands.
 
-    def step(run: Evaluation) -> Any:
-        run.spend(1)
-        values = [operand(run) for operand in operands]
+    An error of the function gets the position.
+    """
+
+    def step(evaluation: Evaluation) -> Any:
+        evaluation.spend(1)
+        values = [operand(evaluation) for operand in operands]
         try:
-            return function(run, *values)
-        except EvaluationError as fault:
-            fault.place = place
+            return function(evaluation, *values)
+        except EvaluationError as error:
+            error.position = position
             raise
 
     return step
@@ -343,120 +361,139 @@ def constant(value: Any) -> Step:
 
 
 def variable(slot: int) -> Step:
-    return lambda run: run.slots[slot]
+    return lambda evaluation: evaluation.slots[slot]
 
 
-def field_of(place: int, holder: Step, field: str) -> Step:
-    return operation(select, place, holder, constant(field))
+def field_of(position: int, container: Step, field: str) -> Step:
+    return operation(select, position, container, constant(field))
 
 
-def has_field(place: int, holder: Step, field: str) -> Step:
-    """Whether the map has the field; what has no fields at all is an error."""
+def has_field(position: int, container: Step, field: str) -> Step:
+    """Returns a step: true if the map has the field. A value that is no map is an error."""
 
     def test(_: Evaluation, value: Any) -> bool:
-        if kind(value) != "map":
-            raise EvaluationError(f"{kind(value)} has no field {shown(field)}")
+        if kind_of(value) != "map":
+            raise EvaluationError(f"{kind_of(value)} has no field {quote(field)}")
         return field in value
 
-    return operation(test, place, holder)
+    return operation(test, position, container)
 
 
-def listing(elements: list[Step]) -> Step:
-    def step(run: Evaluation) -> list[Any]:
-        run.spend(1 + len(elements))
-        return [element(run) for element in elements]
+def list_of(elements: list[Step]) -> Step:
+    def step(evaluation: Evaluation) -> list[Any]:
+        evaluation.spend(1 + len(elements))
+        return [element(evaluation) for element in elements]
 
     return step
 
 
-def mapping(place: int, entries: list[tuple[Step, Step]]) -> Step:
-    """A map, whose keys are different strings."""
+def map_of(position: int, entries: list[tuple[Step, Step]]) -> Step:
+    """Returns a step that builds a map; its keys must be distinct strings."""
 
-    def step(run: Evaluation) -> dict[str, Any]:
-        run.spend(1 + len(entries))
-        made: dict[str, Any] = {}
+    def step(evaluation: Evaluation) -> dict[str, Any]:
+        evaluation.spend(1 + len(entries))
+        result: dict[str, Any] = {}
         for key, value in entries:
-            name = key(run)
-            if kind(name) != "string":
-                raise EvaluationError(f"a key of a map is {kind(name)}, not string", place)
-            if name in made:
-                raise EvaluationError(f"the key {shown(name)} stands twice in a map", place)
-            made[name] = value(run)
-        return made
+            name = key(evaluation)
+            if kind_of(name) != "string":
+                raise EvaluationError(f"a key of a map is {kind_of(name)}, not string", position)
+            if name in result:
+                raise EvaluationError(f"the key {quote(name)} is twice in a map", position)
+            result[name] = value(evaluation)
+        return result
 
     return step
 
 
-def choice(place: int, condition: Step, yes: Step, no: Step) -> Step:
-    def step(run: Evaluation) -> Any:
-        run.spend(1)
-        return (yes if truth(condition(run), 'the left side of "?"', place) else no)(run)
+def choice(position: int, condition: Step, yes: Step, no: Step) -> Step:
+    def step(evaluation: Evaluation) -> Any:
+        evaluation.spend(1)
+        return (
+            yes if require_bool(condition(evaluation), 'the left side of "?"', position) else no
+        )(evaluation)
 
     return step
 
 
-def settle(run: Evaluation, place: int, steps: Iterable[Step], end: bool) -> bool:
-    """`end` as soon as a step gives it, whatever errors the others made; else the first error."""
-    first: EvaluationError | None = None
+def evaluate_until(
+    evaluation: Evaluation, position: int, steps: Iterable[Step], decisive: bool
+) -> bool:
+    """Returns `decisive` as soon as a step has this value, even if others raised errors.
+
+    Otherwise it raises the first error, or returns the opposite of `decisive`.
+    """
+    first_error: EvaluationError | None = None
     for step in steps:
         try:
-            if truth(step(run), "a condition", place) is end:
-                return end
-        except EvaluationError as fault:
-            run.spend(FAULT_STEPS)
-            first = first or fault
-    if first is not None:
-        raise first
-    return not end
+            if require_bool(step(evaluation), "a condition", position) is decisive:
+                return decisive
+        except EvaluationError as error:
+            evaluation.spend(ERROR_STEPS)
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error
+    return not decisive
 
 
-def junction(place: int, operands: list[Step], end: bool) -> Step:
-    """`||` of the operands if they may end at true, `&&` if at false."""
+def junction(position: int, operands: list[Step], decisive: bool) -> Step:
+    """Returns a step for `||` if `decisive` is true, for `&&` if it is false."""
 
-    def step(run: Evaluation) -> bool:
-        run.spend(1)
-        return settle(run, place, operands, end)
+    def step(evaluation: Evaluation) -> bool:
+        evaluation.spend(1)
+        return evaluate_until(evaluation, position, operands, decisive)
 
     return step
 
 
 class Macro:
-    """A loop over the elements of a list or the keys of a map, each in the slot in turn."""
+    """A loop over the elements of a list or the keys of a map, one after another in the slot."""
 
-    def __init__(self, place: int, holder: Step, slot: int, bodies: list[Step]) -> None:
-        self.place, self.holder, self.slot, self.bodies = place, holder, slot, bodies
+    def __init__(self, position: int, container: Step, slot: int, bodies: list[Step]) -> None:
+        self.place, self.container, self.slot, self.bodies = position, container, slot, bodies
 
-    def each(self, run: Evaluation) -> Iterator[Any]:
-        holder = self.holder(run)
-        if kind(holder) not in {"list", "map"}:
-            raise EvaluationError(f"{kind(holder)} has no elements", self.place)
-        for element in holder:
-            run.spend(2)
-            run.slots[self.slot] = element
+    def elements(self, evaluation: Evaluation) -> Iterator[Any]:
+        container = self.container(evaluation)
+        if kind_of(container) not in {"list", "map"}:
+            raise EvaluationError(f"{kind_of(container)} has no elements", self.place)
+        for element in container:
+            evaluation.spend(2)
+            evaluation.slots[self.slot] = element
             yield element
 
-    def test(self, run: Evaluation) -> bool:
-        return truth(self.bodies[0](run), "a condition", self.place)
+    def test(self, evaluation: Evaluation) -> bool:
+        return require_bool(self.bodies[0](evaluation), "a condition", self.place)
 
-    def all(self, run: Evaluation) -> bool:
-        return settle(run, self.place, (self.bodies[0] for _ in self.each(run)), end=False)
+    def all(self, evaluation: Evaluation) -> bool:
+        return evaluate_until(
+            evaluation,
+            self.place,
+            (self.bodies[0] for _ in self.elements(evaluation)),
+            decisive=False,
+        )
 
-    def exists(self, run: Evaluation) -> bool:
-        return settle(run, self.place, (self.bodies[0] for _ in self.each(run)), end=True)
+    def exists(self, evaluation: Evaluation) -> bool:
+        return evaluate_until(
+            evaluation,
+            self.place,
+            (self.bodies[0] for _ in self.elements(evaluation)),
+            decisive=True,
+        )
 
-    def exists_one(self, run: Evaluation) -> bool:
-        return sum(self.test(run) for _ in self.each(run)) == 1
+    def exists_one(self, evaluation: Evaluation) -> bool:
+        return sum(self.test(evaluation) for _ in self.elements(evaluation)) == 1
 
-    def filter(self, run: Evaluation) -> list[Any]:
-        return [element for element in self.each(run) if self.test(run)]
+    def filter(self, evaluation: Evaluation) -> list[Any]:
+        return [element for element in self.elements(evaluation) if self.test(evaluation)]
 
-    def map(self, run: Evaluation) -> list[Any]:
+    def map(self, evaluation: Evaluation) -> list[Any]:
         if len(self.bodies) == 1:
-            return [self.bodies[0](run) for _ in self.each(run)]
-        return [self.bodies[1](run) for _ in self.each(run) if self.test(run)]
+            return [self.bodies[0](evaluation) for _ in self.elements(evaluation)]
+        return [
+            self.bodies[1](evaluation) for _ in self.elements(evaluation) if self.test(evaluation)
+        ]
 
 
-# Name, and how many arguments may follow the variable.
+# By name: the allowed numbers of arguments after the variable, and the function.
 MACROS: dict[str, tuple[set[int], Callable[[Macro, Evaluation], Any]]] = {
     "all": ({1}, Macro.all),
     "exists": ({1}, Macro.exists),
@@ -466,10 +503,11 @@ MACROS: dict[str, tuple[set[int], Callable[[Macro, Evaluation], Any]]] = {
 }
 
 
-def matcher(pattern: str) -> Callable[[Evaluation, Any], bool]:
-    """Whether the pattern is found in a text; `ValueError` when it is none.
+def compile_pattern(pattern: str) -> Callable[[Evaluation, Any], bool]:
+    """Returns a function that tests if a text contains the pattern.
 
-    RE2 needs time for the text times the pattern at worst, and no more memory than it is given.
+    Raises `ValueError` for an invalid pattern. At worst, RE2 needs time proportional to the length
+    of the text times the size of the pattern. Its memory is limited.
     """
     import re2  # type: ignore[import-untyped]  # noqa: PLC0415  few expressions need it
 
@@ -478,20 +516,20 @@ def matcher(pattern: str) -> Callable[[Evaluation, Any], bool]:
     options.log_errors = False
     options.never_capture = True
     try:
-        found = re2.compile(pattern, options)
+        compiled = re2.compile(pattern, options)
     except re2.error as error:
         reason = error.args[0]
         text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
         raise ValueError(text) from None
-    instructions: int = found.programsize
+    instructions: int = compiled.programsize
 
-    def matches(run: Evaluation, text: Any) -> bool:
-        texts("matches", text)
-        longest = len(text) if text.isascii() else 4 * len(text)
-        run.spend(longest * instructions // PATTERN_PER_STEP)
+    def matches(evaluation: Evaluation, message: Any) -> bool:
+        require_strings("matches", message)
+        max_bytes = len(message) if message.isascii() else 4 * len(message)
+        evaluation.spend(max_bytes * instructions // PATTERN_PER_STEP)
         try:
-            return found.search(text.encode()) is not None
+            return compiled.search(message.encode()) is not None
         except UnicodeEncodeError:
-            raise EvaluationError("the text for matches holds a lone surrogate") from None
+            raise EvaluationError("the text for matches has a lone surrogate") from None
 
     return matches

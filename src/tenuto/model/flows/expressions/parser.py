@@ -1,8 +1,8 @@
-"""Conditions in CEL: the text of a stranger becomes yes or no about JSON, in bounded steps.
+"""Compiles untrusted conditions in CEL, which are evaluated over JSON in a bounded number of steps.
 
-The reader goes through the text once and makes of every part the step that evaluates it; names and
-nesting are checked on the way. What steps do is in operations.py, the language and its
-limits in docs/expressions.md.
+The parser reads the text once and turns every part into the step that evaluates it. It checks names
+and nesting on the way. `operators.py` implements the steps; docs/expressions.md describes the
+language and its limits.
 """
 
 import math
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
-from tenuto.model.bounds import clean, storable
+from tenuto.model.bounds import is_storable, make_storable
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.expressions import operators
 from tenuto.model.flows.expressions.operators import Evaluation, EvaluationError, Step
@@ -25,7 +25,7 @@ RESERVED = frozenset(
     "as break const continue else false for function if import in let loop package namespace null"
     " return true var void while".split()
 )
-# How tightly operators bind, loosest first.
+# The precedence of operators, loosest first.
 LEVELS = {
     sign: level
     for level, signs in enumerate(["||", "&&", "== != < <= > >= in", "+ -", "* / %"])
@@ -56,15 +56,18 @@ PLAIN = dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True))
 
 
 class Token(NamedTuple):
-    """A word of the text; the last one has the kind "end"."""
+    """One token of the text; the last token has the kind "end"."""
 
     kind: str
     text: str
-    place: int
+    position: int
 
 
 class ParsedPart(NamedTuple):
-    """A part that was read: what evaluates it, its depth, and what `matches` and `has` look at."""
+    """A parsed part: the step that evaluates it, its nesting depth, and what macros need.
+
+    `literal` is the text of a string literal, for `matches`. `field` is a field access, for `has`.
+    """
 
     step: Step
     depth: int = 1
@@ -74,7 +77,7 @@ class ParsedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A condition that was understood. It keeps nothing between two calls."""
+    """A compiled condition, without state between two calls of `holds`."""
 
     text: str
     names: tuple[str, ...]
@@ -83,344 +86,366 @@ class Expression:
     step: Step
 
     def holds(self, variables: Mapping[str, Any]) -> bool:
-        """Whether it is true of the variables; `Invalid` when it has no answer."""
+        """Returns whether the condition is true for the variables.
+
+        Raises `Invalid` (`expression_failed`) if it cannot be evaluated.
+        """
         for name in sorted(self.used - variables.keys()):
-            raise Invalid(f'the variable "{name}" was not given', "expression_failed")
+            raise Invalid(f'the variable "{name}" is missing', "expression_failed")
         values = [variables.get(name) for name in self.names]
-        run = Evaluation(values + [None] * (self.slots - len(values)))
+        evaluation = Evaluation(values + [None] * (self.slots - len(values)))
         try:
-            return operators.truth(self.step(run), "the expression")
-        except EvaluationError as fault:
-            raise error(str(fault), "expression_failed", self.text, fault.place) from None
+            return operators.require_bool(self.step(evaluation), "the expression")
+        except EvaluationError as failure:
+            raise expression_error(
+                str(failure), "expression_failed", self.text, failure.position
+            ) from None
 
 
 def compile_expression(text: str, names: frozenset[str]) -> Expression:
-    """The expression, if it can be understood and uses no variables but these, else `Invalid`."""
+    """Returns the compiled expression.
+
+    Raises `Invalid` if it cannot be parsed, or uses variables other than `names`.
+    """
     if not text.strip():
         raise Invalid("the expression is empty", "expression_invalid")
     if len(text) > MAX_EXPRESSION:
-        length = f"{len(text):,} characters long; at most {MAX_EXPRESSION:,} are accepted"
+        length = f"{len(text):,} characters long; at most {MAX_EXPRESSION:,} are allowed"
         raise Invalid(f"the expression is {length}", "expression_invalid")
-    if not storable(text):
+    if not is_storable(text):
         raise Invalid("the expression holds a NUL or a lone surrogate", "expression_invalid")
-    reader = Parser(text, sorted(names))
-    whole = reader.whole()
-    used = frozenset(reader.used)
-    return Expression(text, tuple(sorted(names)), used, reader.slots, whole.step)
+    parser = Parser(text, sorted(names))
+    root = parser.parse_all()
+    used = frozenset(parser.used)
+    return Expression(text, tuple(sorted(names)), used, parser.slots, root.step)
 
 
-def error(message: str, code: str, text: str, place: int | None) -> Invalid:
-    """What is wrong, and the place of it as people count."""
-    message = clean(message, 300)
-    if place is None:
+def expression_error(message: str, code: str, text: str, position: int | None) -> Invalid:
+    """Returns the error with the line and column of `position`, both counted from 1."""
+    message = make_storable(message, 300)
+    if position is None:
         return Invalid(message, code)
-    line = text.count("\n", 0, place) + 1
-    column = place - text.rfind("\n", 0, place)
+    line = text.count("\n", 0, position) + 1
+    column = position - text.rfind("\n", 0, position)
     return Invalid(f"{message} (line {line}, column {column})", code, line=line, column=column)
 
 
-def wrong(message: str, text: str, place: int) -> NoReturn:
-    raise error(message, "expression_invalid", text, place)
+def raise_invalid(message: str, text: str, position: int) -> NoReturn:
+    raise expression_error(message, "expression_invalid", text, position)
 
 
-def tokens(text: str) -> list[Token]:
-    found: list[Token] = []
-    place = 0
-    while place < len(text):
-        match = TOKEN.match(text, place)
+def tokenize(text: str) -> list[Token]:
+    """Returns the tokens of the text without blanks; raises `Invalid` for an unknown character."""
+    result: list[Token] = []
+    position = 0
+    while position < len(text):
+        match = TOKEN.match(text, position)
         if match is None:
-            open_text = text[place] in "\"'"
-            wrong("a string does not end" if open_text else "unexpected character", text, place)
+            is_open_string = text[position] in "\"'"
+            raise_invalid(
+                "a string does not end" if is_open_string else "unexpected character",
+                text,
+                position,
+            )
         kind = match.lastgroup
         assert kind is not None
         if kind == "foreign":
-            wrong("bytes and unsigned integers are not supported", text, place)
+            raise_invalid("bytes and unsigned integers are not supported", text, position)
         if kind != "blank":
-            found.append(Token(kind, match[0], place))
-        place = match.end()
-    return [*found, Token("end", "", len(text))]
+            result.append(Token(kind, match[0], position))
+        position = match.end()
+    return [*result, Token("end", "", len(text))]
 
 
-def unescaped(token: Token, text: str) -> str:
-    """What the string literal stands for."""
-    raw = token.kind == "raw"
-    quoted = token.text[1:] if raw else token.text
-    marks = 3 if quoted[:3] in {'"""', "'''"} else 1
-    inner = quoted[marks:-marks]
+def unescape(token: Token, text: str) -> str:
+    """Returns the value of a string literal."""
+    is_raw = token.kind == "raw"
+    quoted = token.text[1:] if is_raw else token.text
+    quote_length = 3 if quoted[:3] in {'"""', "'''"} else 1
+    inner = quoted[quote_length:-quote_length]
 
-    def plain(match: re.Match[str]) -> str:
+    def replace_escape(match: re.Match[str]) -> str:
         kind = match.lastgroup
         assert kind is not None
         if kind == "plain":
             return PLAIN.get(match[kind], match[kind])
         if kind == "wrong":
-            wrong("a string has an escape that does not exist", text, token.place)
+            raise_invalid("a string has an unknown escape", text, token.position)
         code = int(match[kind], 8 if kind == "octal" else 16)
         if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-            wrong("a string has an escape for no character", text, token.place)
+            raise_invalid("a string has an escape that is no character", text, token.position)
         return chr(code)
 
-    return inner if raw else ESCAPE.sub(plain, inner)
+    return inner if is_raw else ESCAPE.sub(replace_escape, inner)
 
 
 class Parser:
-    """Reads one text, part by part, from the loosest binding to the tightest."""
+    """Recursive-descent parser of one text, from the loosest operators to the tightest."""
 
     def __init__(self, text: str, names: list[str]) -> None:
         self.text = text
-        self.tokens = tokens(text)
-        self.at = 0
+        self.tokens = tokenize(text)
+        self.position = 0
         self.nesting = 0
-        self.patterns = 0
-        self.names = len(names)
+        self.pattern_count = 0
+        self.name_count = len(names)
         self.scope = list(names)
         self.slots = len(names)
         self.used: set[str] = set()
 
     @property
     def token(self) -> Token:
-        return self.tokens[self.at]
+        return self.tokens[self.position]
 
-    def wrong(self, message: str, place: int | None = None) -> NoReturn:
-        wrong(message, self.text, self.token.place if place is None else place)
+    def fail(self, message: str, position: int | None = None) -> NoReturn:
+        raise_invalid(message, self.text, self.token.position if position is None else position)
 
-    def unexpected(self) -> NoReturn:
+    def fail_unexpected(self) -> NoReturn:
         if self.token.kind == "end":
-            self.wrong("the expression ends too early")
-        self.wrong(f"unexpected {operators.shown(self.token.text)}")
+            self.fail("the expression ends too early")
+        self.fail(f"unexpected {operators.quote(self.token.text)}")
 
-    def take(self) -> Token:
+    def advance(self) -> Token:
+        """Consumes and returns the next token."""
         token = self.token
-        self.at += 1
+        self.position += 1
         return token
 
-    def takes(self, mark: str) -> bool:
-        """Whether the mark comes next; if so, it is behind us."""
-        found = self.token.kind == "mark" and self.token.text == mark
-        self.at += found
-        return found
+    def accept(self, mark: str) -> bool:
+        """Consumes the next token and returns `True` if it is this mark."""
+        is_next = self.token.kind == "mark" and self.token.text == mark
+        self.position += is_next
+        return is_next
 
-    def demand(self, mark: str) -> None:
-        if not self.takes(mark):
-            self.unexpected()
+    def expect(self, mark: str) -> None:
+        """Consumes the mark; raises `Invalid` if it is not the next token."""
+        if not self.accept(mark):
+            self.fail_unexpected()
 
-    def name(self) -> str:
+    def expect_name(self) -> str:
+        """Consumes and returns a name; raises `Invalid` if the next token is no name."""
         if self.token.kind != "name" or self.token.text in {"in", *KEYWORDS}:
-            self.unexpected()
-        return self.take().text
+            self.fail_unexpected()
+        return self.advance().text
 
-    def too_deep(self, place: int | None = None) -> NoReturn:
-        self.wrong(f"the expression is nested deeper than {MAX_NESTING}", place)
+    def fail_too_deep(self, position: int | None = None) -> NoReturn:
+        self.fail(f"the expression is nested deeper than {MAX_NESTING}", position)
 
-    def node(self, place: int, step: Step, *parts: ParsedPart) -> ParsedPart:
+    def build_part(self, position: int, step: Step, *parts: ParsedPart) -> ParsedPart:
         depth = 1 + max((part.depth for part in parts), default=0)
         if depth > MAX_NESTING:
-            self.too_deep(place)
+            self.fail_too_deep(position)
         return ParsedPart(step, depth)
 
-    def operation(self, function: Callable[..., Any], place: int, *parts: ParsedPart) -> ParsedPart:
-        step = operators.operation(function, place, *[part.step for part in parts])
-        return self.node(place, step, *parts)
+    def build_operation(
+        self, function: Callable[..., Any], position: int, *parts: ParsedPart
+    ) -> ParsedPart:
+        step = operators.operation(function, position, *[part.step for part in parts])
+        return self.build_part(position, step, *parts)
 
-    def whole(self) -> ParsedPart:
-        found = self.expression()
+    def parse_all(self) -> ParsedPart:
+        part = self.parse_expression()
         if self.token.kind != "end":
-            self.unexpected()
-        return found
+            self.fail_unexpected()
+        return part
 
-    def expression(self) -> ParsedPart:
+    def parse_expression(self) -> ParsedPart:
         self.nesting += 1
         if self.nesting > MAX_NESTING:
-            self.too_deep()
-        found = self.binary(0)
-        place = self.token.place
-        if self.takes("?"):
-            yes = self.binary(0)
-            self.demand(":")
-            no = self.expression()
-            step = operators.choice(place, found.step, yes.step, no.step)
-            found = self.node(place, step, found, yes, no)
+            self.fail_too_deep()
+        part = self.parse_binary(0)
+        position = self.token.position
+        if self.accept("?"):
+            yes = self.parse_binary(0)
+            self.expect(":")
+            no = self.parse_expression()
+            step = operators.choice(position, part.step, yes.step, no.step)
+            part = self.build_part(position, step, part, yes, no)
         self.nesting -= 1
-        return found
+        return part
 
-    def binary(self, least: int) -> ParsedPart:
-        """Operators that bind at least so tightly, the left one first."""
-        left = self.unary()
+    def parse_binary(self, min_level: int) -> ParsedPart:
+        """Parses operators of at least this precedence level, left-associative."""
+        left = self.parse_unary()
         while (
             self.token.kind in {"mark", "name"}
-            and (level := LEVELS.get(self.token.text, -1)) >= least
+            and (level := LEVELS.get(self.token.text, -1)) >= min_level
         ):
-            place, sign = self.token.place, self.take().text
+            position, sign = self.token.position, self.advance().text
             if sign in {"||", "&&"}:
-                left = self.junction(place, sign, left)
+                left = self.parse_junction(position, sign, left)
             else:
-                right = self.binary(level + 1)
-                left = self.operation(operators.BINARY[sign], place, left, right)
+                right = self.parse_binary(level + 1)
+                left = self.build_operation(operators.BINARY[sign], position, left, right)
         return left
 
-    def junction(self, place: int, sign: str, first: ParsedPart) -> ParsedPart:
-        """All that is joined by the same sign is one part, however many there are."""
-        parts = [first, self.binary(LEVELS[sign] + 1)]
-        while self.takes(sign):
-            parts.append(self.binary(LEVELS[sign] + 1))
-        step = operators.junction(place, [part.step for part in parts], end=sign == "||")
-        return self.node(place, step, *parts)
+    def parse_junction(self, position: int, sign: str, first: ParsedPart) -> ParsedPart:
+        """Parses all operands joined by the same `&&` or `||` into one part."""
+        parts = [first, self.parse_binary(LEVELS[sign] + 1)]
+        while self.accept(sign):
+            parts.append(self.parse_binary(LEVELS[sign] + 1))
+        step = operators.junction(position, [part.step for part in parts], decisive=sign == "||")
+        return self.build_part(position, step, *parts)
 
-    def unary(self) -> ParsedPart:
+    def parse_unary(self) -> ParsedPart:
         signs: list[Token] = []
         while self.token.kind == "mark" and self.token.text in {"!", "-"}:
-            if self.token.text == "-" and self.tokens[self.at + 1].kind in {"int", "double"}:
+            if self.token.text == "-" and self.tokens[self.position + 1].kind in {"int", "double"}:
                 break
-            signs.append(self.take())
-        found = self.member()
+            signs.append(self.advance())
+        part = self.parse_member()
         for sign in reversed(signs):
-            found = self.operation(operators.UNARY[sign.text], sign.place, found)
-        return found
+            part = self.build_operation(operators.UNARY[sign.text], sign.position, part)
+        return part
 
-    def member(self) -> ParsedPart:
-        found = self.primary()
+    def parse_member(self) -> ParsedPart:
+        part = self.parse_primary()
         while True:
-            place = self.token.place
-            if self.takes("."):
-                found = self.dotted(place, found)
-            elif self.takes("["):
-                key = self.expression()
-                self.demand("]")
-                found = self.operation(operators.index, place, found, key)
+            position = self.token.position
+            if self.accept("."):
+                part = self.parse_dotted(position, part)
+            elif self.accept("["):
+                key = self.parse_expression()
+                self.expect("]")
+                part = self.build_operation(operators.index, position, part, key)
             else:
-                return found
+                return part
 
-    def dotted(self, place: int, holder: ParsedPart) -> ParsedPart:
-        name = self.name()
-        if not self.takes("("):
-            step = operators.field_of(place, holder.step, name)
-            found = self.node(place, step, holder)
-            return found._replace(field=(holder.step, name))
+    def parse_dotted(self, position: int, container: ParsedPart) -> ParsedPart:
+        name = self.expect_name()
+        if not self.accept("("):
+            step = operators.field_of(position, container.step, name)
+            part = self.build_part(position, step, container)
+            return part._replace(field=(container.step, name))
         if name in operators.MACROS:
-            return self.macro(place, holder, name)
-        parts = self.parts(")")
+            return self.parse_macro(position, container, name)
+        parts = self.parse_parts(")")
         if name == "matches":
-            return self.matches(place, [holder, *parts])
+            return self.build_matches(position, [container, *parts])
         if name not in operators.METHODS:
-            self.wrong(f"there is no method {operators.shown(name)}", place)
+            self.fail(f"there is no method {operators.quote(name)}", position)
         count, function = operators.METHODS[name]
         if len(parts) != count:
-            self.wrong(f'"{name}" takes {count} arguments, not {len(parts)}', place)
-        return self.operation(function, place, holder, *parts)
+            self.fail(f'"{name}" takes {count} arguments, not {len(parts)}', position)
+        return self.build_operation(function, position, container, *parts)
 
-    def macro(self, place: int, holder: ParsedPart, name: str) -> ParsedPart:
-        """A loop: its variable has a slot of its own, and hides others of the same name."""
-        variable = self.name()
+    def parse_macro(self, position: int, container: ParsedPart, name: str) -> ParsedPart:
+        """Parses a macro: its variable gets its own slot and hides others of the same name."""
+        variable = self.expect_name()
         if variable in RESERVED:
-            self.wrong(f"{operators.shown(variable)} is a reserved word", place)
-        self.demand(",")
+            self.fail(f"{operators.quote(variable)} is a reserved word", position)
+        self.expect(",")
         slot = len(self.scope)
         self.scope.append(variable)
         self.slots = max(self.slots, len(self.scope))
-        bodies = self.parts(")")
+        bodies = self.parse_parts(")")
         self.scope.pop()
-        counts, run = operators.MACROS[name]
+        counts, function = operators.MACROS[name]
         if len(bodies) not in counts:
-            self.wrong(f'"{name}" takes a variable and an expression', place)
-        loop = operators.Macro(place, holder.step, slot, [body.step for body in bodies])
-        return self.node(place, lambda on: run(loop, on), holder, *bodies)
+            self.fail(f'"{name}" takes a variable and an expression', position)
+        loop = operators.Macro(position, container.step, slot, [body.step for body in bodies])
+        return self.build_part(
+            position, lambda evaluation: function(loop, evaluation), container, *bodies
+        )
 
-    def matches(self, place: int, parts: list[ParsedPart]) -> ParsedPart:
+    def build_matches(self, position: int, parts: list[ParsedPart]) -> ParsedPart:
         if len(parts) != 2 or parts[1].literal is None:
-            self.wrong('"matches" takes one pattern, written out as a string', place)
-        self.patterns += 1
-        if self.patterns > MAX_PATTERNS:
-            self.wrong(f"there are more than {MAX_PATTERNS} patterns", place)
+            self.fail('"matches" takes one pattern, which must be a string literal', position)
+        self.pattern_count += 1
+        if self.pattern_count > MAX_PATTERNS:
+            self.fail(f"there are more than {MAX_PATTERNS} patterns", position)
         try:
-            function = operators.matcher(parts[1].literal)
+            function = operators.compile_pattern(parts[1].literal)
         except ValueError as reason:
-            self.wrong(f"the pattern cannot be used: {reason}", place)
-        return self.operation(function, place, parts[0])
+            self.fail(f"the pattern cannot be used: {reason}", position)
+        return self.build_operation(function, position, parts[0])
 
-    def parts(self, end: str) -> list[ParsedPart]:
-        """Expressions with commas between them, up to the mark; a list may have one more comma."""
-        found: list[ParsedPart] = []
-        while not self.takes(end):
-            found.append(self.expression())
-            if not self.takes(","):
-                self.demand(end)
+    def parse_parts(self, end: str) -> list[ParsedPart]:
+        """Parses expressions separated by commas up to the mark; lists allow a trailing comma."""
+        parts: list[ParsedPart] = []
+        while not self.accept(end):
+            parts.append(self.parse_expression())
+            if not self.accept(","):
+                self.expect(end)
                 break
             if end == ")" and self.token.text == end:
-                self.unexpected()
-        return found
+                self.fail_unexpected()
+        return parts
 
-    def primary(self) -> ParsedPart:
+    def parse_primary(self) -> ParsedPart:
         token = self.token
         if token.kind in {"string", "raw"}:
-            literal = unescaped(self.take(), self.text)
+            literal = unescape(self.advance(), self.text)
             return ParsedPart(operators.constant(literal), literal=literal)
         if token.kind in {"int", "double"} or token.text == "-":
-            return ParsedPart(operators.constant(self.number()))
+            return ParsedPart(operators.constant(self.parse_number()))
         if token.kind == "name":
-            return self.named()
-        if self.takes("("):
-            found = self.expression()
-            self.demand(")")
-            return found
-        if self.takes("["):
-            parts = self.parts("]")
-            return self.node(token.place, operators.listing([p.step for p in parts]), *parts)
-        if not self.takes("{"):
-            self.unexpected()
-        return self.map(token.place)
+            return self.parse_name()
+        if self.accept("("):
+            part = self.parse_expression()
+            self.expect(")")
+            return part
+        if self.accept("["):
+            parts = self.parse_parts("]")
+            return self.build_part(
+                token.position, operators.list_of([p.step for p in parts]), *parts
+            )
+        if not self.accept("{"):
+            self.fail_unexpected()
+        return self.parse_map(token.position)
 
-    def number(self) -> int | float:
-        """A number with its sign, without which the least integer could not be written."""
-        negative = self.takes("-")
-        token = self.take()
+    def parse_number(self) -> int | float:
+        """Parses a number with its sign; the smallest integer is valid only with its sign."""
+        negative = self.accept("-")
+        token = self.advance()
         if token.kind == "double":
             real = float(token.text)
             if math.isinf(real):
-                self.wrong("a number is too large", token.place)
+                self.fail("a number is too large", token.position)
             return -real if negative else real
         base = 16 if token.text[:2] in {"0x", "0X"} else 10
         whole = int(token.text, base) * (-1 if negative else 1)
         if not operators.LEAST_INT <= whole <= operators.MOST_INT:
-            self.wrong("an integer is beyond 64 bits", token.place)
+            self.fail("an integer is beyond 64 bits", token.position)
         return whole
 
-    def map(self, place: int) -> ParsedPart:
+    def parse_map(self, position: int) -> ParsedPart:
         entries: list[tuple[ParsedPart, ParsedPart]] = []
-        while not self.takes("}"):
-            key = self.expression()
-            self.demand(":")
-            entries.append((key, self.expression()))
-            if not self.takes(","):
-                self.demand("}")
+        while not self.accept("}"):
+            key = self.parse_expression()
+            self.expect(":")
+            entries.append((key, self.parse_expression()))
+            if not self.accept(","):
+                self.expect("}")
                 break
-        step = operators.mapping(place, [(key.step, value.step) for key, value in entries])
-        return self.node(place, step, *[part for entry in entries for part in entry])
+        step = operators.map_of(position, [(key.step, value.step) for key, value in entries])
+        return self.build_part(position, step, *[part for entry in entries for part in entry])
 
-    def named(self) -> ParsedPart:
-        """A word that stands alone or begins a chain: a constant, a function or a variable."""
-        token = self.take()
+    def parse_name(self) -> ParsedPart:
+        """Parses a name that begins an operand: a constant, a function call or a variable."""
+        token = self.advance()
         if token.text in KEYWORDS:
             return ParsedPart(operators.constant(KEYWORDS[token.text]))
-        if self.takes("("):
-            return self.call(token.place, token.text, self.parts(")"))
+        if self.accept("("):
+            return self.build_call(token.position, token.text, self.parse_parts(")"))
         if token.text not in self.scope:
             known = ", ".join(sorted(set(self.scope))) or "none"
-            told = f"there is no variable {operators.shown(token.text)}; there are: {known}"
-            self.wrong(told, token.place)
+            message = f"there is no variable {operators.quote(token.text)}; there are: {known}"
+            self.fail(message, token.position)
         slot = len(self.scope) - 1 - self.scope[::-1].index(token.text)
-        if slot < self.names:
+        if slot < self.name_count:
             self.used.add(token.text)
         return ParsedPart(operators.variable(slot))
 
-    def call(self, place: int, name: str, parts: list[ParsedPart]) -> ParsedPart:
+    def build_call(self, position: int, name: str, parts: list[ParsedPart]) -> ParsedPart:
         if name == "matches":
-            return self.matches(place, parts)
+            return self.build_matches(position, parts)
         if name != "has" and name not in operators.FUNCTIONS:
-            self.wrong(f"there is no function {operators.shown(name)}", place)
+            self.fail(f"there is no function {operators.quote(name)}", position)
         if len(parts) != 1:
-            self.wrong(f'"{name}" takes 1 argument, not {len(parts)}', place)
+            self.fail(f'"{name}" takes 1 argument, not {len(parts)}', position)
         if name != "has":
-            return self.operation(operators.FUNCTIONS[name], place, *parts)
+            return self.build_operation(operators.FUNCTIONS[name], position, *parts)
         if parts[0].field is None:
-            self.wrong('"has" takes a field, as in has(result.score)', place)
-        return self.node(place, operators.has_field(place, *parts[0].field), *parts)
+            self.fail('"has" takes a field, as in has(result.score)', position)
+        return self.build_part(position, operators.has_field(position, *parts[0].field), *parts)

@@ -1,14 +1,15 @@
--- Concurrency keys: who has a place, and who stands in line for one.
+-- Concurrency keys: which tasks hold a permit, and the queue of tasks that wait for one.
 
--- name: turn_wishes
--- What tasks said about their concurrency, where they did.
+-- name: permit_requests
+-- Returns the concurrency settings of those tasks that have any.
 -- rows: wanted(task uuid, workspace uuid)
 select body.task as id, body.workspace, body.concurrency from {rows:wanted}
 join task_body body on body.workspace = wanted.workspace and body.task = wanted.task
 where body.concurrency is not null;
 
--- name: turn_keys_locked
--- Hold keys, in order, each with so many more numbers; answers the last number of each.
+-- name: permit_keys_locked
+-- Locks keys, in order, and reserves `n` queue numbers for each; returns the last number of each
+-- key.
 -- rows: wanted(workspace uuid, key text, n bigint)
 insert into turn_key (workspace, key, last)
 select wanted.workspace, wanted.key, wanted.n from {rows:wanted}
@@ -16,14 +17,14 @@ where true
 on conflict (workspace, key) do update set last = turn_key.last + excluded.last
 returning workspace, key, last;
 
--- name: turn_leave
--- Take tasks out of their lines and places. The caller holds their keys.
+-- name: permit_release
+-- Removes tasks from their queues and releases their permits. The caller has locked their keys.
 -- params: ids uuid[]
 delete from task_turn where task_turn.task in (select value from {each:ids}) {own:task_turn};
 
--- name: turn_enter
--- Put tasks that ask for a place into their lines; who stands there already keeps the number. The
--- caller holds the keys.
+-- name: permit_enqueue
+-- Adds tasks that need a permit to their queues; a queued task keeps its number. The caller has
+-- locked the keys.
 -- rows: asked(task uuid, workspace uuid, key text, number bigint, most bigint)
 insert into task_turn (task, workspace, key, number, most, held)
 select asked.task, asked.workspace, asked.key, asked.number, asked.most, false
@@ -34,8 +35,9 @@ on conflict (task) do update set held = false,
   where task_turn.workspace = excluded.workspace
 returning task_turn.task as id, task_turn.number;
 
--- name: turn_line
--- The first in a key's line that could run, and how many have a place. The caller holds the key.
+-- name: permit_queue
+-- Returns the first tasks in the queue of a key that could run, and how many tasks hold a permit.
+-- The caller has locked the key.
 -- params: workspace uuid, key text, most bigint
 select turn.task as id, turn.most,
   (select count(*) from task_turn place where place.workspace = :workspace and place.key = :key
@@ -45,26 +47,27 @@ where turn.workspace = :workspace and turn.key = :key and turn.held = false
   and task.status = 'WAITING' and task.hold = 'concurrency' and task.unmet = 0
 order by turn.number, turn.task limit :most;
 
--- name: turn_candidates
--- Tasks that are to get a place, locked, without those that somebody else holds.
+-- name: permit_candidates
+-- Returns tasks that will get a permit, locked, without those that another process has locked.
 -- params: ids uuid[]
 select {columns:task} from task
 where task.id in (select value from {each:ids}) {own:task} order by task.id {skip_locked};
 
--- name: turn_take
--- Note that tasks have a place. The caller holds their keys.
+-- name: permit_grant
+-- Records that tasks hold a permit. The caller has locked their keys.
 -- params: ids uuid[]
 update task_turn set held = true where task_turn.task in (select value from {each:ids}) {own:task_turn};
 
--- name: turn_key_drop
--- Forget a key that nobody uses. The caller holds it.
+-- name: permit_key_delete
+-- Deletes a key that no task uses. The caller has locked it.
 -- params: workspace uuid, key text
 delete from turn_key where turn_key.workspace = :workspace and turn_key.key = :key
   and not exists (select 1 from task_turn turn
     where turn.workspace = :workspace and turn.key = :key);
 
--- name: turn_before
--- The tasks of a key, oldest first, that came before a number and that nobody has cancelled yet.
+-- name: permit_older_tasks
+-- Returns the tasks of a key with a smaller number, oldest first, that are unfinished and not being
+-- cancelled.
 -- params: workspace uuid, key text, number bigint, most bigint
 select turn.task as id from task_turn turn join task on task.id = turn.task
 where turn.workspace = :workspace and turn.key = :key
@@ -72,14 +75,14 @@ where turn.workspace = :workspace and turn.key = :key
   and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
 order by turn.number, turn.task limit :most;
 
--- name: turns_held
--- Those of the tasks that have a place.
+-- name: permit_holders
+-- Returns those of the given tasks that hold a permit.
 -- params: ids uuid[]
 select task_turn.task as id from task_turn
 where task_turn.task in (select value from {each:ids}) and task_turn.held = true {own:task_turn};
 
--- name: turns_above
--- What a task and those above it said about their concurrency, where they did.
+-- name: permit_requests_above
+-- Returns the concurrency settings of a task and of the tasks above it, of those that have any.
 -- params: task uuid, workspace uuid, most bigint
 with recursive above(task, parent, concurrency, depth) as (
   select body.task, body.parent, body.concurrency, 0 from task_body body
@@ -91,8 +94,8 @@ with recursive above(task, parent, concurrency, depth) as (
 )
 select above.task as id, above.concurrency from above where above.concurrency is not null;
 
--- name: turn_show
--- Where a task stands in its key's line.
+-- name: permit_queue_position
+-- Returns the position of a task in the queue of its key.
 -- params: task uuid, workspace uuid, most bigint
 select turn.key, turn.number, turn.most, turn.held,
   (select count(*) from (select 1 from task_turn other where other.workspace = turn.workspace
@@ -102,8 +105,9 @@ select turn.key, turn.number, turn.most, turn.held,
     limit :most) ahead) as ahead
 from task_turn turn where turn.task = :task and turn.workspace = :workspace;
 
--- name: turns_adrift
--- Keys with a place that nobody has and somebody waits for, or that one has who has ended.
+-- name: permits_miscounted
+-- Returns keys with a free permit for which a task waits, or with a permit that a finished task
+-- still holds.
 -- params: before timestamptz, most bigint
 select turn.task as id, turn.workspace, turn.key, task.status
 from task_turn turn join task on task.id = turn.task

@@ -1,38 +1,38 @@
--- Ends that one statement can write together with all that follows from them. Each does so only where
--- everything is plain, and nothing otherwise: the first step finds and locks what is concerned, in the
--- order of a cascade, and the others go by what it found.
+-- Chained completions: one statement writes a completion and everything that follows from it. Each
+-- query does so only in the plain case, and otherwise nothing: its first step finds and locks the
+-- rows, in the lock order of a cascade, and the other steps use what it found.
 --
--- A lock gives a row as it is now, but what else a statement reads is as it was when it began. So
--- rows by which others tell what they have changed meanwhile must not have moved since.
+-- A lock returns a row as it is now, but the statement's other reads see the state of its start. So
+-- rows whose changes would show that another transaction interfered must be unchanged since then.
 
--- fragment: ends_plainly
--- The attempt owns the task and may end it, and its end is watched.
+-- fragment: can_complete
+-- The attempt owns the task and can complete it, and the task is watched.
 task.id = :id and task.workspace = :workspace and task.attempt = :attempt and task.lease_token = :token and task.watched
-  and {fragment:undisturbed}
+  and {fragment:no_request_pending}
 
 -- fragment: done_if_ready
-{fragment:done}
+{fragment:complete_update}
 where task.id = :id and task.workspace = :workspace and (select count(ready.id) from {ready}) > 0
-returning {fragment:done_columns}
+returning {fragment:complete_columns}
 
--- fragment: woken only postgres
+-- fragment: unblocked only postgres
 {woken} as moved
 
--- fragment: woken only sqlite
+-- fragment: unblocked only sqlite
 json_each({places:woken}) as at cross join task as moved on moved.{place} = at.value
 
--- fragment: note_woken
+-- fragment: record_unblocked
 insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, actor, at)
 select moved.id, moved.version, moved.workspace, moved.event_xid, 'ready', 'INFO', 'WAITING',
   'PENDING', moved.attempt, :actor, :now
-from {fragment:woken}
+from {fragment:unblocked}
 where moved.status = 'PENDING'
 
 -- fragment: awaiting only postgres
 select awake.id, mine.awaited
 from (
   select task.awaited from task
-  where {fragment:ends_plainly} and task.awaited between 1 and 8
+  where {fragment:can_complete} and task.awaited between 1 and 8
     and task.{place} = (select seen.{place} from task seen where seen.id = :id)
   for update
 ) mine
@@ -42,19 +42,19 @@ cross join lateral (
   order by d.task limit 9
 ) pair
 cross join lateral (
-  select task.id from task where task.id = pair.task and {fragment:waits_plainly} offset 0 for update
+  select task.id from task where task.id = pair.task and {fragment:waits_for_tasks_only} offset 0 for update
 ) awake
 
 -- fragment: awaiting only sqlite
 select task.id, mine.awaited
-from (select task.awaited from task where {fragment:ends_plainly} and task.awaited between 1 and 8) mine
+from (select task.awaited from task where {fragment:can_complete} and task.awaited between 1 and 8) mine
 cross join task_dependency d on d.needs = :id and not d.met and not d.failed {own:d}
-cross join task on task.id = d.task and {fragment:waits_plainly}
+cross join task on task.id = d.task and {fragment:waits_for_tasks_only}
 order by task.id limit 9
 
--- name: complete_awaited
--- Finish an attempt for whose end a few tasks wait that wait for other tasks alone, and count that
--- down; those that wait for nothing more can be claimed.
+-- name: complete_and_unblock
+-- Completes an attempt of a task on which a few tasks depend that wait for other tasks only, and
+-- decrements their unmet dependencies; those without any become claimable.
 -- params: id uuid, attempt bigint, token text, workspace uuid, now timestamptz, actor text
 -- rows: result(task uuid, workspace uuid, output json, summary text)
 -- as: waiter(id, awaited)
@@ -66,8 +66,8 @@ select counted.id from (
 -- as: moved
 {fragment:done_if_ready};
 {fragment:attempt_completed};
-{fragment:note_completed};
-{fragment:keep_result};
+{fragment:record_completed};
+{fragment:store_result};
 update task_dependency set met = true
 where task_dependency.needs = :id and task_dependency.workspace = :workspace
   and (select count(ready.id) from {ready}) > 0;
@@ -77,14 +77,14 @@ update task set unmet = task.unmet - 1, updated_at = :now,
   status = case when task.unmet = 1 then 'PENDING' else task.status end,
   event_xid = {fragment:event_xid}
 where task.id in (select ready.id from {ready}) {own:task}
-returning {fragment:woken_columns};
-{fragment:note_woken};
+returning {fragment:unblocked_columns};
+{fragment:record_unblocked};
 -- answer: woken(id, status, lane)
 
 -- fragment: in_turn only postgres
 select awake.id, child.slot
 from (
-  select task.workspace from task where {fragment:ends_plainly} and task.awaited = 0 for update
+  select task.workspace from task where {fragment:can_complete} and task.awaited = 0 for update
 ) mine
 cross join lateral (
   select task_group.id from task_group
@@ -113,11 +113,11 @@ where child.is_group = 0 and {fragment:waits_for_turn} {own:task}
       and task_group.status = 'RUNNING'
       and task_group.kind = 'sequential' and task_group.turn = :slot and task_group.open > 1
       and task_group.failed = 0 and task_group.join_policy <> 'first_succeeded')
-  and exists (select 1 from task where {fragment:ends_plainly} and task.awaited = 0)
+  and exists (select 1 from task where {fragment:can_complete} and task.awaited = 0)
 
--- name: complete_in_turn
--- Finish an attempt in a sequence, for whose end nobody else waits, and give the turn to the next
--- child, if that is a task which waits for nothing but its turn.
+-- name: complete_and_pass_turn
+-- Completes an attempt in a sequence on which no other task depends, and gives the turn to the next
+-- child, if that is a task that waits only for its turn.
 -- params: id uuid, attempt bigint, token text, workspace uuid, parent uuid, slot bigint, now timestamptz, actor text
 -- rows: result(task uuid, workspace uuid, output json, summary text)
 -- as: ready(id, slot)
@@ -125,14 +125,14 @@ where child.is_group = 0 and {fragment:waits_for_turn} {own:task}
 -- as: moved
 {fragment:done_if_ready};
 {fragment:attempt_completed};
-{fragment:note_completed};
-{fragment:keep_result};
+{fragment:record_completed};
+{fragment:store_result};
 -- as: woken
 update task set status = 'PENDING', hold = null, version = task.version + 1, updated_at = :now,
   event_xid = {fragment:event_xid}
 where task.id in (select ready.id from {ready})
-returning {fragment:woken_columns};
-{fragment:note_woken};
+returning {fragment:unblocked_columns};
+{fragment:record_unblocked};
 update task_body set follows = :id
 where task_body.workspace = :workspace and task_body.task in (select ready.id from {ready});
 update task_group set open = task_group.open - 1, succeeded = task_group.succeeded + 1,
@@ -143,7 +143,7 @@ from {ready} where task_group.id = :parent and task_group.workspace = :workspace
 -- fragment: before_next only postgres
 select :born as id
 from (
-  select task.workspace from task where {fragment:ends_plainly} and task.awaited = 0 for update
+  select task.workspace from task where {fragment:can_complete} and task.awaited = 0 for update
 ) mine
 cross join lateral (
   select flow.id from flow
@@ -154,13 +154,14 @@ where not exists (select 1 from task_body body where body.flow = :flow and body.
 
 -- fragment: before_next only sqlite
 select :born as id
-where exists (select 1 from task where {fragment:ends_plainly} and task.awaited = 0)
+where exists (select 1 from task where {fragment:can_complete} and task.awaited = 0)
   and exists (select 1 from flow where flow.id = :flow and flow.workspace = :workspace and flow.status = 'RUNNING')
   and not exists (select 1 from task_body body where body.flow = :flow and body.key = :key {own:body})
 
--- name: complete_before
--- Finish an attempt, for whose end nobody waits, and make the task that takes its place in the flow,
--- if there was none of its key before. `Conflict` when another one is made at that moment.
+-- name: complete_and_activate
+-- Completes an attempt on which no task depends, and inserts the task that takes its position in
+-- the flow, if its key was not activated before. Raises `Conflict` when another one is inserted at
+-- the same moment.
 -- params: id uuid, attempt bigint, token text, workspace uuid, flow uuid, key text, born uuid, now timestamptz
 -- rows: result(task uuid, workspace uuid, output json, summary text)
 -- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json, concurrency json, budget json)
@@ -173,13 +174,13 @@ where exists (select 1 from task where {fragment:ends_plainly} and task.awaited 
 -- as: moved
 {fragment:done_if_ready};
 {fragment:attempt_completed};
-{fragment:note_completed};
-{fragment:keep_result};
+{fragment:record_completed};
+{fragment:store_result};
 {fragment:new_body}
 from {rows:body of ready};
 {fragment:new_task}
 from {rows:hot of ready};
-{fragment:note_submitted}
+{fragment:record_submitted}
 from {rows:hot of ready};
 {fragment:new_label}
 from {rows:label of ready};

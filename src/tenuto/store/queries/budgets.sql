@@ -1,7 +1,8 @@
--- What attempts use of their models, and who bounds it.
+-- Model usage of attempts, and budgets.
 
--- name: spend
--- Add what an attempt used, if its fence is current and the report's number was not counted yet.
+-- name: usage_add
+-- Adds usage of an attempt, if its fence is current and the number of the report was not counted
+-- yet.
 -- params: workspace uuid, task uuid, attempt bigint, token text, model text, input_tokens bigint, output_tokens bigint, cost_usd double precision, number bigint, now timestamptz
 insert into spending (task, attempt, model, workspace, agent, input_tokens, output_tokens, cost_usd,
   last, at)
@@ -19,22 +20,22 @@ on conflict (task, attempt, model) do update
     and (excluded.last = 0 or excluded.last > spending.last)
 returning task as id, workspace, agent;
 
--- name: spend_owner
--- The task of an attempt whose fence is current.
+-- name: usage_task
+-- Returns the task of an attempt whose fence is current.
 -- params: workspace uuid, task uuid, attempt bigint, token text
 select task.id from task
 where task.id = :task and task.workspace = :workspace and task.attempt = :attempt and task.lease_token = :token
   and {fragment:is_leased};
 
--- name: spending_of
--- What a task's attempts used, by model.
+-- name: usage_of_task
+-- Returns the usage of a task's attempts by model.
 -- params: task uuid
 select spending.attempt, spending.model, spending.input_tokens, spending.output_tokens,
   spending.cost_usd
 from spending where spending.task = :task {own:spending} order by spending.attempt, spending.model;
 
--- name: spending_stats
--- What a workspace used since an instant, and ever.
+-- name: usage_stats
+-- Returns the usage of a workspace since a given time, and in total.
 -- params: workspace uuid, since timestamptz
 select cast(coalesce(sum(spending.input_tokens), 0) as bigint) as input_tokens,
   cast(coalesce(sum(spending.output_tokens), 0) as bigint) as output_tokens,
@@ -45,7 +46,7 @@ select cast(coalesce(sum(spending.input_tokens), 0) as bigint) as input_tokens,
 from spending where spending.workspace = :workspace;
 
 -- name: budgets_above
--- The budgets of a task and of those above it, nearest first.
+-- Returns the budgets of a task and of the tasks above it, nearest first.
 -- params: task uuid, workspace uuid, most bigint
 with recursive above(task, parent, budget, title, depth) as (
   select body.task, body.parent, body.budget, body.title, 0 from task_body body
@@ -59,7 +60,7 @@ select above.task as id, above.budget, above.title from above
 where above.budget is not null order by above.depth;
 
 -- fragment: tree
--- A task and what it made, near and far.
+-- A task and its subtasks, direct and indirect.
 with recursive tree(task) as (
   select body.task from task_body body where body.workspace = :workspace and body.task = :task
   union
@@ -67,8 +68,8 @@ with recursive tree(task) as (
   join task_body body on body.workspace = :workspace and body.parent = tree.task
 )
 
--- name: tree_spent
--- What a task and all that it made have used.
+-- name: tree_usage
+-- Returns the usage of a task and all its subtasks.
 -- params: task uuid, workspace uuid
 {fragment:tree}
 select cast(coalesce(sum(spending.input_tokens), 0) as bigint) as input_tokens,
@@ -76,8 +77,8 @@ select cast(coalesce(sum(spending.input_tokens), 0) as bigint) as input_tokens,
   coalesce(sum(spending.cost_usd), 0.0) as cost_usd
 from tree join spending on spending.task = tree.task;
 
--- name: tree_held
--- The tasks of a tree that wait for its budget, in id order.
+-- name: tree_waiting_for_budget
+-- Returns the tasks of a tree that wait for its budget, in id order.
 -- params: task uuid, workspace uuid, hold text, most bigint
 {fragment:tree}
 select task.id from tree join task on task.id = tree.task
@@ -85,15 +86,15 @@ where task.hold = :hold
   and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
 order by task.id limit :most;
 
--- name: budget_asked
--- The open question about a task's budget, if there is one.
+-- name: budget_question
+-- Returns the open inbox item about a task's budget, if there is one.
 -- params: task uuid, workspace uuid
 select inbox_item.id from inbox_item
 where inbox_item.task = :task and inbox_item.workspace = :workspace
   and inbox_item.kind = 'budget' and inbox_item.status = 'OPEN';
 
 -- name: budget_set
--- Give a task another budget.
+-- Stores another budget of a task.
 -- params: task uuid, workspace uuid, budget json
 update task_body set budget = :budget
 where task_body.workspace = :workspace and task_body.task = :task

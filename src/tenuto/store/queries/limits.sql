@@ -1,13 +1,14 @@
--- Gates: what people hold back, and the rates that all workers share.
+-- Pauses, and rate limits that all workers share.
 
--- name: gates
--- What is held back in a workspace, by kind and name.
+-- name: pauses
+-- Returns the pauses of a workspace, by kind and name.
 -- params: workspace uuid
 select gate.kind, gate.subject as name, gate.reason, gate.until, gate.created_by, gate.created_at
 from gate where gate.workspace = :workspace order by gate.kind, gate.subject;
 
--- name: gate_put
--- Hold something back, or say anew why and until when; answers nothing when too much is held.
+-- name: pause_put
+-- Inserts a pause or updates its reason and end; returns no row when the workspace has too many
+-- pauses.
 -- params: workspace uuid, kind text, subject text, reason text, until timestamptz, most bigint, actor text, now timestamptz, id uuid, message text, data json
 -- as: made
 insert into gate (workspace, kind, subject, reason, until, created_by, created_at)
@@ -25,8 +26,8 @@ select :id, 1, made.workspace, {xid}, 'gate_closed', 'WARN', :message, 0, :actor
 from {made};
 -- answer: made(kind)
 
--- name: gate_drop
--- Let something go on; answers nothing when it was not held back.
+-- name: pause_delete
+-- Deletes a pause; returns no row when there was none.
 -- params: workspace uuid, kind text, subject text, actor text, now timestamptz, id uuid, message text, data json
 -- as: gone
 delete from gate
@@ -44,20 +45,20 @@ r.name, r.provider, r.model, r.account, r.requests_per_minute, r.tokens_per_minu
   r.tokens, r.counted_at, r.created_by, r.created_at, r.updated_at
 
 -- name: rate_limits
--- The rate limits of a workspace by name.
+-- Returns the rate limits of a workspace by name.
 -- params: workspace uuid
 select {fragment:rate_limit_columns} from rate_limit r
 where r.workspace = :workspace order by r.name;
 
 -- name: rate_limits_locked
--- Those that have one of the names, held while they are counted and used.
+-- Returns the rate limits that have one of the names, locked while they are counted and used.
 -- params: workspace uuid, names text[]
 select {fragment:rate_limit_columns} from rate_limit r
 where r.workspace = :workspace and r.name in (select value from {each:names})
 order by r.name {lock};
 
 -- name: rate_limit_put
--- Keep a limit under its name; answers nothing when the workspace has too many others.
+-- Inserts or updates a rate limit; returns no row when the workspace has too many others.
 -- params: workspace uuid, name text, provider text, model text, account text, requests_per_minute bigint, tokens_per_minute bigint, taken json, tokens double precision, most bigint, actor text, now timestamptz, id uuid, data json
 -- as: made
 insert into rate_limit (workspace, name, provider, model, account, requests_per_minute,
@@ -79,8 +80,8 @@ select :id, 1, made.workspace, {xid}, 'limit_set', 'INFO', :name, 0, :actor, :da
 from {made};
 -- answer: made(name)
 
--- name: rate_limit_drop
--- Forget a limit; answers nothing when there was none.
+-- name: rate_limit_delete
+-- Deletes a rate limit; returns no row when there was none.
 -- params: workspace uuid, name text, actor text, now timestamptz, id uuid
 -- as: gone
 delete from rate_limit where workspace = :workspace and name = :name
@@ -92,8 +93,8 @@ select :id, 1, gone.workspace, {xid}, 'limit_deleted', 'INFO', :name, 0, :actor,
 from {gone};
 -- answer: gone(name)
 
--- name: rate_limits_used
--- Write what was used of limits that the caller holds.
+-- name: rate_limits_update_usage
+-- Writes the usage of rate limits that the caller has locked.
 -- params: workspace uuid
 -- rows: used(name text, taken json, tokens double precision, counted_at timestamptz)
 update rate_limit set taken = used.taken, tokens = used.tokens, counted_at = used.counted_at
@@ -113,6 +114,6 @@ select c.value as rank from {each:lanes}, json_each((
     order by rank, id limit :n))) c
 
 -- name: lane_heads
--- The ranks of the best PENDING tasks over some lanes.
+-- Returns the ranks of the best PENDING tasks of the given lanes.
 -- params: lanes bigint[], n bigint
 select heads.rank from ({fragment:best_ranks}) heads order by heads.rank limit :n;

@@ -1,7 +1,7 @@
--- What is left of a database under faults, for who checks it from outside.
+-- Reads of a whole database, for consistency checks after injected faults.
 
--- name: proof_tasks
--- The next tasks by id, with what their end says and how many attempts were completed.
+-- name: audit_tasks
+-- Returns the next tasks by id, with their outcome and the number of completed attempts.
 -- params: after uuid, most bigint
 select task.id, task.status, task.attempt, task.tries, task.max_attempts, task.lease_until,
   body.idempotency_key as key, task_output.output,
@@ -13,23 +13,23 @@ from task join task_body body on body.workspace = task.workspace and body.task =
 left join task_output on task_output.task = task.id
 where task.id > :after order by task.id limit :most;
 
--- name: proof_moves
--- Every pair of statuses that tasks went between, and how often.
+-- name: audit_transitions
+-- Returns every pair of statuses between which tasks changed, and how often.
 select previous, new, count(*) as n from event
 where previous is not null and new is not null and exists (
   select 1 from task where task.id = event.task)
 group by previous, new;
 
--- name: proof_stalls
--- How many attempts lost their lease.
+-- name: audit_lost_leases
+-- Returns how many attempts lost their lease.
 select count(*) as n from attempt where outcome = 'STALLED';
 
--- name: proof_open
--- How many tasks have not ended.
+-- name: audit_unfinished
+-- Returns how many tasks are not finished.
 select count(*) as n from task
 where status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED');
 
--- name: cursor_place
--- How far a subscriber has read.
+-- name: cursor_position
+-- Returns the position up to which a subscriber has read.
 -- params: name text
 select xid, position from cursor where name = :name;

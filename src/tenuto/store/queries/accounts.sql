@@ -1,20 +1,20 @@
--- name: workspace_make
--- A workspace; `origin` is the one whose ceiling it counts for.
+-- name: workspace_insert
+-- Inserts a workspace; it counts against the workspace limit of `origin`.
 -- params: id uuid, name text, origin uuid, now timestamptz
 insert into workspace (id, name, origin, created_at) values (:id, :name, :origin, :now);
 
 -- name: workspace_origin
--- The workspace that a workspace counts for, if any.
+-- Returns the workspace whose limit a workspace counts against, if any.
 -- params: id uuid
 select id, origin from workspace where id = :id;
 
--- name: workspaces_made
--- How many workspaces count for one.
+-- name: workspace_count
+-- Returns how many workspaces count against the limit of one.
 -- params: origin uuid
 select count(*) as n from workspace where origin = :origin;
 
 -- name: workspaces
--- All workspaces, or those that somebody belongs to, with the role there.
+-- Returns all workspaces, or those of one user with the user's role in each.
 -- params: user_id uuid, id uuid
 select w.id, w.name, w.quota, w.created_at[user_id: , m.role]
 from workspace w [user_id: join member m on m.workspace = w.id and m.user_id = :user_id]
@@ -23,14 +23,14 @@ order by w.created_at, w.id
 limit 1000;
 
 -- name: workspace_quota
--- Set what a workspace may use; whoever claims there looks at it anew.
+-- Stores the quota of a workspace; every process that claims there reloads it.
 -- params: id uuid, quota json
 update workspace set quota = :quota, lanes_version = lanes_version + 1 where id = :id
 returning id;
 
--- name: user_make
--- A user made in the workspace, unless one of that name was made there or is a member; answers it
--- when it is new.
+-- name: user_insert
+-- Inserts a user created in the workspace, unless a user of that name was created there or is a
+-- member; returns the user if it is new.
 -- params: id uuid, name text, password text, workspace uuid, now timestamptz
 insert into app_user (id, name, password, home, created_at)
 select :id, :name, :password, :workspace, :now
@@ -40,8 +40,8 @@ on conflict do nothing
 returning id;
 
 -- name: user_by_name
--- The user of that name whom a login without a workspace means: a member of the first workspace, else
--- one whom it made, else anybody from before users had a home.
+-- Returns the user for a login without a workspace: a member of the first workspace with that name,
+-- else a user created by the first workspace, else a user from before users had a home workspace.
 -- params: name text, first uuid
 select u.id, u.password, u.disabled_at from app_user u
 left join member m on m.user_id = u.id and m.workspace = :first
@@ -51,8 +51,8 @@ order by case when m.user_id is not null then 0 when u.home = :first then 1 else
 limit 1;
 
 -- name: user_in_workspace
--- The user of that name who belongs to the workspace of that id or, of several workspaces of that
--- name which the first workspace made, to the oldest.
+-- Returns the user of that name in the workspace with that id. If a workspace name is given that
+-- several workspaces created by the first workspace have, the oldest one counts.
 -- params: name text, id uuid, called text, first uuid
 select u.id, u.password, u.disabled_at, w.id as workspace
 from app_user u join member m on m.user_id = u.id join workspace w on w.id = m.workspace
@@ -61,12 +61,12 @@ where u.name = :name [id: and w.id = :id]
 order by w.created_at, w.id, u.created_at, u.id limit 1;
 
 -- name: user_by_id
--- A user.
+-- Returns a user.
 -- params: id uuid
 select id, password from app_user where id = :id;
 
 -- name: user_password
--- Give a user another password; all its logins end.
+-- Stores a new password of a user and ends all its logins.
 -- params: id uuid, password text, now timestamptz
 -- as: changed
 update app_user set password = :password where id = :id
@@ -75,7 +75,7 @@ update session set revoked_at = :now where user_id = :id and revoked_at is null;
 -- answer: changed(id)
 
 -- name: members
--- Who belongs to a workspace.
+-- Returns the members of a workspace.
 -- params: workspace uuid
 select u.id, u.name, m.role, u.created_at, u.disabled_at
 from member m join app_user u on u.id = m.user_id
@@ -84,54 +84,55 @@ order by u.name
 limit 1000;
 
 -- name: member
--- A user who belongs to a workspace.
+-- Returns a user who is a member of a workspace.
 -- params: workspace uuid, user_id uuid
 select u.id, u.name, m.role, u.created_at, u.disabled_at
 from member m join app_user u on u.id = m.user_id
 where m.workspace = :workspace and m.user_id = :user_id;
 
 -- name: member_put
--- Make a user a member, or change as what.
+-- Adds a member or changes its role.
 -- params: workspace uuid, user_id uuid, role text, now timestamptz
 insert into member (workspace, user_id, role, created_at)
 values (:workspace, :user_id, :role, :now)
 on conflict (workspace, user_id) do update set role = excluded.role
 returning user_id as id;
 
--- name: member_drop
--- Take a user out of a workspace. If it made the user, the name is free there again: a user whose
--- home is no workspace, but the user's own id, logs in by naming one of the others.
+-- name: member_delete
+-- Removes a member from a workspace. If the workspace created the user, the name is free there
+-- again: the user's home is then the user's own id instead of a workspace, and a login must name
+-- one of the other workspaces.
 -- params: workspace uuid, user_id uuid
 delete from member where workspace = :workspace and user_id = :user_id;
 update app_user set home = id where id = :user_id and home = :workspace;
 
--- name: user_forget
--- Delete a user who belongs to no workspace any more, with the logins: the name is free again.
+-- name: user_delete
+-- Deletes a user who is not a member of any workspace, with the logins; the name is free again.
 -- params: id uuid
 delete from session where user_id = :id and not exists (select 1 from member where user_id = :id);
 delete from app_user where id = :id and not exists (select 1 from member where user_id = :id);
 
 -- name: owners
--- The users who may enter a workspace as owners.
+-- Returns the users who can enter a workspace as owners.
 -- params: workspace uuid
 select u.id from member m join app_user u on u.id = m.user_id
 where m.workspace = :workspace and m.role = 'OWNER' and u.disabled_at is null;
 
 -- name: owner_tokens
--- The owners' tokens that belong to no user and have no end.
+-- Returns owner tokens that belong to no user and never expire.
 -- params: workspace uuid
 select id, scopes from token
 where workspace = :workspace and role = 'OWNER' and revoked_at is null and expires_at is null
   and user_id is null and agent is null;
 
--- name: session_make
--- A login.
+-- name: session_insert
+-- Inserts a login.
 -- params: id uuid, user_id uuid, hash text, now timestamptz, expires_at timestamptz
 insert into session (id, user_id, hash, created_at, expires_at)
 values (:id, :user_id, :hash, :now, :expires_at);
 
 -- name: session_by_hash
--- A login that holds, with its user's workspaces.
+-- Returns a valid login with the workspaces of its user.
 -- params: hash text, now timestamptz
 select s.id, s.user_id, u.name, m.workspace, m.role
 from session s join app_user u on u.id = s.user_id left join member m on m.user_id = u.id
@@ -139,13 +140,13 @@ where s.hash = :hash and s.revoked_at is null and s.expires_at > :now and u.disa
 order by m.created_at, m.workspace;
 
 -- name: session_end
--- Log out.
+-- Ends a login.
 -- params: id uuid, now timestamptz
 update session set revoked_at = :now where id = :id and revoked_at is null
 returning id;
 
--- name: token_make
--- A program's key to a workspace.
+-- name: token_insert
+-- Inserts an API token of a workspace.
 -- params: id uuid, workspace uuid, user_id uuid, name text, hash text, role text, scopes json, agent uuid, created_by text, made_by uuid, now timestamptz, expires_at timestamptz
 insert into token (id, workspace, user_id, name, hash, role, scopes, agent, created_by, made_by,
   created_at, expires_at)
@@ -153,12 +154,12 @@ values (:id, :workspace, :user_id, :name, :hash, :role, :scopes, :agent, :create
   :now, :expires_at);
 
 -- fragment: of_user
--- The user of a token and the membership, if it belongs to one who still is a member.
+-- The user of a token and the membership, if the token belongs to a user who is still a member.
 left join member m on m.workspace = token.workspace and m.user_id = token.user_id
 left join app_user u on u.id = m.user_id
 
 -- name: token_by_hash
--- A token that was not revoked and has not ended, with what its user is now.
+-- Returns a token that is neither revoked nor expired, with the present rights of its user.
 -- params: hash text, now timestamptz
 select token.id, token.workspace, token.user_id, token.name, token.role, token.scopes, token.agent,
   token.expires_at, m.role as present, u.disabled_at
@@ -166,15 +167,15 @@ from token {fragment:of_user}
 where token.hash = :hash and token.revoked_at is null
   and (token.expires_at is null or token.expires_at > :now);
 
--- name: token_holds
--- A token, if it was not revoked and has not ended.
+-- name: token_if_valid
+-- Returns a token if it is neither revoked nor expired.
 -- params: workspace uuid, id uuid, now timestamptz
 select id from token
 where workspace = :workspace and id = :id and revoked_at is null
   and (expires_at is null or expires_at > :now);
 
 -- name: tokens
--- The tokens of a workspace that were not revoked, with how many each has below it.
+-- Returns the tokens of a workspace that are not revoked, each with the number of tokens below it.
 -- params: workspace uuid
 with recursive listed(id) as (
   select id from token where workspace = :workspace and revoked_at is null
@@ -192,7 +193,8 @@ from token join listed on listed.id = token.id {fragment:of_user}
 order by token.id desc;
 
 -- name: token_tree
--- A token that was not revoked, and those below it, with what their users are now.
+-- Returns a token that is not revoked and the tokens below it, with the present rights of their
+-- users.
 -- params: workspace uuid, id uuid
 with recursive tree(id) as (
   select id from token where workspace = :workspace and id = :id and revoked_at is null
@@ -204,42 +206,42 @@ select token.id, token.role, token.user_id, m.role as present, u.disabled_at
 from token join tree on tree.id = token.id {fragment:of_user};
 
 -- name: tokens_revoke
--- End tokens.
+-- Revokes tokens.
 -- params: workspace uuid, ids uuid[], now timestamptz
 update token set revoked_at = :now
 where workspace = :workspace and id in (select value from {each:ids}) and revoked_at is null
 returning id;
 
--- name: tokens_any
--- Whether anybody was ever given a token.
+-- name: tokens_exist
+-- Returns a row if any token was ever issued.
 select id from token limit 1;
 
 -- name: idempotency_begin
--- Note that a request is being answered; answers nothing when it was noted before.
+-- Records that a request is being answered; returns no row when it was recorded before.
 -- params: workspace uuid, key text, route text, fingerprint text, now timestamptz
 insert into idempotency (workspace, key, route, fingerprint, created_at)
 values (:workspace, :key, :route, :fingerprint, :now)
 on conflict do nothing
 returning key;
 
--- name: idempotency_kept
--- What is known of a request.
+-- name: idempotency_by_key
+-- Returns the stored response of a request, or that it is still being answered.
 -- params: workspace uuid, key text, route text
 select fingerprint, status, body, created_at from idempotency
 where workspace = :workspace and key = :key and route = :route;
 
--- name: idempotency_end
--- Keep an answer, or that there was none.
+-- name: idempotency_finish
+-- Stores the response of a request, or that there was none.
 -- params: workspace uuid, key text, route text, status bigint, body text
 update idempotency set status = :status, body = :body
 where workspace = :workspace and key = :key and route = :route;
 
--- name: idempotency_forget
--- Forget a request that was refused: it may be made again.
+-- name: idempotency_delete
+-- Deletes the record of a request that was refused, so that it can be repeated.
 -- params: workspace uuid, key text, route text
 delete from idempotency where workspace = :workspace and key = :key and route = :route;
 
 -- name: idempotency_prune
--- Forget requests of long ago.
+-- Deletes records of old requests.
 -- params: before timestamptz
 delete from idempotency where created_at < :before returning key;

@@ -1,8 +1,8 @@
--- Tasks that attempts make and wait for, and what they ask people.
+-- Subtasks: tasks that attempts create and wait for, and questions that handlers ask people.
 
--- name: child_room
--- How deep a task stands below the first of its tree, how many children it has, and its workspace's
--- quota.
+-- name: child_limits
+-- Returns the depth of a task below the root of its tree, the number of its children, and the quota
+-- of its workspace.
 -- params: id uuid, workspace uuid
 select coalesce(body.depth, 0) as depth,
   (select workspace.quota from workspace where workspace.id = body.workspace) as quota,
@@ -10,20 +10,20 @@ select coalesce(body.depth, 0) as depth,
     where child.parent = body.task and child.workspace = body.workspace) as children
 from task_body body where body.workspace = :workspace and body.task = :id;
 
--- name: child_place
--- Note how deep a new child stands.
+-- name: child_depth_set
+-- Stores the depth of a new child.
 -- params: id uuid, workspace uuid, depth bigint
 update task_body set depth = :depth where workspace = :workspace and task = :id;
 
 -- name: child_keys
--- The children that a task's attempts made, by key, in the order in which they were made.
+-- Returns the children that the attempts of a task created, by key, in the order of their creation.
 -- params: id uuid, workspace uuid
 select task_step.key, task_step.child from task_step
 where task_step.task = :id and task_step.workspace = :workspace and task_step.child is not null
 order by task_step.at, task_step.key;
 
 -- name: children_locked
--- These of a task's children, locked in id order.
+-- Returns the given children of a task, locked in id order.
 -- params: parent uuid, workspace uuid, ids uuid[]
 select task.id, task.status from task
 join task_body body on body.workspace = task.workspace and body.task = task.id
@@ -32,14 +32,15 @@ where task.id in (select value from {each:ids}) and task.workspace = :workspace
 order by task.id {fragment:lock_tasks};
 
 -- name: child_results
--- How tasks ended, or how they are.
+-- Returns the status, error and output of tasks.
 -- params: ids uuid[]
 select task.id, task.status, task.last_error, task_output.output from task
 left join task_output on task_output.task = task.id
 where task.id in (select value from {each:ids}) {own:task};
 
--- name: child_await
--- Let a task wait for these children and no others, whose ends are told. The caller holds all.
+-- name: child_wait_set
+-- Makes a task wait for exactly these children, whose completions are then followed up. The caller
+-- has locked all of them.
 -- params: task uuid, workspace uuid, ids uuid[]
 delete from child_wait where task = :task and workspace = :workspace
   and child not in (select value from {each:ids});
@@ -51,25 +52,25 @@ where task.id in (select value from {each:ids}) and task.workspace = :workspace
   and not task.watched;
 
 -- name: parents_waiting
--- The tasks that wait for any of these children, locked in id order.
+-- Returns the tasks that wait for any of these children, locked in id order.
 -- params: ids uuid[]
 select task.id from task
 where task.id in (select w.task from child_wait w where w.child in (select value from {each:ids}) {own:w})
   and task.hold = 'children'
 order by task.id {lock};
 
--- name: child_settle
--- Note that these children have ended. The caller holds those who wait for them.
+-- name: child_wait_resolve
+-- Records that these children have finished. The caller has locked the tasks that wait for them.
 -- params: ids uuid[]
 delete from child_wait where child in (select value from {each:ids}) {own:child_wait};
 
--- name: parents_still
--- Those of the tasks that wait for some child that has not ended.
+-- name: parents_still_waiting
+-- Returns those of the given tasks that still wait for an unfinished child.
 -- params: ids uuid[]
 select distinct w.task as id from child_wait w where w.task in (select value from {each:ids}) {own:w};
 
 -- name: children_live
--- Children of these tasks that have not ended and are not about to, oldest ids first.
+-- Returns unfinished children of these tasks that are not being cancelled, oldest ids first.
 -- params: most bigint
 -- rows: parent(task uuid, workspace uuid)
 select body.task as id
@@ -80,21 +81,21 @@ where task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
   and task.cancel_requested_at is null
 order by body.task limit :most;
 
--- name: inbox_asked
--- What a task has asked under a key and nobody has answered.
+-- name: inbox_open_question
+-- Returns the open question that a task asked under a key.
 -- params: task uuid, key text
 select inbox_item.id, inbox_item.expires_at from inbox_item
 where inbox_item.task = :task and inbox_item.key = :key and inbox_item.status = 'OPEN' {own:inbox_item};
 
 -- name: inbox_ask
--- Put a handler's question to people.
+-- Inserts a question of a handler into the inbox.
 -- params: id uuid, workspace uuid, task uuid, kind text, title text, body json, key text, fallback json, expires_at timestamptz, now timestamptz
 insert into inbox_item (id, workspace, task, kind, title, body, key, fallback, status, expires_at,
   created_at)
 select :id, :workspace, :task, :kind, :title, :body, :key, :fallback, 'OPEN', :expires_at, :now;
 
--- name: inbox_lapsed
--- What handlers of these tasks asked and nobody answered in time.
+-- name: inbox_expired
+-- Returns questions of these tasks that were not answered in time.
 -- params: ids uuid[], now timestamptz
 select inbox_item.id, inbox_item.task, inbox_item.workspace, inbox_item.key, inbox_item.fallback
 from inbox_item
