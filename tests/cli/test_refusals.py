@@ -28,10 +28,10 @@ def test_a_workspace_without_a_server_changes_nothing(cli: Orchestrate) -> None:
     made = cli.ok("task", "create", "--name", "x")
     cancel = ("task", "cancel", "--status", "PENDING", "--yes")
     for words in ((*cancel, "--workspace", SOMEWHERE), ("--workspace", SOMEWHERE, *cancel)):
-        assert "a workspace is chosen on a server" in refuse(cli, *words)
+        assert "a workspace needs a server" in refuse(cli, *words)
     assert "unset TENUTO_WORKSPACE" in refuse(cli, *cancel, TENUTO_WORKSPACE=SOMEWHERE)
     assert "must not be empty" in refuse(cli, *cancel, "--workspace", "")
-    assert "a token is for a server" in refuse(cli, *cancel, "--token", "tnt_x")
+    assert "a token needs a server" in refuse(cli, *cancel, "--token", "tnt_x")
     assert cli("task", "list", TENUTO_TOKEN="tnt_x").code == 0
     assert cli.json("task", "show", made)["status"] == "PENDING"
 

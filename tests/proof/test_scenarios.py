@@ -127,7 +127,7 @@ async def test_3_a_circle_of_tasks_fails_as_a_whole_and_is_told(world: System) -
     for task in (a, b, c):
         view = await world.engine.show(task)
         assert view.error_class == "dependency_cycle"
-        assert "circle" in (view.last_error or "")
+        assert "cyclic dependencies" in (view.last_error or "")
         assert (await kinds(world, task))[-1] == "dependency_cycle"
     told = [msgspec.json.decode(each.body) for each in receiver.got]
     assert {each["event"] for each in told} == {"task.dependency_cycle"}
