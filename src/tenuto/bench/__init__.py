@@ -33,7 +33,10 @@ def run(
     only: Sequence[str] = (),
     as_json: bool = False,
 ) -> int:
-    """Measures and prints figures, with progress on standard error; returns the exit code."""
+    """Measures SQLite, and PostgreSQL if given, and prints figures; returns the exit code.
+
+    Without `only` it makes all usual measurements. Progress goes to standard error.
+    """
     unknown = set(only) - set(MEASURES)
     if unknown:
         raise Invalid(

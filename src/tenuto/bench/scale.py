@@ -102,6 +102,7 @@ async def measure(bench: Bench) -> Figures:
 
 
 async def _measure(bench: Bench, heartbeats: HeartbeatLoad, agents: list[AgentProfile]) -> Figures:
+    """Measures claims and heartbeats; then starts workers and measures the drain."""
     first, pending = bench.elapsed(), PENDING_PER_TASK * bench.tasks
     await bench.pause(SETTLE_S)
     claims = await _claim_durations(bench, agents)

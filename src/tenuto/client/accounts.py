@@ -142,7 +142,7 @@ class Workspaces(Resource):
         return await self._send(NewWorkspace, "POST", "workspaces", {"name": name})
 
     async def quota(self, workspace: UUID | str, **limits: int | None) -> WorkspaceView:
-        """Sets the quota of a workspace from now on: `tasks_per_minute`, `pending`."""
+        """Replaces the quota (`tasks_per_minute`, `pending`, `running`); not given: no limit."""
         path = f"workspaces/{workspace}/quota"
         return await self._send(WorkspaceView, "PUT", path, _json_body(**limits))
 

@@ -123,7 +123,7 @@ def resolve_target(
 
 
 def check_url(url: str) -> str:
-    """Returns the URL; raises `Invalid` if it is not the URL of a server."""
+    """Returns the URL; raises `Invalid` if it cannot be parsed (scheme and host: unchecked)."""
     import httpx2  # noqa: PLC0415  not needed without a server
 
     bounds.check_text("url", url, bounds.MAX_TEXT)

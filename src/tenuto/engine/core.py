@@ -146,7 +146,10 @@ class Core:
         return result.change
 
     def cascade(self, actor: str | None, *, strict: bool = False) -> Cascade:
-        """Returns a new cascade: the follow-ups of finished tasks in one transaction."""
+        """Returns a new cascade: the follow-ups of finished tasks in one transaction.
+
+        If `strict`, a failed control task raises `ControlTaskFailed`.
+        """
         return Cascade(self.clock, self.plans, actor, self.lanes.is_confirmed, strict=strict)
 
     def chained_completion(

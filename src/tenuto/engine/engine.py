@@ -332,7 +332,7 @@ class Engine:
         resume_at: datetime | None = None,
         usage: Usage | None = None,
     ) -> None:
-        """Ends the attempt with a failure; the error class decides about a retry."""
+        """Ends the attempt; the error class decides about a retry, `resume_at` ends a limit."""
         command = commands.Fail(fence=fence, failure=failure, resume_at=resume_at)
         await self._report(command, usage)
 

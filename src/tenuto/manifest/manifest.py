@@ -155,7 +155,7 @@ class _Linker:
                     )
 
     def _check_plan(self) -> None:
-        """Checks for cycles, children in two groups, and the nesting limit."""
+        """Adds the first error that makes the plan invalid: a cycle, too deep nesting, ..."""
         reachable: dict[str, Spec] = {}
         pending = [*self._specs, *self._stored]
         while pending:

@@ -359,7 +359,7 @@ def _add_model_errors(decoder: ShapeDecoder, fields: MappingFields, spec: Spec) 
 
 
 def _reset_field(spec: Spec, field: str) -> Spec | None:
-    """Returns the definition with the default value of a field, or `None` if it has that."""
+    """Returns the definition with a field reset; `None` if required or at its default."""
     for struct_field in struct_fields(type(spec)):
         if struct_field.name == field != "key" and not struct_field.required:
             default = (

@@ -227,6 +227,7 @@ class DemoView:
         print(f"* {text}", flush=True)
 
     def show(self, tasks: Sequence[TaskSummary]) -> None:
+        """Prints a line for each task whose status or number of tries has changed."""
         for task in reversed(tasks):
             state = f"{task.status} try {task.tries}/{task.max_attempts}"
             if self._seen.get(task.id) != state:

@@ -165,7 +165,7 @@ class TaskMaintenance:
         actor: str,
         choose: Callable[[Task, DecisionContext], Command | None],
     ) -> int:
-        """Applies the command that `choose` returns to each task of a query, in one transaction.
+        """Applies `choose` to each task of a query; tasks without a command get a later timer.
 
         Tasks without a command get a later timer. Returns the number of changed tasks.
         """
@@ -376,7 +376,7 @@ class TaskMaintenance:
         return Leadership(holder, row["epoch"], row["until"], since=row["led_at"])
 
     async def resign(self, name: str, holder: str) -> None:
-        """Gives up leadership, so that a standby can lead at once."""
+        """Gives up leadership and the standby entry, so that a standby can lead at once."""
         params = {"name": name, "holder": holder, "now": self._core.now()}
         await self._execute(Statement("leader_resign", params | {"standby": f"standby:{holder}"}))
 

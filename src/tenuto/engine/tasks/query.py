@@ -231,7 +231,7 @@ class TaskQueries:
     async def logs(
         self, task: UUID, workspace: UUID, level: str = "DEBUG", limit: int = 1000
     ) -> list[LogLine]:
-        """Returns the newest events and transcript lines from `level` upwards, sorted by time."""
+        """Returns, of the newest events and transcript lines, those from `level` upwards."""
         levels = _levels_from(level)
         bounds.check_whole("limit", limit, 1, bounds.MAX_COUNT)
         await self._require_row(task, workspace)

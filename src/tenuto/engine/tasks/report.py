@@ -124,7 +124,7 @@ class AttemptReporter:
         return [item[0].task in stored for item in items]
 
     def _params(self) -> dict[str, Any]:
-        """Returns the query parameters that every write of an attempt needs, besides its fence."""
+        """Returns the `workspace` and `now` parameters of the heartbeat and progress queries."""
         return {"workspace": self._workspace, "now": self._core.now()}
 
     async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:

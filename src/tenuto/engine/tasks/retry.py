@@ -349,7 +349,7 @@ class TaskRetry:
         return {*tasks, *groups}
 
     def _retryable_together(self, tasks: set[UUID]) -> Script[list[UUID]]:
-        """Returns the tasks whose failed dependencies are all among these tasks.
+        """Reopens failed dependencies among the tasks; returns the tasks without any other.
 
         Reopens the dependencies between them.
         """
