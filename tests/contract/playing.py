@@ -277,8 +277,15 @@ class Play:
         return await self.engine.core.store.fetch(Statement("flow_nodes", params))
 
     async def cancel(self) -> bool:
-        """Cancel the flow; whether it was not over."""
-        return await _unless_over(self.engine.flows.cancel(self.flow))
+        """Cancels the flow; True if it had not finished.
+
+        What the cancel left to later transactions is done, too: until then a worker may still
+        claim a task of the flow.
+        """
+        cancelled = await _unless_over(self.engine.flows.cancel(self.flow))
+        while await self.engine.flows.run_deferred_once():
+            pass
+        return cancelled
 
     async def revive(self) -> bool:
         """Go on from what failed; whether the flow is not COMPLETED."""
