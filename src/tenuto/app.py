@@ -455,6 +455,7 @@ async def open_service(settings: Settings) -> AsyncIterator["Service"]:
 
 
 async def _run_api(settings: Settings) -> int:
+    """Serves the API until a signal stops it; returns the exit code."""
     from tenuto.api.server import serve  # noqa: PLC0415  not for every command
 
     stop = stop_on_signals()

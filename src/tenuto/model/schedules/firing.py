@@ -55,7 +55,7 @@ def initial_cursor(spec: ScheduleSpec, now: datetime) -> datetime:
 
 
 def next_poll_at(spec: ScheduleSpec, last: datetime, roll: float) -> datetime | None:
-    """Returns when the first time after `last` starts, or `None` if there is none.
+    """Returns when to start for the first time after `last`; `None` if no time is left.
 
     `roll` in [0, 1) spreads the start over the jitter.
     """

@@ -1106,11 +1106,11 @@ select task.id, task.version, task.status, task.attempt from task
 left join (
   select event.task, count(*) as n, max(event.seq) as last,
     sum(case when event.kind = 'claimed' then 1 else 0 end) as claims
-  from event group by event.task) told on told.task = task.id
-left join event final on final.task = task.id and final.seq = told.last
+  from event group by event.task) trail on trail.task = task.id
+left join event final on final.task = task.id and final.seq = trail.last
 where (task.archived_at is null or task.finished_at >= :before)
-  and (told.n is null or told.n <> task.version or told.last <> task.version
-    or final.new <> task.status or told.claims <> task.attempt)
+  and (trail.n is null or trail.n <> task.version or trail.last <> task.version
+    or final.new <> task.status or trail.claims <> task.attempt)
 limit :most;
 
 -- name: inconsistent_tasks

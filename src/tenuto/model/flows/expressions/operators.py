@@ -288,6 +288,7 @@ def to_int(_: Evaluation, value: Any) -> int:
 
 
 def to_double(_: Evaluation, value: Any) -> float:
+    """Converts a number or a decimal text; raises `EvaluationError` for anything else."""
     value_kind = kind_of(value)
     if value_kind in NUMBERS:
         return float(value)
