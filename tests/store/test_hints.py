@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.test_bad_database import without_privileges
+from tests.contract.store.test_bad_database import without_privileges
 from tests.waiting import eventually
 
 from tenuto.broker.local import LocalWakeups, _socket_folder

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 from tests.contract.conftest import Another, ManualClock, Raw, failure, new, profile, running
-from tests.contract.test_relay import connected
+from tests.contract.operations.test_relay import connected
 from tests.waiting import eventually
 from tests.webhooks.conftest import World, deliveries_of, hooks_of, store_of
 from tests.webhooks.receiver import Receiver

@@ -1,0 +1,196 @@
+"""Retry of parts of flows, on both stores."""
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from tests.contract.conftest import claim_all, failure, new, refusal, status
+from tests.contract.flows.flow_helpers import (
+    Wrong,
+    flow_status,
+    group,
+    start,
+    statuses,
+    task,
+    worked,
+)
+
+from tenuto.engine.engine import Engine
+from tenuto.engine.tasks.claim import ClaimedTask
+from tenuto.engine.tasks.query import Filter
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.flows.definition import Condition
+
+
+def failing(*keys: str) -> Callable[[ClaimedTask], Any]:
+    """A handler that fails each of the keys once."""
+    left = list(keys)
+
+    def handler(work: ClaimedTask) -> Any:
+        if work.key in left:
+            left.remove(work.key)
+            raise Wrong("not yet")
+        return {"key": work.key}
+
+    return handler
+
+
+async def failed(engine: Engine) -> UUID:
+    page = await engine.list(Filter(status=("FAILED",)))
+    [one] = [each for each in page.tasks if each.error_class != "dependency_failed"]
+    return one.id
+
+
+async def test_a_sequence_goes_on_where_it_failed(engine: Engine, agent: AgentProfile) -> None:
+    handler = failing("b")
+    flow = await start(
+        engine,
+        "all",
+        group("all", "g", "last", next="end"),
+        group("g", "a", "b", "c"),
+        *(task(key) for key in ("a", "b", "c", "last", "end")),
+    )
+    assert await worked(engine, agent, handler) == ["a", "b"]
+    assert await flow_status(engine, flow) == "FAILED"
+    await engine.retry(await failed(engine), cascade=True)
+    assert await flow_status(engine, flow) == "RUNNING"
+    assert await worked(engine, agent, handler) == ["b", "c", "last", "end"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+    found = await statuses(engine, flow)
+    assert found["end"] == ["COMPLETED"]
+    assert found["g"] == found["all"] == ["COMPLETED"]
+
+
+async def test_what_never_had_its_turn_has_it_before_what_is_retried(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    keys = ("a", "b", "c", "d")
+    flow = await start(engine, "g", group("g", *keys), *(task(key) for key in keys))
+    late = {each.key: each.id for each in (await engine.list(Filter(status=("WAITING",)))).tasks}
+    [first] = await claim_all(engine, 1)
+    await engine.cancel(late["c"])
+    await engine.confirm_cancel(first.fence, {})
+    await engine.retry(first.fence.task)
+    assert await worked(engine, agent) == ["a"]
+    assert await flow_status(engine, flow) == "FAILED"
+    await engine.retry(late["c"], cascade=True)
+    assert await worked(engine, agent) == ["b", "c", "d"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_join_fires_once_though_a_child_was_retried(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    handler = failing("a", "b")
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "b", "c", order="parallel", next="end"),
+        *(task(key) for key in ("a", "b", "c", "end")),
+    )
+    await worked(engine, agent, handler)
+    assert await flow_status(engine, flow) == "FAILED"
+    assert await engine.flows.revive(flow) == 2
+    assert sorted(await worked(engine, agent, handler)) == ["a", "b", "end"]
+    assert (await statuses(engine, flow))["end"] == ["COMPLETED"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_child_retried_while_its_group_runs_counts_once(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    handler = failing("a")
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "b", order="parallel", next="end"),
+        *(task(key) for key in ("a", "b", "end")),
+    )
+    assert await worked(engine, agent, handler, most=1) == ["a"]
+    await engine.retry(await failed(engine))
+    assert sorted(await worked(engine, agent, handler)) == ["a", "b", "end"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_retry_without_cascade_leaves_the_flow_as_it_ended(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    handler = failing("a")
+    flow = await start(engine, "a", task("a", next="b"), task("b"))
+    await worked(engine, agent, handler)
+    await engine.retry(await failed(engine))
+    assert await worked(engine, agent, handler) == ["a"]
+    assert await flow_status(engine, flow) == "FAILED"
+
+
+async def test_a_condition_is_asked_again(engine: Engine, agent: AgentProfile) -> None:
+    results = iter([{"other": 1}, {"ok": True}])
+    flow = await start(
+        engine,
+        "ask",
+        task("ask", next="if"),
+        task("if", control=Condition(expression="result.ok", on_true="yes")),
+        task("yes"),
+    )
+    await worked(engine, agent, lambda work: next(results, None))
+    assert await flow_status(engine, flow) == "FAILED"
+    await engine.retry(await failed(engine), cascade=True)
+    assert await flow_status(engine, flow) == "FAILED"  # the same result gives the same answer
+
+
+async def test_what_waited_for_a_failed_task_is_revived_with_it(engine: Engine) -> None:
+    first = (await engine.submit(new())).id
+    near = (await engine.submit(new(depends_on=[str(first)]))).id
+    far = (await engine.submit(new(depends_on=[str(near)], on_dependency_failure="skip"))).id
+    [work] = await claim_all(engine)
+    await engine.fail(work.fence, failure("syntax"))
+    assert [await status(engine, each) for each in (near, far)] == ["FAILED", "SKIPPED"]
+    await engine.retry(first, cascade=True)
+    assert [await status(engine, each) for each in (near, far)] == ["WAITING", "WAITING"]
+    for _ in range(3):
+        for work in await claim_all(engine):
+            await engine.complete(work.fence)
+    assert [await status(engine, each) for each in (first, near, far)] == ["COMPLETED"] * 3
+
+
+async def test_what_has_not_failed_cannot_be_retried(engine: Engine, agent: AgentProfile) -> None:
+    await start(engine, "a", task("a"))
+    [only] = (await engine.list()).tasks
+    assert await refusal(engine.retry(only.id, cascade=True)) == "out_of_turn"
+
+
+async def test_a_cancelled_child_still_counts_when_another_is_retried(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    flow = await start(engine, "g", group("g", "a", "b", order="parallel"), task("a"), task("b"))
+    works = {work.key: work for work in await claim_all(engine)}
+    await engine.cancel(works["b"].fence.task)
+    await engine.confirm_cancel(works["b"].fence, {"state": "killed"})
+    await engine.fail(works["a"].fence, failure(retryable=False))
+    await engine.retry(works["a"].fence.task, cascade=True)
+    assert await worked(engine, agent) == ["a"]
+    assert (await statuses(engine, flow))["g"] == ["FAILED"]
+    assert await flow_status(engine, flow) == "FAILED"
+
+
+async def test_what_was_skipped_takes_no_failure_of_another_with_it_when_revived(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    """One failed for good; another is retried, with one that was skipped because of it."""
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "b", "c", "slow", order="parallel"),
+        task("a"),
+        task("b"),
+        task("c", depends_on=["b"], on_dependency_failure="skip"),
+        task("slow"),
+    )
+    works = {work.key: work for work in await claim_all(engine)}
+    for key in "ab":
+        await engine.fail(works[key].fence, failure(retryable=False))
+    assert (await statuses(engine, flow))["c"] == ["SKIPPED"]
+    await engine.retry(works["b"].fence.task, cascade=True)
+    assert await worked(engine, agent) == ["b", "c"]
+    await engine.complete(works["slow"].fence)
+    assert await flow_status(engine, flow) == "FAILED"

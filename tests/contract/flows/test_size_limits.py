@@ -1,0 +1,51 @@
+"""How deep and how large flows may be, and what may refer to what."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.contract.flows.flow_helpers import (
+    group,
+    plan,
+    task,
+)
+
+from tenuto.model.errors import Invalid
+from tenuto.model.flows.definition import (
+    MAX_ITEMS,
+    MAX_NESTING,
+    Foreach,
+)
+from tenuto.model.flows.progress import ControlTaskFailed, foreach_items
+
+Control = Callable[[UUID], Awaitable[None]]
+
+
+@pytest.mark.parametrize("order", ["sequential", "parallel"])
+def test_a_child_refers_to_results_of_those_whose_turn_was_before(order: Any) -> None:
+    both = [task("a"), task("b", input={"$from": "a"})]
+    if order == "sequential":
+        assert plan("g", group("g", "a", "b", order=order), *both).root == "g"
+    else:
+        with pytest.raises(Invalid) as caught:
+            plan("g", group("g", "a", "b", order=order), *both)
+        assert caught.value.code == "reference_invalid"
+
+
+def test_groups_are_nested_as_deep_as_said_and_no_deeper() -> None:
+    deep = [group(f"g{n}", f"g{n + 1}") for n in range(MAX_NESTING - 1)]
+    last = f"g{MAX_NESTING - 1}"
+    assert plan("g0", *deep, group(last)).groups.keys() >= {last}
+    with pytest.raises(Invalid) as caught:
+        plan("g0", *deep, group(last, "more"), group("more"))
+    assert caught.value.code == "nesting_too_deep"
+
+
+def test_a_foreach_takes_as_many_items_as_said_and_no_more() -> None:
+    each = Foreach(items={"$from": "list"}, template="one")
+    most: list[Any] = [0] * MAX_ITEMS
+    assert foreach_items(each, {"list": most}) == most
+    with pytest.raises(ControlTaskFailed) as caught:
+        foreach_items(each, {"list": [*most, 0]})
+    assert caught.value.code == "too_large"

@@ -1,0 +1,347 @@
+"""Budgets: a task that has used up its own stops, and people are asked."""
+
+from typing import Any
+
+import pytest
+from tests.contract.conftest import (
+    ManualClock,
+    Raw,
+    claim_all,
+    claim_one,
+    failure,
+    new,
+    refusal,
+    row_of,
+    running,
+    status,
+)
+from tests.contract.limits.test_usage import KILLED, asked, below, stopped, usage
+from tests.contract.store.test_prune_races import in_line
+
+from tenuto.engine.engine import Engine
+from tenuto.engine.limits import budgets
+from tenuto.model.errors import Conflict
+from tenuto.model.limits.budgets import Budget, UsageTotal, is_exceeded, raise_budget
+from tenuto.store.protocol import Script, Statement
+
+
+async def test_over_the_budget_the_task_stops_and_a_person_is_asked(engine: Engine) -> None:
+    fence = await running(engine, title="research", budget=Budget(tokens=100))
+    await engine.used(fence, usage(100))
+    assert not (await engine.heartbeat([fence])).held[fence.task].pause
+    await engine.checkpoint(fence, {"page": 7})
+    await engine.used(fence, usage(1))
+    await engine.used(fence, usage(1))
+    await stopped(engine, fence)
+    task = await row_of(engine, fence.task)
+    assert (task.status, task.tries) == ("WAITING", 0)
+    view = await engine.show(fence.task)
+    assert (view.waiting_for, view.checkpoint) == ("budget", {"page": 7})
+    assert await claim_all(engine) == []
+    item = await engine.inbox.show(await asked(engine))
+    assert item.task == fence.task
+    assert item.body["budget"] == {"tokens": 100, "costUsd": None}
+    assert "used up" in (await engine.explain(fence.task)).summary
+
+
+async def test_who_has_used_up_the_budget_makes_nothing_more(engine: Engine, raw: Raw) -> None:
+    """Only the last checkpoint is kept, for when somebody gives more."""
+    fence = await running(engine, budget=Budget(tokens=100))
+    await engine.used(fence, usage(101))
+    assert await refusal(engine.spawn(fence, "child", new())) == "pause_requested"
+    assert await refusal(engine.record_step(fence, "step", 1)) == "pause_requested"
+    await engine.checkpoint(fence, {"page": 7})
+    assert await raw.count("task") == 1
+    assert await engine.steps(fence.task) == {}
+
+
+async def test_a_yes_doubles_the_budget_and_the_task_goes_on(engine: Engine) -> None:
+    fence = await running(engine, budget=Budget(cost_usd=1.0))
+    await engine.used(fence, usage(cost=1.5))
+    await stopped(engine, fence)
+    await engine.inbox.answer(await asked(engine), approve=True)
+    assert (await engine.show(fence.task)).budget == {"tokens": None, "costUsd": 3.0}
+    again = (await claim_one(engine)).fence
+    await engine.used(again, usage(cost=1.5))
+    assert not (await engine.heartbeat([again])).held[fence.task].pause
+    await engine.used(again, usage(cost=0.1))
+    await stopped(engine, again)
+    item = await asked(engine)
+    assert await refusal(engine.inbox.answer(item, approve=True, budget=Budget(cost_usd=2.0))) == (
+        "budget_too_small"
+    )
+    await engine.inbox.answer(item, approve=True, budget=Budget(cost_usd=20.0))
+    assert (await engine.show(fence.task)).budget == {"tokens": None, "costUsd": 20.0}
+    await engine.complete((await claim_one(engine)).fence)
+
+
+async def test_a_no_cancels(engine: Engine) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.used(fence, usage())
+    await stopped(engine, fence)
+    item = await asked(engine)
+    assert await refusal(engine.inbox.dismiss(item, "seen")) == "out_of_turn"
+    await engine.inbox.answer(item, approve=False)
+    assert await status(engine, fence.task) == "CANCELLED"
+    assert await engine.inbox.list() == []
+
+
+@pytest.mark.parametrize("approve", [True, False])
+async def test_a_paused_task_hears_what_was_said_of_its_budget(
+    engine: Engine, approve: bool
+) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.used(fence, usage())
+    await stopped(engine, fence)
+    await engine.pause(fence.task)
+    await engine.inbox.answer(await asked(engine), approve=approve)
+    assert await status(engine, fence.task) == ("PAUSED" if approve else "CANCELLED")
+    if approve:
+        await engine.resume(fence.task)
+        await engine.complete((await claim_one(engine)).fence)
+
+
+@pytest.mark.parametrize("others", [1, 2, 4])
+async def test_a_yes_is_heard_by_all_who_wait_for_the_budget(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """However many more they are than one transaction lets go on."""
+    monkeypatch.setattr(budgets, "MAX_RESUMED", 2)
+    parent = await running(engine, title="parent", budget=Budget(tokens=10))
+    for n in range(others):
+        await engine.spawn(parent, f"c{n}", new(f"child {n}"))
+    fences = [parent, *(work.fence for work in await claim_all(engine))]
+    await engine.used(parent, usage(11))
+    for fence in fences[1:]:
+        await engine.used(fence, usage(1))
+    for fence in fences:
+        await stopped(engine, fence)
+    await engine.inbox.answer(await asked(engine), approve=True)
+    while await engine.flows.run_deferred_once():
+        pass
+    assert {await status(engine, fence.task) for fence in fences} == {"PENDING"}
+
+
+async def test_a_yes_that_is_heard_later_frees_nobody_once_the_budget_is_used_up_again(
+    engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "MAX_RESUMED", 2)
+    parent = await running(engine, title="parent", budget=Budget(tokens=10))
+    for n in range(2):
+        await engine.spawn(parent, f"c{n}", new(f"child {n}"))
+    fences = [parent, *(work.fence for work in await claim_all(engine))]
+    for fence in fences:
+        await engine.used(fence, usage(11))
+    for fence in fences:
+        await stopped(engine, fence)
+    await engine.inbox.answer(await asked(engine), approve=True)
+    again = (await claim_one(engine)).fence
+    await engine.used(again, usage(100))
+    clock.advance(10)
+    while await engine.flows.run_deferred_once():
+        pass
+    stands = [await status(engine, fence.task) for fence in fences]
+    assert sorted(stands) == ["PENDING", "RUNNING", "WAITING"]
+    await stopped(engine, again)
+    await engine.inbox.answer(await asked(engine), approve=True)
+    while await engine.flows.run_deferred_once():
+        pass
+    assert {await status(engine, fence.task) for fence in fences} == {"PENDING"}
+
+
+async def test_an_answer_before_the_session_has_stopped_is_too_early(engine: Engine) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.used(fence, usage())
+    with pytest.raises(Conflict, match="still being stopped"):
+        await engine.inbox.answer(await asked(engine), approve=True)
+    await stopped(engine, fence)
+    await engine.inbox.answer(await asked(engine), approve=True)
+    assert await status(engine, fence.task) == "PENDING"
+
+
+async def test_a_worker_that_is_gone_stops_too(engine: Engine, clock: ManualClock) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.used(fence, usage())
+    clock.advance(3600)
+    await engine.maintenance.expire_once("reaper")
+    assert await status(engine, fence.task) == "WAITING"
+    await engine.inbox.answer(await asked(engine), approve=True)
+    assert await status(engine, fence.task) == "PENDING"
+
+
+async def test_a_budget_covers_what_the_task_spawns(engine: Engine) -> None:
+    parent = await running(engine, title="parent", budget=Budget(tokens=100))
+    ids = [await engine.spawn(parent, f"c{n}", new(f"child {n}")) for n in range(2)]
+    children = {work.fence.task: work.fence for work in await claim_all(engine)}
+    grandchild = await engine.spawn(children[ids[0]], "g", new("grandchild"))
+    [deep] = await claim_all(engine)
+    assert deep.fence.task == grandchild
+    await engine.used(parent, usage(40))
+    await engine.used(deep.fence, usage(40))
+    await engine.used(children[ids[1]], usage(40))
+    await stopped(engine, children[ids[1]])
+    await engine.used(deep.fence, usage(1))
+    await stopped(engine, deep.fence)
+    assert await status(engine, parent.task) == "RUNNING"
+    item = await asked(engine)
+    assert (await engine.inbox.show(item)).task == parent.task
+    await engine.inbox.answer(item, approve=True)
+    assert {work.fence.task for work in await claim_all(engine)} == {ids[1], grandchild}
+
+
+async def test_a_child_may_have_less(engine: Engine) -> None:
+    parent = await running(engine, budget=Budget(tokens=1000))
+    child = await engine.spawn(parent, "c", new("child", budget=Budget(tokens=10)))
+    work = await claim_one(engine)
+    await engine.used(work.fence, usage(11))
+    await stopped(engine, work.fence)
+    assert (await engine.inbox.show(await asked(engine))).task == child
+    await engine.inbox.answer(await asked(engine), approve=False)
+    assert await status(engine, child) == "CANCELLED"
+    assert await status(engine, parent.task) == "RUNNING"
+
+
+async def test_a_no_ends_the_whole_tree(engine: Engine) -> None:
+    parent = await running(engine, budget=Budget(tokens=10))
+    child = await engine.spawn(parent, "c", new("child"))
+    work = await claim_one(engine)
+    await engine.used(work.fence, usage(11))
+    await stopped(engine, work.fence)
+    await engine.inbox.answer(await asked(engine), approve=False)
+    assert await status(engine, child) == "CANCELLED"
+    await engine.confirm_cancel(parent, KILLED)
+    assert await status(engine, parent.task) == "CANCELLED"
+
+
+async def test_the_result_of_a_task_over_its_budget_is_taken(engine: Engine) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.complete(fence, {"ok": 1}, usage=usage(100))
+    assert await status(engine, fence.task) == "COMPLETED"
+    assert await engine.inbox.list() == []
+
+
+async def test_cancelling_a_task_that_waits_for_its_budget_closes_the_question(
+    engine: Engine,
+) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.used(fence, usage())
+    await stopped(engine, fence)
+    await engine.cancel(fence.task)
+    assert await engine.inbox.list() == []
+    await engine.retry(fence.task)
+    assert await status(engine, fence.task) == "PENDING"
+
+
+async def test_a_worker_that_is_gone_leaves_no_question_about_a_cancelled_task(
+    engine: Engine, clock: ManualClock
+) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.used(fence, usage())
+    await engine.cancel(fence.task)
+    clock.advance(3600)
+    await engine.maintenance.expire_once("reaper")
+    assert await status(engine, fence.task) == "CANCELLED"
+    assert await engine.inbox.list() == []
+
+
+@pytest.mark.parametrize("deep", [False, True])
+async def test_a_retry_keeps_the_question_for_which_others_wait(engine: Engine, deep: bool) -> None:
+    parent = await running(engine, budget=Budget(tokens=10))
+    await engine.spawn(parent, "c", new("child"))
+    child = (await claim_one(engine)).fence
+    await engine.used(child, usage(11))
+    await stopped(engine, child)
+    await engine.fail(parent, failure("syntax"))
+    await engine.retry(parent.task, cascade=deep)
+    await engine.inbox.answer(await asked(engine), approve=True)
+    assert await status(engine, child.task) == "PENDING"
+
+
+async def test_a_rerun_has_the_same_budget(engine: Engine) -> None:
+    fence = await running(engine, budget=Budget(cost_usd=2.5))
+    await engine.complete(fence)
+    assert (await engine.show((await engine.rerun(fence.task)).id)).budget == {
+        "tokens": None,
+        "costUsd": 2.5,
+    }
+
+
+async def test_a_child_with_a_budget_of_its_own_counts_for_the_one_above_it(
+    engine: Engine,
+) -> None:
+    parent = await running(engine, budget=Budget(tokens=100))
+    await engine.spawn(parent, "c", new("child", budget=Budget(tokens=1000)))
+    work = await claim_one(engine)
+    await engine.used(work.fence, usage(101))
+    await stopped(engine, work.fence)
+    assert (await engine.inbox.show(await asked(engine))).task == parent.task
+
+
+async def test_a_yes_reaches_a_task_that_was_paused_meanwhile(engine: Engine) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.used(fence, usage())
+    await stopped(engine, fence)
+    await engine.pause(fence.task)
+    await engine.inbox.answer(await asked(engine), approve=True)
+    assert await status(engine, fence.task) == "PAUSED"
+    await engine.resume(fence.task)
+    assert await status(engine, fence.task) == "PENDING"
+
+
+async def test_people_are_asked_though_they_have_paused_the_task(engine: Engine) -> None:
+    """It goes over its budget before it has stopped."""
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.pause(fence.task)
+    await engine.used(fence, usage())
+    assert await asked(engine)
+    await stopped(engine, fence)
+    assert (await engine.show(fence.task)).waiting_for == "budget"
+
+
+def test_a_budget_is_over_beyond_it() -> None:
+    assert not is_exceeded(
+        Budget(tokens=10), UsageTotal(input_tokens=5, output_tokens=5, cost_usd=99)
+    )
+    assert is_exceeded(Budget(tokens=10), UsageTotal(input_tokens=6, output_tokens=5))
+    assert is_exceeded(Budget(tokens=10, cost_usd=1.0), UsageTotal(cost_usd=1.01))
+
+
+def test_a_raised_budget_is_at_least_twice_what_is_used() -> None:
+    assert raise_budget(Budget(tokens=10), UsageTotal(input_tokens=30), None) == Budget(tokens=60)
+    assert raise_budget(Budget(cost_usd=4.0), UsageTotal(cost_usd=1), None) == Budget(cost_usd=8.0)
+
+
+async def test_what_others_have_used_is_not_counted(engine: Engine, raw: Raw) -> None:
+    """Their row says that their task is part of one of ours."""
+    elsewhere = Engine(engine.store, workspace=await raw.workspace(7), actor="tester")
+    mine = await running(engine, budget=Budget(tokens=100))
+    theirs = await running(elsewhere)
+    await below(raw, theirs.task, mine.task)
+    await elsewhere.used(theirs, usage(1000))
+    await engine.used(mine, usage(1))
+    assert (await row_of(engine, mine.task)).hold is None
+
+
+async def test_a_report_and_an_answer_at_once_leave_nobody_waiting(
+    postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report stops one task more while the answer lets all go on that it sees."""
+    engine, real = postgres_engine, budgets._request_pause
+    parent = await running(engine, budget=Budget(tokens=100))
+    for key in "ab":
+        await engine.spawn(parent, key, new(key))
+    one, two = [work.fence for work in await claim_all(engine)]
+    await engine.used(one, usage(101))
+    await stopped(engine, one)
+
+    def slow(*args: Any) -> Script[None]:
+        yield from real(*args)
+        yield Statement("workspace_lock", {"workspace": engine.workspace})
+
+    monkeypatch.setattr(budgets, "_request_pause", slow)
+    report = engine.used(two, usage(1))
+    early = refusal(engine.inbox.answer(await asked(engine), approve=True))
+    async with in_line(postgres_url, "select 1 from workspace", report, early):
+        await stopped(engine, two)
+        await engine.inbox.answer(await asked(engine), approve=True)
+        assert await status(engine, two.task) == "PENDING"

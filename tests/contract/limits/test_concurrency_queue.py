@@ -1,0 +1,75 @@
+"""Concurrency keys: tasks that ask again or are passed by, and more of them than one step gives."""
+
+from datetime import timedelta
+
+import pytest
+from tests.contract.conftest import ManualClock, claim_one, new, status
+from tests.contract.limits.test_concurrency import KILLED, submit, work_off
+
+from tenuto.engine.engine import Engine
+from tenuto.engine.limits import concurrency
+from tenuto.model.limits.concurrency import Concurrency
+
+
+async def test_one_that_cancels_the_old_and_asks_again_cancels_neither_itself_nor_the_new(
+    engine: Engine,
+) -> None:
+    await submit(engine)
+    fence = (await claim_one(engine)).fence
+    second = await submit(engine, policy="cancel_old")
+    third = await submit(engine)
+    await engine.pause(second)
+    await engine.resume(second)
+    await work_off(engine)
+    assert [await status(engine, task) for task in (second, third)] == ["WAITING"] * 2
+    await engine.confirm_cancel(fence, KILLED)
+    assert [await status(engine, task) for task in (second, third)] == ["PENDING", "WAITING"]
+
+
+async def test_cancel_old_takes_the_place_of_however_many_wait(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(concurrency, "MAX_GRANTS", 2)
+    before = [await submit(engine) for _ in range(12)]
+    last = await submit(engine, policy="cancel_old")
+    await work_off(engine)
+    assert {await status(engine, task) for task in before} == {"CANCELLED"}
+    assert await status(engine, last) == "PENDING"
+
+
+async def test_nobody_is_turned_away_while_a_place_is_free(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(concurrency, "MAX_GRANTS", 2)
+    wish = Concurrency("deploy", limit=5, policy="cancel_new")
+    made = await engine.submit_many([new(f"task {n}", concurrency=wish) for n in range(6)])
+    await work_off(engine)
+    ends = [await status(engine, each.id) for each in made]
+    assert ends == [*["PENDING"] * 5, "CANCELLED"]
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+async def test_who_is_passed_by_holds_up_nobody_behind_it(engine: Engine, blocked: bool) -> None:
+    """The first in line has the lower limit."""
+    await submit(engine)
+    second, third = await submit(engine, limit=1), await submit(engine, limit=2)
+    assert await status(engine, third) == "WAITING"
+    if blocked:
+        await engine.submit(new(blocks=[str(second)]))
+    else:
+        await engine.pause(second)
+    assert await status(engine, third) == "PENDING"
+
+
+async def test_a_time_that_a_cancelled_attempt_waited_for_gives_no_place(
+    engine: Engine, clock: ManualClock
+) -> None:
+    first = await submit(engine)
+    fence = (await claim_one(engine)).fence
+    await engine.park(fence, "input", clock.now() + timedelta(minutes=1))
+    await engine.cancel(first)
+    await submit(engine)
+    await engine.retry(first)
+    clock.advance(120)
+    await engine.maintenance.promote_once("promoter")
+    assert await status(engine, first) == "WAITING"

@@ -1,0 +1,159 @@
+"""The quota of waiting tasks holds in the database, whichever way a task comes to be."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.contract.conftest import (
+    WORKER,
+    Another,
+    ManualClock,
+    Raw,
+    assigned,
+    new,
+    profile,
+    refusal,
+)
+from tests.contract.schedules.schedule_helpers import cron, defined, fire, trigger
+
+from tenuto.engine.engine import Engine
+from tenuto.model.errors import TooMany
+from tenuto.model.limits.concurrency import Concurrency
+from tenuto.model.limits.quota import Quota
+
+WAITING = "select count(*) from task where status in ('PENDING', 'WAITING')"
+
+
+async def bound(raw: Raw, engine: Engine, pending: int | None) -> None:
+    """Give the workspace a quota; its version moves, as by the API."""
+    quota = "null" if pending is None else f"""'{{"pending": {pending}}}'"""
+    await raw.execute(f"update workspace set quota = {quota}, lanes_version = lanes_version + 1")
+    await engine.core.lanes.reload_if_changed(engine.workspace)
+
+
+async def test_submits_at_once_share_one_quota(engine: Engine, raw: Raw, another: Another) -> None:
+    await bound(raw, engine, 5)
+    async with another() as other:
+        await other.core.lanes.reload_if_changed(other.workspace)
+        made = await asyncio.gather(
+            *(each.submit(new(f"t{n}")) for n in range(6) for each in (engine, other)),
+            return_exceptions=True,
+        )
+    refused = [each for each in made if isinstance(each, BaseException)]
+    assert {type(each) for each in refused} == {TooMany}
+    assert (len(made), len(refused)) == (12, 7)
+    assert await raw.value(WAITING) == 5
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"idempotency_key": "k"},
+        {"concurrency": Concurrency(key="k", limit=1)},
+        {"run_at": True},
+        {"key": "self", "next": "job"},
+    ],
+    ids=str,
+)
+async def test_every_kind_of_task_counts(
+    engine: Engine, clock: ManualClock, raw: Raw, fields: dict[str, Any]
+) -> None:
+    await defined(engine)
+    if fields.get("run_at"):
+        fields = {"run_at": clock.now() + timedelta(hours=1)}
+    await bound(raw, engine, 1)
+    first = await engine.submit(new("first", **fields))
+    if "idempotency_key" in fields:  # what exists already makes nothing more
+        again = await engine.submit(new("first", **fields))
+        assert (again.id, again.created) == (first.id, False)
+        fields = {"idempotency_key": "another"}
+    assert await refusal(engine.submit(new("second", **fields))) == "quota_exceeded"
+    assert await raw.value(WAITING) == 1
+    await bound(raw, engine, None)
+    await engine.submit(new("second", **fields))
+
+
+async def test_a_task_that_a_gateway_has_not_begun_counts_as_running(
+    engine: Engine, raw: Raw
+) -> None:
+    await engine.register_agent(profile())
+    await assigned(engine)
+    await raw.execute(
+        """update workspace set quota = '{"running": 2}', lanes_version = lanes_version + 1"""
+    )
+    await engine.core.lanes.reload_if_changed(engine.workspace)
+    await engine.submit_many([new(), new()])
+    assert len(await engine.claim(profile(), WORKER, 5)) == 1
+    assert await engine.claim(profile(), WORKER, 5) == []
+
+
+async def test_paused_tasks_count(engine: Engine, raw: Raw) -> None:
+    """Else any number could be paused one after the other, and resumed at once."""
+    await bound(raw, engine, 1)
+    first = await engine.submit(new())
+    await engine.pause(first.id)
+    assert await refusal(engine.submit(new())) == "quota_exceeded"
+    await engine.resume(first.id)
+    await engine.cancel(first.id)
+    await engine.submit(new())
+
+
+async def test_a_bulk_counts_whole(engine: Engine, raw: Raw) -> None:
+    await bound(raw, engine, 500)
+    assert await refusal(engine.submit_many([new("t")] * 501)) == "quota_exceeded"
+    await engine.submit_many([new("t")] * 300)
+    assert await refusal(engine.submit_many([new("t")] * 201)) == "quota_exceeded"
+    assert await raw.value(WAITING) == 300
+    await engine.submit_many([new("t")] * 200)
+
+
+async def test_a_flow_and_what_joins_one_count(engine: Engine, raw: Raw) -> None:
+    await defined(engine)
+    await bound(raw, engine, 1)
+    await engine.flows.start("job")
+    assert await refusal(engine.flows.start("job")) == "quota_exceeded"
+    assert await raw.value("select count(*) from flow") == 1
+
+
+async def test_events_beyond_the_quota_start_nothing_and_say_so(engine: Engine, raw: Raw) -> None:
+    await defined(engine)
+    await engine.triggers.create("t", "go", "job")
+    await bound(raw, engine, 2)
+    for _ in range(4):
+        await engine.publish("go")
+    await trigger(engine)
+    view = await engine.triggers.get("t")
+    assert (await raw.value("select count(*) from flow"), view.fired) == (2, 2)
+    assert view.last_error == "the workspace has reached its quota of 2 tasks waiting to run"
+    await bound(raw, engine, None)
+    await engine.publish("go")
+    await trigger(engine)
+    assert (await engine.triggers.get("t")).fired == 3
+
+
+async def test_a_time_beyond_the_quota_is_missed_and_the_schedule_goes_on(
+    engine: Engine, clock: ManualClock, raw: Raw
+) -> None:
+    await defined(engine)
+    await engine.schedules.create("s", "job", cron())
+    await engine.submit(new("in the way"))
+    await bound(raw, engine, 1)
+    clock.advance(3600)
+    await fire(engine)
+    view = await engine.schedules.get("s")
+    assert (view.status, view.fired, view.missed) == ("ACTIVE", 0, 1)
+    assert view.last_error == "the workspace has reached its quota of 1 tasks waiting to run"
+    await bound(raw, engine, None)
+    clock.advance(3600)
+    await fire(engine)
+    view = await engine.schedules.get("s")
+    assert (view.fired, view.missed, view.last_error) == (1, 1, None)
+
+
+async def test_the_operators_ceiling_counts_too(engine: Engine, raw: Raw) -> None:
+    engine.core.lanes.ceiling = Quota(pending=1)
+    await bound(raw, engine, 3)
+    await engine.submit(new("first"))
+    assert await refusal(engine.submit(new("second"))) == "quota_exceeded"

@@ -1,0 +1,102 @@
+"""Sets so large that SQLite answers them as one text: the same answers as row by row."""
+
+import asyncio
+import sqlite3
+
+import pytest
+from tests.contract.conftest import (
+    AGENT,
+    LEASE_S,
+    WORKER,
+    Raw,
+    claim_all,
+    new,
+    profile,
+    refusal,
+)
+from tests.contract.operations.test_corrupt_rows import NOT_UTF8, damage
+
+from tenuto.engine.engine import Engine
+from tenuto.engine.tasks.claim import ClaimedTask
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import Fence
+from tenuto.store.sqlite.connection import JSON_FROM_ROWS
+from tenuto.store.sqlite.store import SqliteStore
+
+SIZE = 2 * JSON_FROM_ROWS
+SAID = ["plain", 'a "quote" and a \\', "naïve 🎼 тест", "line\nline\ttab", "[1, 2]", '{"a": null}']
+
+
+def various(number: int) -> NewTask:
+    """Tasks that say different things, of different kinds."""
+    said = SAID[number % len(SAID)]
+    return new(
+        f"{number} {said}",
+        prompt=said if number % 2 else None,
+        input={"said": said, "big": 2**60 + number} if number % 3 else said,
+        metadata={"n": number},
+        env={"SAID": said.replace("\n", " ")},
+        timeout_s=number + 1,
+    )
+
+
+async def claimed_by(engine: Engine, token: str) -> list[ClaimedTask]:
+    agent = profile(workspace=engine.workspace)
+    return await engine.claim(agent, WORKER, SIZE, LEASE_S, token)
+
+
+async def test_a_large_claim_answers_what_a_small_one_would(engine: Engine) -> None:
+    for _ in range(2):  # the first tells SQLite's columns, the second comes as one text
+        tasks = [various(number) for number in range(SIZE)]
+        follower = new("after the first", depends_on=["first"])
+        tasks[0] = new("first", key="first")
+        await engine.submit_many([*tasks, follower])
+        token = engine.clock.new_token()
+        works = await claimed_by(engine, token)
+        assert len(works) == SIZE
+        again = {work.fence.task: work for work in await engine.claimed(AGENT, token)}
+        assert {work.fence.task: work for work in works} == again
+        await asyncio.gather(*(engine.complete(work.fence) for work in works))
+        [after] = await claim_all(engine)
+        await engine.complete(after.fence)
+
+
+async def test_of_many_ends_only_those_whose_fence_is_current_count(
+    engine: Engine, raw: Raw
+) -> None:
+    for _ in range(2):
+        await engine.submit_many([new() for _ in range(SIZE)])
+        works = await claim_all(engine)
+        stranger = engine.clock.new_token()
+        fences = [work.fence for work in works]
+        fences[7] = Fence(fences[7].task, fences[7].attempt, stranger)
+        said = await asyncio.gather(
+            *(engine.complete(fence) for fence in fences), return_exceptions=True
+        )
+        assert [number for number, answer in enumerate(said) if answer is not None] == [7]
+        assert await refusal(engine.complete(fences[7])) == "lease_lost"
+        await engine.complete(works[7].fence)
+    assert await raw.value("select count(*) from task where status = 'COMPLETED'") == 2 * SIZE
+
+
+async def test_a_claim_too_long_for_one_text_comes_row_by_row(sqlite_engine: Engine) -> None:
+    store = sqlite_engine.store
+    assert isinstance(store, SqliteStore)
+    raw = store._writer_connection().raw
+    for longest in (1_000_000, 100_000):
+        await sqlite_engine.submit_many([new(prompt="p" * 1000) for _ in range(SIZE)])
+        raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
+        works = await claim_all(sqlite_engine)
+        assert [len(work.prompt or "") for work in works] == [1000] * SIZE
+
+
+@pytest.mark.parametrize("what", NOT_UTF8)
+async def test_bytes_that_are_no_text_stop_nobody_among_many(
+    sqlite_engine: Engine, sqlite_url: str, what: str
+) -> None:
+    for _ in range(2):
+        told = await sqlite_engine.submit_many([new() for _ in range(SIZE)])
+        bad = told[7].id
+        await damage(Raw(sqlite_url), bad, NOT_UTF8[what])
+        taken = {work.fence.task for work in await claim_all(sqlite_engine)}
+        assert taken >= {each.id for each in told} - {bad}

@@ -1,0 +1,295 @@
+"""Tasks that wait for tasks, on both stores."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from tests.contract.conftest import (
+    Another,
+    claim_all,
+    failure,
+    new,
+    refusal,
+    row_of,
+    running,
+    status,
+)
+from tests.contract.flows.flow_helpers import worked
+from tests.contract.store.test_prune_races import in_line
+
+from tenuto.engine.engine import Engine
+from tenuto.engine.tasks.dependencies import SubmitDependencies
+from tenuto.engine.tasks.edit import TaskChanges
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.errors import Invalid
+from tenuto.model.tasks.task import Status
+from tenuto.store.protocol import Script, Statement
+
+
+async def submit(engine: Engine, *needs: UUID, **options: Any) -> UUID:
+    return (await engine.submit(new(depends_on=[str(each) for each in needs], **options))).id
+
+
+async def finish(engine: Engine, task: UUID, *, fails: bool = False) -> None:
+    for work in await claim_all(engine):
+        if work.fence.task != task:
+            await engine.release(work.fence)
+        elif fails:
+            await engine.fail(work.fence, failure("syntax"))
+        else:
+            await engine.complete(work.fence, {"made": str(task)})
+
+
+async def test_a_task_waits_for_what_it_depends_on(engine: Engine) -> None:
+    first, second = await submit(engine), await submit(engine)
+    last = await submit(engine, first, second)
+    assert await status(engine, last) == "WAITING"
+    assert (await engine.explain(last)).gates
+    await finish(engine, first)
+    assert await status(engine, last) == "WAITING"
+    await finish(engine, second)
+    assert await status(engine, last) == "PENDING"
+
+
+async def test_a_task_does_not_wait_for_what_has_ended(engine: Engine) -> None:
+    first = await submit(engine)
+    await finish(engine, first)
+    assert await status(engine, await submit(engine, first)) == "PENDING"
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "ends"), [("fail", "FAILED"), ("skip", "SKIPPED"), ("run", "PENDING")]
+)
+async def test_what_becomes_of_it_when_a_dependency_fails(
+    engine: Engine, policy: Any, ends: str, late: bool
+) -> None:
+    first = await submit(engine)
+    if late:
+        await finish(engine, first, fails=True)
+    last = await submit(engine, first, on_dependency_failure=policy)
+    after = await submit(engine, last)
+    if not late:
+        await finish(engine, first, fails=True)
+    assert await status(engine, last) == ends
+    assert await status(engine, after) == ("WAITING" if ends == "PENDING" else ends)
+
+
+async def test_what_came_after_its_dependency_failed_is_revived_with_it(engine: Engine) -> None:
+    first = await submit(engine)
+    await finish(engine, first, fails=True)
+    last = await submit(engine, first)
+    assert await status(engine, last) == "FAILED"
+    await engine.retry(first, cascade=True)
+    assert await status(engine, last) == "WAITING"
+    await finish(engine, first)
+    assert await status(engine, last) == "PENDING"
+
+
+async def test_tasks_submitted_together_refer_to_each_other_by_key(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    seen: list[Any] = []
+    await engine.submit_many(
+        [
+            new("c", key="c", depends_on=["a", "b"], input={"from": {"$from": "a", "path": "key"}}),
+            new("a", key="a"),
+            new("b", key="b", depends_on=["a"]),
+        ]
+    )
+
+    def handler(work: Any) -> Any:
+        seen.append(work.input)
+        return {"key": work.key}
+
+    assert await worked(engine, agent, handler) == ["a", "b", "c"]
+    assert seen[-1] == {"from": "a"}
+
+
+@pytest.mark.parametrize(
+    ("news", "code"),
+    [
+        ([new(key="a", depends_on=["a"])], "dependency_cycle"),
+        ([new(key="a", depends_on=["b"]), new(key="b", depends_on=["a"])], "dependency_cycle"),
+        ([new(depends_on=["nobody"])], "dependency_unknown"),
+        ([new(depends_on=[str(uuid4())])], "dependency_unknown"),
+        ([new(key="a"), new(key="a", depends_on=["a"])], "invalid_value"),
+        ([new(key="a"), new(depends_on=["a"], input={"$from": "b"})], "reference_invalid"),
+        ([new(input={"$from": "b"})], "reference_invalid"),
+    ],
+)
+async def test_bad_waits_are_refused_whole(engine: Engine, news: Any, code: str) -> None:
+    assert await refusal(engine.submit_many(news)) == code
+    assert sum((await engine.counts()).values()) == 0
+
+
+async def test_a_task_can_block_others(engine: Engine) -> None:
+    blocked = await submit(engine)
+    first = (await engine.submit(new(blocks=[str(blocked)]))).id
+    assert await status(engine, blocked) == "WAITING"
+    await finish(engine, first)
+    assert await status(engine, blocked) == "PENDING"
+
+
+async def test_a_wait_that_both_sides_name_is_one(engine: Engine, agent: AgentProfile) -> None:
+    first, last = new("a", key="a", blocks=["b", "b"]), new("b", key="b", depends_on=["a"])
+    await engine.submit_many([first, last])
+    assert await worked(engine, agent) == ["a", "b"]
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+async def test_a_repeated_submit_blocks_nobody_again(
+    engine: Engine, agent: AgentProfile, by_id: bool
+) -> None:
+    blocked = await submit(engine, title="b")
+    known = {"id": uuid4()} if by_id else {"idempotency_key": "k"}
+    first = new("a", blocks=[str(blocked)], **known)
+    made = await engine.submit(first)
+    again = await engine.submit(first)
+    assert await worked(engine, agent) == ["a", "b"]
+    late = await engine.submit(first)
+    assert {made.id} == {again.id, late.id}
+    assert [each.created for each in (made, again, late)] == [True, False, False]
+
+
+async def test_a_repeated_spawn_blocks_nobody_again(engine: Engine, agent: AgentProfile) -> None:
+    fence = await running(engine)
+    blocked = await submit(engine, title="b")
+    child = new("a", blocks=[str(blocked)])
+    assert await engine.spawn(fence, "k", child) == await engine.spawn(fence, "k", child)
+    assert await worked(engine, agent) == ["a", "b"]
+
+
+async def test_a_new_task_is_not_blocked_by_one_that_was_there(engine: Engine) -> None:
+    """It would not wait, though it was said that it does."""
+    news = [new("a", key="a", idempotency_key="k", blocks=["b"]), new("b", key="b")]
+    await engine.submit_many(news)
+    assert await refusal(engine.submit_many(news)) == "idempotency_conflict"
+    assert sum((await engine.counts()).values()) == 2
+
+
+async def test_of_two_halves_of_a_circle_one_is_refused(engine: Engine, another: Another) -> None:
+    one, two = await submit(engine), await submit(engine)
+    async with another() as other:
+        answers = await asyncio.gather(
+            engine.submit(new(depends_on=[str(one)], blocks=[str(two)])),
+            other.submit(new(depends_on=[str(two)], blocks=[str(one)])),
+            return_exceptions=True,
+        )
+    refused = [each for each in answers if isinstance(each, Invalid)]
+    assert [each.code for each in refused] == ["dependency_cycle"]
+
+
+async def test_a_circle_of_two_submits_that_share_no_task_is_refused(
+    postgres_engine: Engine, postgres_url: str
+) -> None:
+    """The first has looked for a circle, and has not written yet."""
+    engine = postgres_engine
+    one, two = await submit(engine), await submit(engine)
+    after_one, after_two = await submit(engine, one), await submit(engine, two)
+    half = engine.submit(new(depends_on=[str(after_two)], blocks=[str(one)]))
+    codes: list[str] = []
+
+    async def other_half() -> None:
+        closing = new(depends_on=[str(after_one)], blocks=[str(two)])
+        codes.append(await refusal(engine.submit(closing)))
+
+    row = f"select 1 from task where id = '{one}'"
+    async with in_line(postgres_url, row, half, other_half()):
+        assert codes == ["dependency_cycle"]
+
+
+async def test_an_urgent_task_pulls_what_it_waits_for(engine: Engine) -> None:
+    far = await submit(engine, priority=1)
+    near = await submit(engine, far, priority=1)
+    usual = await submit(engine, priority=5)
+    await submit(engine, near, priority=10)
+    assert (await row_of(engine, far)).rank < (await row_of(engine, usual)).rank
+    assert (await row_of(engine, near)).rank < (await row_of(engine, usual)).rank
+    assert (await row_of(engine, far)).priority == 1
+
+
+@pytest.mark.parametrize("held", ["PAUSED", "RETRY_WAIT"])
+async def test_what_is_held_is_pulled_as_well(engine: Engine, held: str) -> None:
+    """It goes on with its new place."""
+    need = await submit(engine, priority=1)
+    if held == "PAUSED":
+        await engine.pause(need)
+    else:
+        await engine.fail((await claim_all(engine))[0].fence, failure())
+    assert (await row_of(engine, need)).status == held
+    usual = await submit(engine, priority=5)
+    await submit(engine, need, priority=10)
+    assert (await row_of(engine, need)).rank < (await row_of(engine, usual)).rank
+
+
+@pytest.mark.parametrize("edited", [False, True])
+async def test_a_task_that_becomes_urgent_pulls_what_it_waits_for(
+    engine: Engine, edited: bool
+) -> None:
+    first = await submit(engine, priority=1)
+    last = await submit(engine, first, priority=1)
+    usual = await submit(engine, priority=5)
+    if edited:
+        await engine.edit(last, TaskChanges(priority=10, title="urgent"))
+    else:
+        await engine.reprioritise(last, 10)
+    assert (await row_of(engine, first)).rank < (await row_of(engine, usual)).rank
+
+
+async def test_a_thousand_wait_for_one(engine: Engine) -> None:
+    first = await submit(engine)
+    await engine.submit_many([new(depends_on=[str(first)]) for _ in range(1200)])
+    await finish(engine, first)
+    counts = await engine.counts()
+    assert 0 < counts["PENDING"] <= 500
+    while await engine.flows.run_deferred_once():
+        pass
+    assert (await engine.counts())["PENDING"] == 1200
+
+
+async def test_a_long_chain_fails_in_bounded_steps(engine: Engine) -> None:
+    news = [new(key="t0")]
+    news += [new(key=f"t{i}", depends_on=[f"t{i - 1}"]) for i in range(1, 1200)]
+    made = await engine.submit_many(news)
+    await finish(engine, made[0].id, fails=True)
+    while await engine.flows.run_deferred_once():
+        pass
+    assert (await engine.counts())[Status.FAILED] == 1200
+
+
+async def test_a_need_that_is_more_urgent_stays_so(engine: Engine) -> None:
+    urgent, slow = await submit(engine, priority=10), await submit(engine, priority=1)
+    before = (await row_of(engine, urgent)).rank
+    last = await submit(engine, urgent, slow, priority=5)
+    assert (await row_of(engine, urgent)).rank == before
+    assert (await row_of(engine, slow)).rank == (await row_of(engine, last)).rank
+
+
+async def test_a_need_that_ends_in_a_pause_is_not_waited_for_after_it(engine: Engine) -> None:
+    first = await submit(engine)
+    last = await submit(engine, first)
+    await engine.pause(last)
+    await finish(engine, first)
+    assert await status(engine, last) == "PAUSED"
+    await engine.resume(last)
+    assert await status(engine, last) == "PENDING"
+
+
+async def test_a_need_that_ends_while_a_task_comes_to_wait_for_it_is_told(
+    postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The submit has looked at what it waits for, and has not written yet."""
+    engine, real = postgres_engine, SubmitDependencies.lock_dependencies
+
+    def slow(self: SubmitDependencies, ids: Sequence[UUID]) -> Script[None]:
+        yield from real(self, ids)
+        yield Statement("workspace_lock", {"workspace": engine.workspace})
+
+    monkeypatch.setattr(SubmitDependencies, "lock_dependencies", slow)
+    fence = await running(engine)
+    late, ending = submit(engine, fence.task), engine.complete(fence)
+    async with in_line(postgres_url, "select 1 from workspace", late, ending):
+        assert (await engine.counts())["PENDING"] == 1

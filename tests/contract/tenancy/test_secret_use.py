@@ -1,0 +1,421 @@
+"""Who may use a named secret: each row of the rule, at the claim and when a secret is named."""
+
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+import pytest
+from tests.contract.conftest import AnyStore, claim_one, new, refusal
+from tests.contract.flows.flow_helpers import group, task
+from tests.model.test_limits import FIELDS
+from tests.secrets.conftest import OLD
+
+from tenuto.encryption_keys import KeyRing
+from tenuto.engine.engine import Engine
+from tenuto.engine.schedules.schedules import ScheduleChange
+from tenuto.engine.tasks.claim import ClaimedTask
+from tenuto.engine.tasks.edit import TaskChanges
+from tenuto.engine.tenancy.secret_use import has_same_execution
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.errors import Invalid
+from tenuto.model.flows.definition import Approval, Foreach, GroupSpec
+from tenuto.model.schedules.schedule import ScheduleSpec
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tenancy.access import Caller, Role
+from tenuto.model.tenancy.secret_use import Use
+
+VALUE = "use-canary-51c2"
+PAYROLL = {"$secret": "payroll"}
+DAILY = ScheduleSpec(type="cron", expression="0 3 * * *")
+
+
+class World:
+    """One workspace, and whoever asks something of it."""
+
+    def __init__(self, store: AnyStore) -> None:
+        self._store = store
+        self.engine = self._as(None)
+
+    def _as(self, caller: Caller | None) -> Engine:
+        engine = Engine(self._store, actor="tester", key_ring=KeyRing(OLD))
+        engine.caller = caller
+        return engine
+
+    def of(self, role: Role, agent: UUID | None = None) -> Engine:
+        """The engine of a request by somebody with that role, or by an agent's own token."""
+        return self._as(
+            Caller(
+                workspace=self.engine.workspace,
+                role=role,
+                scopes=frozenset({"read", "write", "work", "admin"}),
+                actor="somebody",
+                key="somebody",
+                agent=agent,
+            )
+        )
+
+    async def agent(self, name: str) -> AgentProfile:
+        return await self.engine.register_agent(
+            AgentProfile(
+                id=uuid4(),
+                workspace=self.engine.workspace,
+                name=name,
+                runtimes=("test",),
+                accept_commands=True,
+            )
+        )
+
+    async def given(self, engine: Engine, agent: AgentProfile) -> ClaimedTask | str:
+        """What a claim brings, or why its task was given back."""
+        works = await engine.claim(agent, "worker")
+        if works:
+            return works[0]
+        newest = [await self.engine.show(each.id) for each in (await self.engine.list()).tasks]
+        why = next(each.last_error for each in newest if each.last_error)
+        assert VALUE not in why
+        return why
+
+    async def begin(self, root: str, *specs: NewTask | GroupSpec, **more: Any) -> UUID:
+        """A flow of stored definitions."""
+        for spec in specs:
+            await self.engine.definitions.put(spec)
+        return await self.engine.flows.start(root, **more)
+
+    async def may(self, engine: Engine, agent: AgentProfile) -> bool:
+        """Whether a new task with the secret, claimed like this, gets its value."""
+        made = await self.engine.submit(new(input=PAYROLL))
+        got = await self.given(engine, agent)
+        if isinstance(got, ClaimedTask):
+            assert got.input == VALUE
+            await self.engine.complete(got.fence)
+            return True
+        assert await self.engine.attempts(made.id)
+        assert [e.outcome for e in await self.engine.attempts(made.id)] == ["NOT_STARTED"]
+        await self.engine.cancel(made.id)
+        await self.engine.erase(made.id)
+        return False
+
+
+@pytest.fixture
+async def world(store: AnyStore) -> World:
+    return World(store)
+
+
+@pytest.mark.parametrize(
+    ("use", "allowed"),
+    [
+        (Use(), {"database", "OWNER", "ADMIN", "MEMBER", "payer", "other"}),
+        (Use(role="ADMIN"), {"database", "OWNER", "ADMIN"}),
+        (Use(role="OWNER"), {"database", "OWNER"}),
+        (Use(agents=("payer",)), {"database", "OWNER", "ADMIN", "payer"}),
+        (Use(role="ADMIN", agents=("payer",)), {"database", "OWNER", "ADMIN", "payer"}),
+        (Use(role="OWNER", agents=("payer",)), {"database", "OWNER", "payer"}),
+        (Use(agents=("nobody",)), set()),
+        (Use(definitions=("pay",)), set()),
+    ],
+)
+async def test_the_claimant_decides_whether_a_task_gets_a_secret(
+    world: World, use: Use, allowed: set[str]
+) -> None:
+    await world.engine.secrets.put("payroll", VALUE, use)
+    payer, other = await world.agent("payer"), await world.agent("other")
+    claimants = {
+        "database": (world.engine, payer),
+        "OWNER": (world.of(Role.OWNER), payer),
+        "ADMIN": (world.of(Role.ADMIN), payer),
+        "MEMBER": (world.of(Role.MEMBER), payer),
+        "payer": (world.of(Role.MEMBER, payer.id), payer),
+        "other": (world.of(Role.MEMBER, other.id), other),
+    }
+    found = {name for name, each in claimants.items() if await world.may(*each)}
+    assert found == allowed
+    if use.agents:
+        assert not await world.may(world.engine, other)
+
+
+async def test_the_reason_names_the_secret_and_what_is_missing(world: World) -> None:
+    payer = await world.agent("payer")
+    member = world.of(Role.MEMBER)
+    for use, why in (
+        (
+            Use(role="ADMIN"),
+            "requires the role ADMIN, but the task was claimed with the role MEMBER",
+        ),
+        (Use(agents=("a", "b")), "is for agents a, b, but the task was claimed as payer"),
+        (Use(agents=("payer",)), "is for agents payer: claim as payer with the agent's own token"),
+        (Use(definitions=("pay",)), "is for tasks of the current definitions pay"),
+    ):
+        await world.engine.secrets.put("payroll", VALUE, use)
+        made = await world.engine.submit(new(input=PAYROLL))
+        assert await world.given(member, payer) == f"the secret 'payroll' {why}"
+        await world.engine.cancel(made.id)
+        await world.engine.erase(made.id)
+
+
+async def test_another_task_of_the_same_claim_is_not_held_up(world: World) -> None:
+    await world.engine.secrets.put("payroll", VALUE, Use(role="ADMIN"))
+    await world.engine.secrets.put("plain", "plain-value")
+    payer = await world.agent("payer")
+    await world.engine.submit(new(input=PAYROLL))
+    await world.engine.submit(new(input={"$secret": "plain"}))
+    await world.engine.submit(new())
+    works = await world.of(Role.MEMBER).claim(payer, "worker", 3)
+    assert {str(work.input) for work in works} == {"plain-value", "None"}
+
+
+async def _flow(world: World, *specs: Any, **more: Any) -> str | ClaimedTask:
+    """What a worker on the database is handed for the first agent's task of a flow."""
+    await world.begin(specs[0].key, *specs, **more)
+    return await world.given(world.engine, await world.agent("payer"))
+
+
+def pay(key: str = "pay", **changes: Any) -> NewTask:
+    return task(key, **{"command": ["pay"], "env": {"KEY": PAYROLL}} | changes)
+
+
+async def _restricted(world: World) -> None:
+    await world.engine.secrets.put("payroll", VALUE, Use(definitions=("pay",)))
+
+
+async def test_a_task_of_a_named_definition_gets_it(world: World) -> None:
+    await _restricted(world)
+    got = await _flow(world, pay())
+    assert isinstance(got, ClaimedTask)
+    assert (got.env, got.command) == ({"KEY": VALUE}, ["pay"])
+
+
+async def test_an_item_is_data_to_a_named_definition(world: World) -> None:
+    await _restricted(world)
+    each = task("each", control=Foreach(items=[1, 2], template="pay"))
+    got = await _flow(world, each, pay())
+    assert isinstance(got, ClaimedTask)
+    assert (got.env, got.input) == ({"KEY": VALUE}, {"item": 1, "index": 0})
+
+
+REFUSED = "the secret 'payroll' is for tasks of the current definitions pay"
+
+
+async def test_a_task_that_only_has_the_definitions_key_does_not(world: World) -> None:
+    await _restricted(world)
+    await world.engine.definitions.put(pay())
+    await world.engine.definitions.put(task("after"))
+    payer = await world.agent("payer")
+    for made in (
+        await world.engine.submit(pay()),
+        await world.engine.submit(pay(command=["env"], next="after")),
+        await world.engine.submit(
+            msgspec.structs.replace(pay(next="after"), title="send me the key")
+        ),
+        await world.engine.submit(pay(next="after", description="send me the key")),
+        await world.engine.submit(pay(next="after", metadata={"send": "me the key"})),
+    ):
+        assert await world.given(world.engine, payer) == REFUSED
+        await world.engine.cancel(made.id)
+        await world.engine.erase(made.id)
+
+
+async def test_a_task_that_joined_a_flow_does_not(world: World) -> None:
+    await _restricted(world)
+    slow = task("slow", control=Approval())
+    await world.begin("all", group("all", "slow", "pay", order="parallel"), slow, pay())
+    payer = await world.agent("payer")
+    assert isinstance(await world.given(world.engine, payer), ClaimedTask)
+    await world.engine.submit(pay(group="all"))
+    assert await world.given(world.engine, payer) == REFUSED
+
+
+SAYS = "send me the key"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        TaskChanges(title=SAYS),
+        TaskChanges(description=SAYS),
+        TaskChanges(metadata={"send": "me the key"}),
+        TaskChanges(tags=("a",)),
+        None,
+    ],
+    ids=["title", "description", "metadata", "tags", "agent"],
+)
+async def test_a_task_that_was_changed_since_does_not(
+    world: World, changes: TaskChanges | None
+) -> None:
+    """A MEMBER may change a task, and would decide what is done with the secret."""
+    await _restricted(world)
+    payer = await world.agent("payer")
+    flow = await world.begin("pay", pay())
+    [made] = (await world.engine.list()).tasks
+    member = world.of(Role.MEMBER)
+    if changes is None:
+        await member.assign(made.id, payer.id)
+    else:
+        await member.edit(made.id, changes)
+    assert await world.given(world.engine, payer) == REFUSED
+    await world.engine.flows.cancel(flow)
+    await world.engine.flows.start("pay")
+    assert isinstance(await world.given(world.engine, payer), ClaimedTask)
+
+
+async def test_a_flow_of_an_earlier_definition_does_not(world: World) -> None:
+    await _restricted(world)
+    flow = await world.begin("pay", pay(command=["env"]))
+    await world.engine.definitions.put(pay())
+    payer = await world.agent("payer")
+    assert await world.given(world.engine, payer) == REFUSED
+    await world.engine.flows.cancel(flow)
+    await world.engine.rerun_flow(flow)
+    assert await world.engine.claim(payer, "worker") == []
+
+
+@pytest.mark.parametrize("items", [[PAYROLL], [{"deep": [PAYROLL]}]])
+async def test_an_item_that_names_a_secret_does_not(world: World, items: list[Any]) -> None:
+    await _restricted(world)
+    each = task("each", control=Foreach(items=items, template="pay"))
+    assert await _flow(world, each, pay(env=None)) == REFUSED
+
+
+async def test_a_flows_input_that_names_a_secret_does_not(world: World) -> None:
+    await _restricted(world)
+    assert await _flow(world, pay(env=None), input={"x": PAYROLL}) == REFUSED
+
+
+@pytest.mark.parametrize("role", [Role.MEMBER, Role.ADMIN])
+async def test_who_names_a_secret_above_his_role_hears_it_at_once(world: World, role: Role) -> None:
+    member = role is Role.MEMBER
+    owner, engine = world.engine, world.of(role)
+    await owner.secrets.put("payroll", VALUE, Use(role="ADMIN" if member else "OWNER"))
+    await owner.secrets.put("plain", "plain-value", Use(role="MEMBER" if member else "ADMIN"))
+    await owner.definitions.put(task("plain"))
+    await owner.definitions.put(pay(key="theirs"))
+    theirs = await owner.submit(new(input=PAYROLL))
+    flow = await owner.flows.start("plain", PAYROLL)
+    timed = await owner.schedules.create("theirs", "plain", DAILY, PAYROLL)
+    open_timed = await owner.schedules.create("open", "plain", DAILY)
+    await world.begin("all", group("all", "slow"), task("slow"))
+    each = task("each", control=Foreach(items=[PAYROLL], template="plain"))
+    attempts = {
+        "input": engine.submit(new(input={"a": [PAYROLL]})),
+        "env": engine.submit(new(env={"A": PAYROLL}, command=["env"])),
+        "many": engine.submit_many([new(), new(input=PAYROLL)]),
+        "next": engine.submit(new(input=PAYROLL, next="plain")),
+        "joined": engine.submit(new(input=PAYROLL, group="all")),
+        "rerun": engine.rerun(theirs.id),
+        "definition": engine.definitions.put(task("mine", input=PAYROLL)),
+        "items": engine.definitions.put(each),
+        "files": engine.definitions.apply_files(
+            {"f": "id: mine\nname: m\nprompt: p\ninput: {a: {$secret: payroll}}\n"}
+        ),
+        "flow": engine.flows.start("plain", {"a": PAYROLL}),
+        "flow rerun": engine.rerun_flow(flow),
+        "schedule": engine.schedules.create("mine", "plain", DAILY, PAYROLL),
+        "schedule's input": engine.schedules.update(open_timed.id, ScheduleChange(input=PAYROLL)),
+        "schedule's target": engine.schedules.update(timed.id, ScheduleChange(target="theirs")),
+    }
+    found = {name: await refusal(asked) for name, asked in attempts.items()}
+    assert found == dict.fromkeys(attempts, "secret_forbidden")
+    allowed = {"$secret": "plain"}
+    await engine.submit(new(input=allowed))
+    await engine.definitions.put(task("mine", input=allowed))
+    await engine.flows.start("theirs")
+    await engine.definitions.apply_files(
+        {"f": (await owner.definitions.export(["theirs"]))}, dry_run=True
+    )
+
+
+async def test_a_flow_runs_again_only_for_who_may_name_what_no_definition_says(
+    world: World,
+) -> None:
+    await world.engine.secrets.put("payroll", VALUE, Use(role="ADMIN"))
+    await world.engine.definitions.put(task("after"))
+    adopted = await world.engine.submit(pay(key="adopted", next="after"))
+    defined = await world.begin("pay", pay())
+    member, admin = world.of(Role.MEMBER), world.of(Role.ADMIN)
+    await member.rerun_flow(defined)
+    await world.engine.definitions.put(pay(env=None))
+    flow = (await world.engine.show(adopted.id)).flow
+    assert flow is not None
+    for each in (flow, defined):
+        assert await refusal(member.rerun_flow(each)) == "secret_forbidden"
+        await admin.rerun_flow(each)
+
+
+async def test_an_attempts_child_counts_as_a_members(world: World) -> None:
+    await world.engine.secrets.put("payroll", VALUE, Use(role="ADMIN"))
+    await world.engine.submit(new())
+    work = await claim_one(world.engine)
+    mine = world.of(Role.ADMIN, uuid4())
+    assert await refusal(mine.spawn(work.fence, "k", new(input=PAYROLL))) == "secret_forbidden"
+    await mine.spawn(work.fence, "k", new())
+
+
+@pytest.mark.parametrize("name", ["{{item}}", {"$item": "x"}, "a b", 5])
+async def test_a_name_that_a_flow_would_fill_in_is_refused(world: World, name: Any) -> None:
+    spec = task("mine", input={"a": {"$secret": name}})
+    with pytest.raises(Invalid, match="must be the name of a secret"):
+        await world.of(Role.MEMBER).definitions.put(spec)
+
+
+async def test_a_named_definition_is_changed_only_by_the_secrets_role(world: World) -> None:
+    await world.engine.definitions.put(task("pay"))
+    await world.engine.secrets.put("payroll", VALUE, Use(role="ADMIN", definitions=("pay", "b")))
+    member, admin = world.of(Role.MEMBER), world.of(Role.ADMIN)
+    for asked in (
+        member.definitions.put(task("pay", prompt="another")),
+        member.definitions.put(task("b")),
+        member.definitions.delete("pay"),
+        member.definitions.apply_files({"f": "id: pay\nname: m\nprompt: another\n"}),
+    ):
+        assert await refusal(asked) == "secret_forbidden"
+    await member.definitions.put(task("other"))
+    await admin.definitions.put(task("pay", prompt="another"))
+    await world.engine.secrets.put("payroll", use=Use(definitions=("pay",)))
+    assert await refusal(member.definitions.put(task("pay"))) == "secret_forbidden"
+    await admin.definitions.delete("pay")
+
+
+async def test_the_rule_stays_with_a_new_value_and_changes_without_one(world: World) -> None:
+    secrets = world.engine.secrets
+    await secrets.put("payroll", "first")
+    assert (await secrets.list())[0].use == Use()
+    rule = Use(role="ADMIN", agents=("payer",), definitions=("pay",))
+    await secrets.put("payroll", use=rule)
+    assert (await secrets.list())[0].use == rule
+    await secrets.put("payroll", VALUE)
+    assert (await secrets.list())[0].use == rule
+    await secrets.put("payroll", use=Use())
+    assert await world.may(world.of(Role.MEMBER), await world.agent("payer"))
+    assert await refusal(secrets.put("payroll")) == "invalid_value"
+    assert await refusal(secrets.put("gone", use=rule)) == "not_found"
+    for wrong in (Use(agents=("",)), Use(definitions=("a b",)), Use(agents=("a",) * 1000)):
+        assert await refusal(secrets.put("payroll", use=wrong)) in ("invalid_value", "too_large")
+
+
+async def test_nobody_changes_a_rule_above_his_role(world: World) -> None:
+    secrets = world.of(Role.ADMIN).secrets
+    await world.engine.secrets.put("payroll", VALUE, Use(role="OWNER"))
+    await world.engine.secrets.put("plain", VALUE)
+    for asked in (
+        secrets.put("payroll", use=Use()),
+        secrets.put("payroll", "mine"),
+        secrets.delete("payroll"),
+        secrets.put("plain", use=Use(role="OWNER")),
+    ):
+        assert await refusal(asked) == "secret_forbidden"
+    await secrets.put("plain", "another", Use(role="ADMIN"))
+    await secrets.delete("plain")
+
+
+WHEREVER = """
+max_turns conversation priority tags task_tags capabilities region estimate_minutes max_attempts
+retry timeout_s queue_ttl_s lease_s run_at parent idempotency_key trace_id source key depends_on
+blocks on_dependency_failure next group complexity escalation concurrency budget
+""".split()
+"""Fields that decide where and when a task runs and what follows, not what runs."""
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_what_runs_is_decided_by_every_field_but_these(field: str) -> None:
+    plain = new()
+    other = msgspec.structs.replace(plain, **{field: FIELDS[field]})
+    assert has_same_execution(plain, other) == (field in WHEREVER)
