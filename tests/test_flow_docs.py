@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.flows.flow_helpers import Wrong, worked
+from tests.contract.flows.helpers import Wrong, worked
 
 from tenuto import app
 from tenuto.cli.flows.flow_tree import tree_lines

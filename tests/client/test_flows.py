@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 from tests.api.conftest import Api
-from tests.contract.flows.flow_helpers import Wrong, group, task, worked
+from tests.contract.flows.helpers import Wrong, group, task, worked
 
 from tenuto import AsyncClient, Client, FlowFailed
 from tenuto.client.flows import poll_until_finished

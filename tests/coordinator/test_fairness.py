@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 from tests.contract.conftest import LEASE_S, ManualClock, Raw, opened, profile
-from tests.contract.schedules.schedule_helpers import cron, defined
+from tests.contract.schedules.helpers import cron, defined
 
 from tenuto.coordinator.coordinator import Coordinator, CycleCounts
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine

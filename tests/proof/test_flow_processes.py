@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.contract.conftest import Raw
-from tests.contract.flows.flow_helpers import group, plan, task
+from tests.contract.flows.helpers import group, plan, task
 from tests.proof.crash.system import Process, System, system
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually

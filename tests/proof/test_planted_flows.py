@@ -8,7 +8,7 @@ from unittest.mock import patch
 import msgspec
 import pytest
 from tests.contract.conftest import ManualClock, Raw, claim_all, opened
-from tests.contract.flows.flow_helpers import group, start, task
+from tests.contract.flows.helpers import group, start, task
 from tests.proof.planted_flows import PLANTS
 from tests.proof.sim.flow_story import simulate_flow
 

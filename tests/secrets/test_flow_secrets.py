@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from tests.contract.conftest import Raw, claim_one, new
-from tests.contract.flows.flow_helpers import flow_status, start, task
+from tests.contract.flows.helpers import flow_status, start, task
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.schedules.event_matching import TriggerRunner

@@ -13,7 +13,7 @@ from tests.contract.conftest import (
     running,
     status,
 )
-from tests.contract.flows.flow_helpers import start, task
+from tests.contract.flows.helpers import start, task
 
 from tenuto.engine.engine import Engine
 from tenuto.model.limits.complexity import ComplexityRules, complexity_of_estimate

@@ -6,15 +6,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 from tests.contract.conftest import Raw, failure, refusal
-from tests.contract.flows.flow_helpers import (
-    WORKER,
-    flow_status,
-    group,
-    start,
-    statuses,
-    task,
-    worked,
-)
+from tests.contract.flows.helpers import WORKER, flow_status, group, start, statuses, task, worked
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.submit import Submitted

@@ -8,15 +8,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 from tests.contract.conftest import Another, Raw, claim_one, failure, new, refusal, status
-from tests.contract.flows.flow_helpers import (
-    flow_status,
-    group,
-    plan,
-    start,
-    statuses,
-    task,
-    worked,
-)
+from tests.contract.flows.helpers import flow_status, group, plan, start, statuses, task, worked
 from tests.waiting import eventually
 
 from tenuto.engine.engine import Engine

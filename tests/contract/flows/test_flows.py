@@ -4,15 +4,7 @@ from typing import Any
 
 import pytest
 from tests.contract.conftest import ManualClock, failure, refusal
-from tests.contract.flows.flow_helpers import (
-    Wrong,
-    flow_status,
-    group,
-    start,
-    statuses,
-    task,
-    worked,
-)
+from tests.contract.flows.helpers import Wrong, flow_status, group, start, statuses, task, worked
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.claim import ClaimedTask

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 from tests.contract.conftest import Another, ManualClock, Raw, claim_all, failure, refusal, status
-from tests.contract.flows.flow_helpers import (
+from tests.contract.flows.helpers import (
     WORKER,
     Wrong,
     flow_status,

@@ -2,15 +2,7 @@
 
 import pytest
 from tests.contract.conftest import ManualClock, Raw, failure, new, status
-from tests.contract.flows.flow_helpers import (
-    WORKER,
-    flow_status,
-    group,
-    start,
-    statuses,
-    task,
-    worked,
-)
+from tests.contract.flows.helpers import WORKER, flow_status, group, start, statuses, task, worked
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.flows.repair import FlowRepair

@@ -5,15 +5,7 @@ from typing import Any
 from uuid import UUID
 
 from tests.contract.conftest import claim_all, failure, new, refusal, status
-from tests.contract.flows.flow_helpers import (
-    Wrong,
-    flow_status,
-    group,
-    start,
-    statuses,
-    task,
-    worked,
-)
+from tests.contract.flows.helpers import Wrong, flow_status, group, start, statuses, task, worked
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.claim import ClaimedTask

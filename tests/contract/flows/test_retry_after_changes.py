@@ -16,7 +16,7 @@ from tests.contract.conftest import (
     running,
     status,
 )
-from tests.contract.flows.flow_helpers import WORKER, flow_status, group, start, task, worked
+from tests.contract.flows.helpers import WORKER, flow_status, group, start, task, worked
 
 from tenuto.engine.engine import Engine
 from tenuto.model.agents.matching import AgentProfile

@@ -5,11 +5,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.contract.flows.flow_helpers import (
-    group,
-    plan,
-    task,
-)
+from tests.contract.flows.helpers import group, plan, task
 
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import (

@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from tests.contract.conftest import new, refusal
-from tests.contract.flows.flow_helpers import Wrong, group, start, task, worked
+from tests.contract.flows.helpers import Wrong, group, start, task, worked
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.flows.graph import GraphView, mermaid

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 from hypothesis import strategies as st
-from tests.contract.flows import flow_helpers
-from tests.contract.flows.flow_helpers import group
+from tests.contract.flows import helpers
+from tests.contract.flows.helpers import group
 
 from tenuto.model.flows.definition import Approval, Condition, Foreach
 from tenuto.model.flows.plan import Spec
@@ -23,7 +23,7 @@ JOINS = ("all_succeeded", "all_done", "any_failed", "first_succeeded")
 POLICIES = ("fail", "skip", "run")
 DEEPEST = 3
 
-task = partial(flow_helpers.task, max_attempts=50)
+task = partial(helpers.task, max_attempts=50)
 """Nothing of a plan ends for want of attempts, whatever happens to it."""
 
 

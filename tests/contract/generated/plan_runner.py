@@ -13,7 +13,7 @@ import msgspec
 from hypothesis import note
 from hypothesis import strategies as st
 from tests.contract.conftest import ManualClock, failure, opened, profile
-from tests.contract.flows.flow_helpers import WORKER, flow_status, start, statuses
+from tests.contract.flows.helpers import WORKER, flow_status, start, statuses
 from tests.contract.generated.plan_interpreter import Forecast, Job, Node, specs, steps
 
 from tenuto.engine.agents import subtask_tree

@@ -15,7 +15,7 @@ from tests.contract.conftest import (
     profile,
     refusal,
 )
-from tests.contract.schedules.schedule_helpers import cron, defined, fire, trigger
+from tests.contract.schedules.helpers import cron, defined, fire, trigger
 
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import TooMany

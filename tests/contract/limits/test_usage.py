@@ -20,7 +20,7 @@ from tests.contract.conftest import (
     running,
     status,
 )
-from tests.contract.flows.flow_helpers import group, start, task
+from tests.contract.flows.helpers import group, start, task
 
 from tenuto.engine.engine import Engine
 from tenuto.metrics import PROCESS_METRICS

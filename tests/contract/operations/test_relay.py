@@ -9,15 +9,7 @@ from uuid import UUID
 
 import asyncpg
 import pytest
-from tests.contract.conftest import (
-    Another,
-    ManualClock,
-    Raw,
-    claim_all,
-    new,
-    opened,
-    running,
-)
+from tests.contract.conftest import Another, ManualClock, Raw, claim_all, new, opened, running
 from tests.waiting import eventually
 
 from tenuto.engine.engine import Engine

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 from tests.contract.conftest import START, ManualClock, claim_all, claim_one, new, refusal, running
-from tests.contract.flows.flow_helpers import start, task
+from tests.contract.flows.helpers import start, task
 
 from tenuto.engine.engine import Engine
 from tenuto.model.flows.definition import Approval

@@ -5,8 +5,8 @@ from uuid import UUID
 
 import pytest
 from tests.contract.conftest import ManualClock, Raw
-from tests.contract.flows.flow_helpers import task
-from tests.contract.schedules.schedule_helpers import cron, defined, fire, flows
+from tests.contract.flows.helpers import task
+from tests.contract.schedules.helpers import cron, defined, fire, flows
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.flows.start import Flows

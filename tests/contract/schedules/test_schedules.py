@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 from tests.contract.conftest import START, Another, ManualClock, Raw, refusal
-from tests.contract.flows.flow_helpers import group, task, worked
-from tests.contract.schedules.schedule_helpers import cron, defined, faults, fire, flows, trail
+from tests.contract.flows.helpers import group, task, worked
+from tests.contract.schedules.helpers import cron, defined, faults, fire, flows, trail
 
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import Engine

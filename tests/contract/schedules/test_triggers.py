@@ -8,16 +8,8 @@ from uuid import UUID, uuid4
 import msgspec
 import pytest
 from tests.contract.conftest import Another, ManualClock, Raw, new, refusal
-from tests.contract.flows.flow_helpers import Wrong, group, task, worked
-from tests.contract.schedules.schedule_helpers import (
-    cron,
-    defined,
-    faults,
-    fire,
-    flows,
-    trail,
-    trigger,
-)
+from tests.contract.flows.helpers import Wrong, group, task, worked
+from tests.contract.schedules.helpers import cron, defined, faults, fire, flows, trail, trigger
 
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.encryption_keys import KeyRing

@@ -4,16 +4,7 @@ import asyncio
 import sqlite3
 
 import pytest
-from tests.contract.conftest import (
-    AGENT,
-    LEASE_S,
-    WORKER,
-    Raw,
-    claim_all,
-    new,
-    profile,
-    refusal,
-)
+from tests.contract.conftest import AGENT, LEASE_S, WORKER, Raw, claim_all, new, profile, refusal
 from tests.contract.operations.test_corrupt_rows import NOT_UTF8, damage
 
 from tenuto.engine.engine import Engine

@@ -24,8 +24,8 @@ from tests.contract.conftest import (
     running,
     status,
 )
-from tests.contract.flows.flow_helpers import flow_status, group, plan, start, task
-from tests.contract.schedules.schedule_helpers import cron, defined
+from tests.contract.flows.helpers import flow_status, group, plan, start, task
+from tests.contract.schedules.helpers import cron, defined
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 from tests.webhooks.conftest import VAULT, deliveries_of, hooks_of

@@ -21,7 +21,7 @@ from tests.contract.conftest import (
     running,
     status,
 )
-from tests.contract.schedules.schedule_helpers import cron, defined, fire
+from tests.contract.schedules.helpers import cron, defined, fire
 from tests.webhooks.conftest import VAULT, deliveries_of, hooks_of
 
 from tenuto.encryption_keys import KeyRing

@@ -16,7 +16,7 @@ from tests.contract.conftest import (
     running,
     status,
 )
-from tests.contract.flows.flow_helpers import worked
+from tests.contract.flows.helpers import worked
 from tests.contract.store.test_prune_races import in_line
 
 from tenuto.engine.engine import Engine

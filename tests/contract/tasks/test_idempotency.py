@@ -7,7 +7,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 from tests.contract.conftest import Raw, new, profile, refusal, row_of
-from tests.contract.flows.flow_helpers import task
+from tests.contract.flows.helpers import task
 from tests.secrets.conftest import OLD
 
 from tenuto.encryption_keys import KeyRing

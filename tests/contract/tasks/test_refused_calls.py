@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from tests.contract.conftest import AGENT, Raw, claim_one, failure, new, profile, refusal, running
-from tests.contract.flows.flow_helpers import flow_status, group, start, task
+from tests.contract.flows.helpers import flow_status, group, start, task
 
 from tenuto.engine.agents.registry import AgentRegistry
 from tenuto.engine.agents.subtasks import Question

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 import msgspec
 import pytest
 from tests.contract.conftest import AnyStore, claim_one, new, refusal
-from tests.contract.flows.flow_helpers import group, task
+from tests.contract.flows.helpers import group, task
 from tests.model.test_limits import FIELDS
 from tests.secrets.conftest import OLD
 

@@ -19,8 +19,8 @@ from tests.contract.conftest import (
     new,
     profile,
 )
-from tests.contract.flows.flow_helpers import group, start, task
-from tests.contract.schedules.schedule_helpers import cron, defined
+from tests.contract.flows.helpers import group, start, task
+from tests.contract.schedules.helpers import cron, defined
 
 from tenuto.engine.agents.registry import AgentRegistry
 from tenuto.engine.agents.subtasks import Question

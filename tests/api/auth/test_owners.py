@@ -7,9 +7,9 @@ from uuid import UUID, uuid4
 import asyncpg
 import httpx2
 import pytest
+from tests.api.auth.test_users import GONE, PASSWORD, logged_in, made, owners_token, person
 from tests.api.conftest import V1, Api, problem, replaced, running
-from tests.api.test_coordinator import belongs
-from tests.api.test_people import GONE, PASSWORD, logged_in, made, owners_token, person
+from tests.api.routes.test_operations import belongs
 from tests.contract.conftest import Raw
 from tests.waiting import eventually
 

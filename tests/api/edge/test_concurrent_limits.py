@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import httpx2
 import pytest
 from tests.api.conftest import V1, Api, problem, replaced, running
-from tests.api.test_streams import stream
+from tests.api.edge.test_streams import stream
 from tests.contract.conftest import ManualClock
 from tests.waiting import eventually
 

@@ -10,7 +10,7 @@ import asyncpg
 import httpx2
 import pytest
 from tests.api.conftest import V1, Api
-from tests.api.test_streams import stream
+from tests.api.edge.test_streams import stream
 
 from tenuto.app import sqlite_path
 from tenuto.settings import Settings

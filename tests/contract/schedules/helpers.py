@@ -4,7 +4,7 @@ from typing import Any
 from uuid import UUID
 
 from tests.contract.conftest import Raw
-from tests.contract.flows.flow_helpers import task
+from tests.contract.flows.helpers import task
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.schedules.event_matching import TriggerRunner

@@ -6,7 +6,7 @@ from uuid import UUID
 import httpx2
 import pytest
 from tests.api.conftest import V1, problem, replaced, running
-from tests.api.test_connection import TASKS, raw
+from tests.api.edge.test_connection import TASKS, raw
 from tests.waiting import eventually
 
 from tenuto.api.edge import body_budget

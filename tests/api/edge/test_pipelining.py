@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import uvloop
 from tests.api.conftest import V1, Api, running
-from tests.api.test_connection import CHUNKED, LIVE, raw, unread
+from tests.api.edge.test_connection import CHUNKED, LIVE, raw, unread
 from tests.waiting import eventually
 
 from tenuto.engine.engine import DEFAULT_WORKSPACE

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
+from tests.api.auth.test_access import claimed
 from tests.api.conftest import V1, Api, problem
-from tests.api.test_access import claimed
 from tests.moved_time import MovedTime
 from tests.waiting import eventually
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.api.conftest import V1, Api, problem, replaced, running
-from tests.api.test_connection import raw
+from tests.api.edge.test_connection import raw
 from tests.moved_time import MovedTime
 
 from tenuto.api.edge import json_checks

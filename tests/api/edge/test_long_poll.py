@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import httpx2
 import pytest
+from tests.api.auth.test_users import GONE, person
 from tests.api.conftest import V1, Api, problem
-from tests.api.test_people import GONE, person
 from tests.waiting import eventually
 
 from tenuto.engine.engine import Engine
