@@ -7,8 +7,8 @@ from typing import Any
 import httpx2
 import pytest
 from tests.api.conftest import Api
-from tests.client.faults import Line, line_to
-from tests.client.test_remote import an_agent
+from tests.client.remote.lossy_connection import Line, line_to
+from tests.client.remote.test_engine import an_agent
 from tests.contract.conftest import ManualClock
 from tests.waiting import eventually
 
