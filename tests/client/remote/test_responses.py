@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from tests.model.test_limits import FIELDS
+from tests.model.test_bounds import FIELDS
 
 from tenuto.api.routes import agent_protocol, operations, worker_protocol
 from tenuto.api.routes.bodies import FilterBody, TaskBody, TaskPatch

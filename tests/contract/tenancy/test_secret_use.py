@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from tests.contract.conftest import AnyStore, claim_one, new, refusal
 from tests.contract.flows.helpers import group, task
-from tests.model.test_limits import FIELDS
+from tests.model.test_bounds import FIELDS
 from tests.secrets.conftest import OLD
 
 from tenuto.encryption_keys import KeyRing

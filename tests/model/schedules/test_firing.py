@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.model.test_schedule import BERLIN, spec, utc, walls
+from tests.model.schedules.test_schedule import BERLIN, spec, utc, walls
 
 from tenuto.model.schedules.firing import ScheduleState, decide_firing, initial_cursor, next_poll_at
 from tenuto.model.schedules.schedule import CatchUp, ScheduleSpec, due_times, following

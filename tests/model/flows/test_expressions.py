@@ -550,6 +550,6 @@ def test_equality_does_not_care_for_sides(left: Any, right: Any) -> None:
 
 
 def test_the_page_tells_the_limits() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "expressions.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "expressions.md").read_text()
     for limit in (MAX_EXPRESSION, MAX_NESTING, MAX_STEPS, MAX_PATTERNS):
         assert f"{limit:,}" in page
