@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 from tests.contract.conftest import ManualClock, row_of
-from tests.coordinator.pushing import KEY, Stage, staged
+from tests.coordinator.helpers import KEY, Stage, staged
 from tests.coordinator.stub_gateway import always, session
 
 from tenuto.coordinator import dispatch

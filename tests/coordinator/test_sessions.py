@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.contract.conftest import Raw, row_of
-from tests.coordinator.pushing import KEY, SETTINGS, Stage, staged
+from tests.coordinator.helpers import KEY, SETTINGS, Stage, staged
 from tests.coordinator.stub_gateway import always, session
 from tests.secrets.conftest import dump
 from tests.waiting import eventually

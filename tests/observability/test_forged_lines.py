@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from tests.cli.orchestrate import Orchestrate, serving, started, token_of
 from tests.contract.conftest import claim_one, new
-from tests.coordinator.pushing import staged
+from tests.coordinator.helpers import staged
 from tests.observability.conftest import Log
 from tests.observability.hostile import HOSTILE, STORABLE, SURROGATE, check_log
 from tests.waiting import eventually_sync
