@@ -17,7 +17,7 @@ from tests.proof.test_flow_processes import FLOW_POINTS
 from tests.proof.test_gateway import DISPATCH_POINTS
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
-from tests.webhooks.test_crash import WEBHOOK_POINTS
+from tests.webhooks.test_crashes import WEBHOOK_POINTS
 
 from tenuto.crash_points import POINTS
 
