@@ -5,7 +5,8 @@
 3. tasks wait for each other in a circle;
 4. the database goes away and comes back;
 5. two coordinators believe that they lead, among zombies;
-6. a task hangs: here with its row made older; hour by hour in `tests/coordinator/test_hung_tasks.py`.
+6. a task hangs: here with its row made older; hour by hour in
+   `tests/coordinator/test_hung_tasks.py`.
 
 `TENUTO_PROOF_ZOMBIES=300` plays the zombies in full size.
 """

@@ -13,7 +13,7 @@ from tests.contract.conftest import (
     new,
     refusal,
 )
-from tests.contract.flows.flow_helpers import group, start, task
+from tests.contract.flows.helpers import group, start, task
 from tests.secrets.conftest import NEW, OLD, dump, stored_bytes
 
 from tenuto.encryption_keys import KeyRing
