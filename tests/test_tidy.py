@@ -34,6 +34,49 @@ pytestmark = pytest.mark.xdist_group("tidy")  # one process parses the tree, onc
 SLEEPS = re.compile(r"(time|asyncio)\.sleep")
 FILE_LINES = 560
 FUNCTION_LINES = 70
+# Words that a plain one replaced: each is banned as a part of a name, whatever stands beside it.
+REPLACED_WORDS = {
+    "birth births newborn newborns": "activation, new child",
+    "latecomer latecomers": "added child",
+    "dressed dressing": "input",
+    "desk": "context",
+    "heart hearts beat beats pulse": "heartbeat, lease status",
+    "said say says saying unsaid": "report, body, message",
+    "tell tells told untold": "report, notify, message",
+    "hear heard hears unheard": "receive, notice",
+    "bear bears sayable spoken": "the verb of the act",
+    "happening happenings news": "event, change",
+    "revival revived revives": "retry, reopen",
+    "grave graves felt": "error, health",
+    "strike strikes struck": "redact, inject",
+    "victim victims": "target, dependent",
+    "wish wishes": "request",
+    "insist patience": "retry, timeout",
+    "bury buried mend mended spare spared": "expire, repair, exempt",
+    "foreign stranger strangers": "of another workspace, untrusted",
+    "nobody somebody whoever": "the user, worker or agent that is meant",
+}
+# A name must say what it holds: none of these alone.
+VAGUE_NAMES = frozenset(
+    "each found given how kept known least made mine most place places said thing things wanted"
+    " what who whose why works".split()
+)
+DOCSTRING_OPENINGS = frozenset(
+    "Have Hear How It Its Nobody Nothing So Tell That Those What Whatever When Where Whether Who"
+    " Whoever Whom Whose Why".split()
+)
+NAMES_TO_RENAME = {
+    "src/tenuto/api/routes/agent_protocol.py": {"foreign_fences", "pulse"},
+    "src/tenuto/engine/agents/gateways.py": {"found"},
+    "src/tenuto/engine/agents/subtask_tree.py": {"kept"},
+    "src/tenuto/engine/engine.py": {"worker_beat"},
+    "src/tenuto/model/agents/lifecycle.py": {"known"},
+    "src/tenuto/model/flows/expressions/parser.py": {"known"},
+    "src/tenuto/model/schedules/schedule.py": {"known"},
+    "src/tenuto/model/webhooks.py": {"known"},
+    "src/tenuto/store/sqlite/connection.py": {"places"},
+}
+"""Names that still have a replaced word. Remove an entry with its last name; add none."""
 # A class of one letter keeps these patterns from finding themselves.
 MACHINE_PATHS = re.compile(r"(?<![\w.~-])/(hom[e]/\w|User[s]/\w|roo[t]/|wor[k]/(main|shared))")
 REGISTRIES = re.compile(r"pyp[i]\.org|pythonhoste[d]\.org|pyp[a]\.io|npmj[s]\.(org|com)")
@@ -187,6 +230,100 @@ def test_files_and_functions_are_short() -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES
     ] == []
+
+
+def is_replaced(name: str) -> bool:
+    """True if the name has a replaced word, or says nothing by itself."""
+    banned = {word for words in REPLACED_WORDS for word in words.split()}
+    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)
+    return name in VAGUE_NAMES or any(part.lower() in banned for part in parts)
+
+
+def own_names(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    """Yields each function, class, parameter and variable with its name.
+
+    Attributes of classes are left out: many are columns, JSON fields or settings.
+    """
+    bodies = (node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    attributes = {target for body in bodies for line in body for target in targets(line)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield node, name
+            case ast.ClassDef(name=name) | ast.arg(arg=name):
+                yield node, name
+            case ast.Name(id=name, ctx=ast.Store()) if node not in attributes:
+                yield node, name
+
+
+def targets(statement: ast.stmt) -> list[ast.expr]:
+    """Returns what an assignment assigns to; nothing for other statements."""
+    if isinstance(statement, ast.Assign):
+        return statement.targets
+    return [statement.target] if isinstance(statement, ast.AnnAssign) else []
+
+
+def replaced_names(path: Path, tree: ast.AST) -> list[str]:
+    """Returns the places of names that use a replaced word."""
+    file = str(path.relative_to(ROOT))
+    allowed = NAMES_TO_RENAME.get(file, set())
+    return [
+        f"{file}:{getattr(node, 'lineno', 0)} {name}"
+        for node, name in own_names(tree)
+        if is_replaced(name) and name not in allowed
+    ]
+
+
+def unclear_docstrings(path: Path, tree: ast.AST) -> list[str]:
+    """Returns the places of functions whose docstring does not begin with a verb or a noun."""
+    return [
+        f"{at(path, node)} {node.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and set(re.findall(r"\w+", ast.get_docstring(node) or "")[:1]) & DOCSTRING_OPENINGS
+    ]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def births(): ...",
+        "def list_newborns(): ...",
+        "class DeskContext: ...",
+        "def f(wish): ...",
+        "def f(*, told_at): ...",
+        "for each in rows: ...",
+        "x = [found for found in rows]",
+        "with f() as made: ...",
+        "HEARTS = 1",
+    ],
+)
+def test_replaced_name_is_found(code: str) -> None:
+    assert len(replaced_names(ROOT / "planted.py", ast.parse(code))) == 1
+
+
+def test_name_with_plain_words_is_accepted() -> None:
+    code = "class A:\n  made: int\ndef heartbeat(bearer, not_found):\n  retold = 1"
+    assert replaced_names(ROOT / "planted.py", ast.parse(code)) == []
+
+
+@pytest.mark.parametrize(
+    "opening", ["Whether it is.", "What it is.", "Those that are.", "Tell it."]
+)
+def test_docstring_with_replaced_opening_is_found(opening: str) -> None:
+    path, accepted = ROOT / "planted.py", "def f():\n  'Returns what is new.'\ndef g(): ..."
+    assert len(unclear_docstrings(path, ast.parse(f"def f():\n  '{opening}'"))) == 1
+    assert unclear_docstrings(path, ast.parse(accepted)) == []
+
+
+def test_names_use_no_replaced_word() -> None:
+    trees = modules(SOURCE)
+    assert [name for path, tree in trees for name in replaced_names(path, tree)] == []
+
+
+def test_docstrings_of_functions_begin_with_a_verb_or_a_noun() -> None:
+    trees = modules(SOURCE)
+    assert [place for path, tree in trees for place in unclear_docstrings(path, tree)] == []
 
 
 def anchors(page: Path) -> set[str]:

@@ -109,17 +109,17 @@ class FaultInjector:
         """Stops one or two processes past their leases, then continues them as zombies."""
         kinds = [kind for kind in STOP_KINDS if kind in self._plan.victims]
         candidates = self._deployment.running(random.choose(kinds)) if kinds else []
-        victims = candidates[: random.choose((1, 2))]
-        for victim in victims:
-            victim.signal(signal.SIGSTOP)
-            victim.stopped = True
+        chosen = candidates[: random.choose((1, 2))]
+        for process in chosen:
+            process.signal(signal.SIGSTOP)
+            process.stopped = True
         if self._database.is_unlocked():
             await wait_first_event([stop], STOP_S, self._clock)
             if not stop.is_set():
-                self._count["stop"] += len([process for process in victims if process.code is None])
-        for victim in victims:
-            victim.signal(signal.SIGCONT)
-            victim.stopped = False
+                self._count["stop"] += len([process for process in chosen if process.code is None])
+        for process in chosen:
+            process.signal(signal.SIGCONT)
+            process.stopped = False
 
     async def _crash(self, random: SeededRandom, _stop: asyncio.Event) -> None:
         """Replaces a process by one that kills itself at a crash point."""
@@ -127,8 +127,8 @@ class FaultInjector:
         self._deployment.armed[kind] = random.choose(POINTS[kind])
         # Only the leading coordinator reaches its crash points, so all coordinators are replaced.
         count = None if kind == "coordinator" else 1
-        for victim in self._deployment.running(kind)[:count]:
-            victim.kill()
+        for process in self._deployment.running(kind)[:count]:
+            process.kill()
 
     async def _cut(self, _random: SeededRandom, _stop: asyncio.Event) -> None:
         """Ends all connections to the database, also those with a transaction in progress."""
