@@ -20,7 +20,7 @@ from tenuto.model.limits.complexity import ComplexityRules, complexity_of_estima
 from tenuto.model.tasks.commands import Escalation, Failure
 
 
-async def test_a_failure_for_good_is_put_to_people(engine: Engine) -> None:
+async def test_final_failure_opens_an_escalation(engine: Engine) -> None:
     fence = await running(engine, title="Build")
     await engine.progress(fence, 40, "linking")
     await engine.fail(fence, failure("syntax", "no such symbol"))
@@ -30,7 +30,7 @@ async def test_a_failure_for_good_is_put_to_people(engine: Engine) -> None:
     assert "linking" in item.body["prompt"]
 
 
-async def test_what_the_agent_says_of_its_failure_is_passed_on(engine: Engine) -> None:
+async def test_escalation_has_the_agents_reason_and_advice(engine: Engine) -> None:
     fence = await running(engine, max_attempts=1, escalation=Escalation("mine", "my own"))
     told = Escalation("The key is missing", "Please add the key.")
     await engine.fail(fence, Failure(message="401", escalation=told))
@@ -38,13 +38,13 @@ async def test_what_the_agent_says_of_its_failure_is_passed_on(engine: Engine) -
     assert (item.body["reason"], item.body["prompt"]) == (told.reason, told.prompt)
 
 
-async def test_a_failure_that_is_tried_again_is_nobodys_matter(engine: Engine) -> None:
+async def test_retried_failure_opens_no_escalation(engine: Engine) -> None:
     fence = await running(engine)
     await engine.fail(fence, failure())
     assert await engine.inbox.list() == []
 
 
-async def test_only_so_many_wait_for_people_at_once(
+async def test_open_escalations_are_bounded(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.engine.agents.escalation.MAX_OPEN", 2)
@@ -57,7 +57,7 @@ async def test_only_so_many_wait_for_people_at_once(
     assert len(await engine.inbox.list()) == 2
 
 
-async def test_a_retry_answers_it(engine: Engine) -> None:
+async def test_retry_closes_the_escalation(engine: Engine) -> None:
     fence = await running(engine, escalation=Escalation("Validation failed", "Look at it."))
     await engine.fail(fence, failure("syntax"))
     [item] = await engine.inbox.list()
@@ -66,7 +66,7 @@ async def test_a_retry_answers_it(engine: Engine) -> None:
     assert await engine.inbox.list() == []
 
 
-async def test_a_retry_and_the_answer_are_one_transaction(
+async def test_retry_and_closed_escalation_are_one_transaction(
     sqlite_engine: Engine, sqlite_url: str
 ) -> None:
     fence = await running(sqlite_engine)
@@ -80,7 +80,7 @@ async def test_a_retry_and_the_answer_are_one_transaction(
     await raw.execute("drop trigger refuse")
 
 
-async def test_to_go_on_with_a_flow_answers_what_failed_in_it(engine: Engine) -> None:
+async def test_continued_flow_closes_the_escalations_of_its_tasks(engine: Engine) -> None:
     flow = await start(engine, "a", task("a"))
     await engine.fail((await claim_one(engine)).fence, failure("syntax"))
     assert len(await engine.inbox.list()) == 1
@@ -88,7 +88,7 @@ async def test_to_go_on_with_a_flow_answers_what_failed_in_it(engine: Engine) ->
     assert await engine.inbox.list() == []
 
 
-async def test_an_escalation_is_answered_by_a_word(engine: Engine) -> None:
+async def test_escalation_is_answered_by_an_action(engine: Engine) -> None:
     fence = await running(engine)
     await engine.fail(fence, failure("syntax"))
     [item] = await engine.inbox.list()
@@ -100,11 +100,11 @@ async def test_an_escalation_is_answered_by_a_word(engine: Engine) -> None:
     ("minutes", "expected"),
     [(1, "Low"), (30, "Low"), (31, "Middle"), (60, "Middle"), (61, "Hard"), (None, "ExtremHard")],
 )
-def test_levels(minutes: int | None, expected: str) -> None:
+def test_complexity_level_follows_the_estimate(minutes: int | None, expected: str) -> None:
     assert complexity_of_estimate(minutes) == expected
 
 
-async def test_hard_tasks_need_an_agent_that_splits_them(engine: Engine) -> None:
+async def test_hard_task_requires_an_agent_that_can_split_it(engine: Engine) -> None:
     await engine.complexity.set(ComplexityRules(policy="require"))
     hard = (await engine.submit(new(estimate_minutes=90))).id
     easy = (await engine.submit(new(estimate_minutes=5))).id

@@ -43,7 +43,7 @@ async def again(engine: Engine, task: UUID) -> Fence:
 
 
 @pytest.mark.parametrize("approve", [True, False])
-async def test_a_decision_reaches_the_next_attempt(engine: Engine, *, approve: bool) -> None:
+async def test_decision_reaches_the_next_attempt(engine: Engine, *, approve: bool) -> None:
     fence, item = await asked(engine, APPROVAL)
     task = await row_of(engine, fence.task)
     assert (task.status, task.hold, task.tries) == ("WAITING", "approval", 0)
@@ -58,7 +58,7 @@ async def test_a_decision_reaches_the_next_attempt(engine: Engine, *, approve: b
     assert await engine.inbox.list() == []
 
 
-async def test_an_answer_reaches_the_next_attempt(engine: Engine) -> None:
+async def test_answer_reaches_the_next_attempt(engine: Engine) -> None:
     fence, item = await asked(engine, QUESTION)
     assert (await row_of(engine, fence.task)).hold == "input"
     assert await refusal(engine.inbox.answer(item.id, approve=True)) == "out_of_turn"
@@ -68,7 +68,7 @@ async def test_an_answer_reaches_the_next_attempt(engine: Engine) -> None:
     assert (await engine.inbox.show(item.id)).status == "ANSWERED"
 
 
-async def test_the_first_decision_wins(engine: Engine, another: Another) -> None:
+async def test_first_decision_wins(engine: Engine, another: Another) -> None:
     async with another() as other:
         for number in range(20):
             fence, item = await asked(engine, APPROVAL)
@@ -85,7 +85,7 @@ async def test_the_first_decision_wins(engine: Engine, another: Another) -> None
             await engine.complete(next_)
 
 
-async def test_a_key_is_asked_once(engine: Engine) -> None:
+async def test_question_is_asked_once_per_key(engine: Engine) -> None:
     fence, item = await asked(engine, APPROVAL)
     assert (await engine.ask(fence, "q", APPROVAL)).parked  # its answer was lost
     assert len(await engine.inbox.list()) == 1
@@ -106,7 +106,7 @@ async def test_a_key_is_asked_once(engine: Engine) -> None:
         (QUESTION, ["any"], {"answer": ["any"], "by": "timeout"}),
     ],
 )
-async def test_silence_is_an_answer_in_the_end(
+async def test_question_without_an_answer_times_out(
     engine: Engine, clock: ManualClock, question: Question, default: Any, told: Any
 ) -> None:
     limited = Question(
@@ -124,7 +124,7 @@ async def test_silence_is_an_answer_in_the_end(
     assert (await row_of(engine, fence.task)).free_ends == 0
 
 
-async def test_an_answer_and_the_timeout_at_the_same_moment_agree(
+async def test_concurrent_answer_and_timeout_agree(
     engine: Engine, another: Another, clock: ManualClock
 ) -> None:
     async with another() as other:
@@ -145,7 +145,7 @@ async def test_an_answer_and_the_timeout_at_the_same_moment_agree(
             await engine.complete(next_)
 
 
-async def test_a_cancel_closes_the_question(engine: Engine) -> None:
+async def test_cancel_closes_the_question(engine: Engine) -> None:
     fence, item = await asked(engine, APPROVAL)
     await engine.cancel(fence.task)
     assert (await engine.inbox.show(item.id)).status == "EXPIRED"
@@ -157,7 +157,7 @@ async def test_a_cancel_closes_the_question(engine: Engine) -> None:
     assert fresh.id != item.id
 
 
-async def test_a_cancel_from_above_closes_the_question(engine: Engine) -> None:
+async def test_cancel_of_the_parent_closes_the_question(engine: Engine) -> None:
     root = await running(engine)
     child = await engine.spawn(root, "child", new("child"))
     work = await claim_one(engine)
@@ -168,7 +168,7 @@ async def test_a_cancel_from_above_closes_the_question(engine: Engine) -> None:
     assert (await engine.inbox.show(item.id)).status == "EXPIRED"
 
 
-async def test_a_paused_task_hears_the_answer(engine: Engine) -> None:
+async def test_answer_reaches_a_paused_task_after_resume(engine: Engine) -> None:
     fence, item = await asked(engine, QUESTION)
     await engine.pause(fence.task)
     await engine.inbox.dismiss(item.id, "yes")
@@ -179,7 +179,9 @@ async def test_a_paused_task_hears_the_answer(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("approve", [True, False])
-async def test_a_paused_task_hears_the_decision(engine: Engine, *, approve: bool) -> None:
+async def test_decision_reaches_a_paused_task_after_resume(
+    engine: Engine, *, approve: bool
+) -> None:
     fence, item = await asked(engine, APPROVAL)
     await engine.pause(fence.task)
     await engine.inbox.answer(item.id, approve=approve)
@@ -190,7 +192,7 @@ async def test_a_paused_task_hears_the_decision(engine: Engine, *, approve: bool
     assert (await engine.ask(next_, "q", APPROVAL)).answer["decision"] == said
 
 
-async def test_a_step_is_no_answer(engine: Engine, raw: Raw) -> None:
+async def test_step_with_the_key_is_not_an_answer(engine: Engine, raw: Raw) -> None:
     fence = await running(engine)
     await engine.record_step(fence, "q", 7)
     before = await raw.counts()
@@ -200,7 +202,7 @@ async def test_a_step_is_no_answer(engine: Engine, raw: Raw) -> None:
     assert await raw.counts() == before
 
 
-async def test_who_is_being_stopped_cannot_ask(engine: Engine, raw: Raw) -> None:
+async def test_attempt_with_a_stop_request_cannot_ask(engine: Engine, raw: Raw) -> None:
     fence = await running(engine)
     await engine.pause(fence.task)
     assert await refusal(engine.ask(fence, "q", APPROVAL)) == "pause_requested"
@@ -214,9 +216,7 @@ async def test_who_is_being_stopped_cannot_ask(engine: Engine, raw: Raw) -> None
     assert await raw.count("inbox_item") == 0
 
 
-async def test_a_question_runs_out_at_the_moment_that_was_said(
-    engine: Engine, clock: ManualClock
-) -> None:
+async def test_question_times_out_at_its_deadline(engine: Engine, clock: ManualClock) -> None:
     limited = Question(kind="approval", title="?", timeout_s=60, default=True)
     fence, item = await asked(engine, limited)
     clock.advance(60)
@@ -225,7 +225,7 @@ async def test_a_question_runs_out_at_the_moment_that_was_said(
     assert not (await engine.ask(await again(engine, fence.task), "q", limited)).parked
 
 
-async def test_a_task_that_dies_as_it_asks_leaves_no_question(engine: Engine, raw: Raw) -> None:
+async def test_failed_ask_leaves_no_inbox_item(engine: Engine, raw: Raw) -> None:
     """It has waited in vain as often as it may."""
     fence = await running(engine, max_attempts=1)
     await raw.execute(f"update task set free_ends = {FREE_ENDS} where id = '{fence.task}'")

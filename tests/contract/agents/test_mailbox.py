@@ -35,7 +35,7 @@ async def known(engine: Engine) -> Engine:
     return engine
 
 
-async def test_messages_are_taken_in_order_and_once(known: Engine) -> None:
+async def test_messages_are_dequeued_in_order_and_once(known: Engine) -> None:
     for n in range(3):
         await known.mailboxes.send(AGENT, note(n))
     assert await AgentRegistry(known.core, known.workspace).record_heartbeat(AGENT) == 3
@@ -49,7 +49,7 @@ async def test_messages_are_taken_in_order_and_once(known: Engine) -> None:
 
 
 @pytest.mark.parametrize("waiting", [True, False])
-async def test_pages_hold_every_message_once(known: Engine, waiting: bool) -> None:
+async def test_pages_show_every_message_once(known: Engine, waiting: bool) -> None:
     for n in range(5):
         await known.mailboxes.send(AGENT, note(n))
     seen: list[object] = []
@@ -60,7 +60,7 @@ async def test_pages_hold_every_message_once(known: Engine, waiting: bool) -> No
     assert seen + [each.body for each in page.messages] == list(range(5))
 
 
-async def test_a_batch_that_was_not_heard_is_told_again(known: Engine) -> None:
+async def test_unacknowledged_batch_is_delivered_again(known: Engine) -> None:
     await known.mailboxes.send(AGENT, note(1))
     batch = uuid4()
     first = await known.mailboxes.dequeue(AGENT, batch=batch)
@@ -70,7 +70,7 @@ async def test_a_batch_that_was_not_heard_is_told_again(known: Engine) -> None:
     assert [each.body for each in again.messages] == [1]
 
 
-async def test_two_takers_share(known: Engine, another: Another) -> None:
+async def test_two_readers_share_the_mailbox(known: Engine, another: Another) -> None:
     for n in range(20):
         await known.mailboxes.send(AGENT, note(n))
     async with another() as other:
@@ -81,7 +81,7 @@ async def test_two_takers_share(known: Engine, another: Another) -> None:
     assert sorted(bodies) == list(range(20))
 
 
-async def test_a_repeated_message_is_one(known: Engine) -> None:
+async def test_repeated_message_is_stored_once(known: Engine) -> None:
     first = await known.mailboxes.send(AGENT, note(client_message_id="m1"))
     again = await known.mailboxes.send(AGENT, note(client_message_id="m1"))
     assert again.id == first.id
@@ -93,13 +93,13 @@ async def test_a_repeated_message_is_one(known: Engine) -> None:
     assert (await known.mailboxes.page(AGENT)).messages == []
 
 
-async def test_a_repeated_message_of_another_kind_is_another(known: Engine) -> None:
+async def test_repeated_message_of_another_kind_is_a_conflict(known: Engine) -> None:
     await known.mailboxes.send(AGENT, note(client_message_id="m1"))
     other = NewMessage(kind="order", body="hello", client_message_id="m1")
     assert await refusal(known.mailboxes.send(AGENT, other)) == "idempotency_conflict"
 
 
-async def test_a_coalescable_message_replaces_what_waits(known: Engine) -> None:
+async def test_coalescable_message_replaces_the_waiting_one(known: Engine) -> None:
     scoped = {"scope_key": "s", "coalescable": True}
     old = await known.mailboxes.send(AGENT, note(1, client_message_id="old", **scoped))
     await known.mailboxes.send(AGENT, note(2, scope_key="other", coalescable=True))
@@ -111,7 +111,7 @@ async def test_a_coalescable_message_replaces_what_waits(known: Engine) -> None:
     assert [each.body for each in taken.messages] == [2, 3, 4]
 
 
-async def test_a_mailbox_is_bounded(known: Engine) -> None:
+async def test_mailbox_is_bounded(known: Engine) -> None:
     with patch.object(mailbox, "MAX_WAITING", 2):
         await known.mailboxes.send(AGENT, note())
         await known.mailboxes.send(AGENT, note(coalescable=True))
@@ -119,7 +119,7 @@ async def test_a_mailbox_is_bounded(known: Engine) -> None:
         await known.mailboxes.send(AGENT, note(coalescable=True))  # takes a place that was taken
 
 
-async def test_what_cannot_be_said_is_refused(known: Engine) -> None:
+async def test_invalid_message_is_refused(known: Engine) -> None:
     send = known.mailboxes.send
     assert await refusal(send(uuid4(), note())) == "not_found"
     assert await refusal(send(AGENT, NewMessage(kind="Not A Kind"))) == "invalid_value"
@@ -130,13 +130,13 @@ async def test_what_cannot_be_said_is_refused(known: Engine) -> None:
     assert await refusal(send(AGENT, note())) == "agent_terminated"
 
 
-async def test_secrets_are_not_kept(known: Engine, raw: Raw) -> None:
+async def test_message_secrets_are_redacted(known: Engine, raw: Raw) -> None:
     body = {"secrets": {"key": "hush-hush-42"}, "text": "use hush-hush-42"}
     await known.mailboxes.send(AGENT, note(body))
     assert "hush-hush-42" not in str(await raw.fetch("select body from message"))
 
 
-async def test_taken_messages_are_forgotten_after_a_while(known: Engine, raw: Raw) -> None:
+async def test_dequeued_messages_are_deleted_after_their_retention(known: Engine, raw: Raw) -> None:
     await known.mailboxes.send(AGENT, note())
     await known.mailboxes.send(AGENT, note())
     await known.mailboxes.dequeue(AGENT, 1)
@@ -158,7 +158,7 @@ async def child_of_running(engine: Engine) -> tuple[UUID, UUID]:
     return parent, child
 
 
-async def test_a_childs_failure_is_put_to_the_agent_of_its_parent(known: Engine) -> None:
+async def test_failure_of_a_subtask_is_sent_to_the_parents_agent(known: Engine) -> None:
     parent, child = await child_of_running(known)
     [message] = (await known.mailboxes.dequeue(AGENT)).messages
     assert (message.kind, message.task_id, message.attempt) == ("escalation", child, 1)
@@ -170,13 +170,13 @@ async def test_a_childs_failure_is_put_to_the_agent_of_its_parent(known: Engine)
     assert await known.inbox.list() == []
 
 
-async def test_a_retry_takes_it_back(known: Engine) -> None:
+async def test_retry_withdraws_the_failure_message(known: Engine) -> None:
     _, child = await child_of_running(known)
     await known.retry(child)
     assert (await known.mailboxes.dequeue(AGENT)).messages == []
 
 
-async def test_also_when_the_parent_waits_and_holds_no_slot(known: Engine) -> None:
+async def test_failure_of_a_subtask_is_sent_to_a_parked_parents_agent(known: Engine) -> None:
     await known.submit(new("parent"))
     work = await claim_one(known)
     child = await known.spawn(work.fence, "part", new("child"))
@@ -188,13 +188,13 @@ async def test_also_when_the_parent_waits_and_holds_no_slot(known: Engine) -> No
     assert message.task_id == child
 
 
-async def test_people_hear_of_it_when_no_agent_does(engine: Engine) -> None:
+async def test_failure_without_a_parents_agent_opens_an_escalation(engine: Engine) -> None:
     _, child = await child_of_running(engine)  # its agent was never registered
     [item] = await engine.inbox.list()
     assert item.task == child
 
 
-async def test_people_hear_of_it_when_the_agent_has_ended(known: Engine) -> None:
+async def test_failure_for_a_terminated_agent_opens_an_escalation(known: Engine) -> None:
     await known.submit(new("parent"))
     work = await claim_one(known)
     child = await known.spawn(work.fence, "part", new("child"))

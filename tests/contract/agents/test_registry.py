@@ -53,7 +53,7 @@ def clock_of(engine: Engine) -> ManualClock:
     return engine.clock
 
 
-async def test_an_idle_agent_that_falls_silent_is_stale_and_comes_back(
+async def test_idle_agent_without_heartbeats_is_stale_and_recovers(
     engine: Engine, raw: Raw
 ) -> None:
     await engine.register_agent(profile())
@@ -75,7 +75,7 @@ async def test_an_idle_agent_that_falls_silent_is_stale_and_comes_back(
     ]
 
 
-async def test_an_agent_that_lost_tasks_by_its_silence_is_in_error(
+async def test_agent_that_lost_tasks_without_heartbeats_is_in_error(
     engine: Engine, raw: Raw
 ) -> None:
     await engine.register_agent(profile(stale_threshold_s=10))
@@ -95,14 +95,14 @@ async def test_an_agent_that_lost_tasks_by_its_silence_is_in_error(
     assert kinds == ["agent_stale", "agent_error", "agent_recovered"]
 
 
-async def test_an_agent_nobody_has_heard_of_is_not_silent(engine: Engine) -> None:
+async def test_agent_without_any_heartbeat_is_not_stale(engine: Engine) -> None:
     await engine.register_agent(profile(), managed=True)
     clock_of(engine).advance(days=1)
     assert (await shown(engine)).status == "IDLE"
     assert await look(engine) == 0
 
 
-async def test_a_worker_that_signs_off_leaves_nobody_silent(engine: Engine) -> None:
+async def test_worker_that_signs_off_leaves_no_stale_agent(engine: Engine) -> None:
     await engine.register_agent(profile())
     await engine.record_worker(BEAT)
     await engine.record_worker(WorkerInfo(WORKER, "host", 1, ["agent"], 4, "STOPPED"))
@@ -111,7 +111,7 @@ async def test_a_worker_that_signs_off_leaves_nobody_silent(engine: Engine) -> N
     assert (await shown(engine)).status == "IDLE"
 
 
-async def test_who_runs_tasks_elsewhere_falls_silent_though_a_worker_signs_off(
+async def test_agent_with_tasks_elsewhere_is_stale_after_a_worker_signs_off(
     engine: Engine,
 ) -> None:
     await engine.register_agent(profile())
@@ -124,7 +124,7 @@ async def test_who_runs_tasks_elsewhere_falls_silent_though_a_worker_signs_off(
     assert (await shown(engine)).status == "STALE"
 
 
-async def test_a_graceful_end_waits_for_what_runs(engine: Engine, raw: Raw) -> None:
+async def test_graceful_termination_waits_for_running_tasks(engine: Engine, raw: Raw) -> None:
     await engine.register_agent(profile())
     await engine.submit(new())
     work = await claim_one(engine)
@@ -147,7 +147,7 @@ async def test_a_graceful_end_waits_for_what_runs(engine: Engine, raw: Raw) -> N
     assert (await shown(engine)).status == "TERMINATED"  # a worker does not bring it back
 
 
-async def test_an_end_at_once_cancels_what_runs(engine: Engine) -> None:
+async def test_immediate_termination_cancels_running_tasks(engine: Engine) -> None:
     await engine.register_agent(profile())
     await engine.submit(new())
     work = await claim_one(engine)
@@ -161,7 +161,7 @@ async def test_an_end_at_once_cancels_what_runs(engine: Engine) -> None:
     assert (await shown(engine)).status == "TERMINATED"
 
 
-async def test_heartbeats_do_not_put_off_the_end_of_an_agent(engine: Engine) -> None:
+async def test_heartbeats_do_not_delay_the_termination(engine: Engine) -> None:
     await engine.register_agent(profile())
     await engine.submit(new())
     work = await claim_one(engine)
@@ -175,7 +175,7 @@ async def test_heartbeats_do_not_put_off_the_end_of_an_agent(engine: Engine) -> 
     assert (await shown(engine)).status == "TERMINATED"
 
 
-async def test_an_agent_that_runs_nothing_ends_at_once(engine: Engine) -> None:
+async def test_idle_agent_is_terminated_at_once(engine: Engine) -> None:
     await engine.register_agent(profile())
     await engine.terminate_agent(AGENT)
     assert (await shown(engine)).status == "TERMINATED"
@@ -183,7 +183,7 @@ async def test_an_agent_that_runs_nothing_ends_at_once(engine: Engine) -> None:
     assert await refusal(registry(engine).show(AGENT)) == "not_found"
 
 
-async def test_an_end_is_heard_by_a_process_that_remembers_the_lanes(
+async def test_termination_is_seen_by_a_process_with_a_lane_cache(
     engine: Engine, another: Another
 ) -> None:
     await engine.register_agent(profile())
@@ -195,7 +195,7 @@ async def test_an_end_is_heard_by_a_process_that_remembers_the_lanes(
         assert await refusal(other.claim(profile(), WORKER, 1)) == "agent_draining"
 
 
-async def test_what_people_say_holds_whatever_a_worker_brings(engine: Engine) -> None:
+async def test_user_settings_override_a_workers_profile(engine: Engine) -> None:
     told_ = profile(max_concurrent=1, capabilities=("git",), task_tags=("a",), stale_threshold_s=30)
     await engine.register_agent(told_, managed=True)
     greedy = profile(
@@ -218,14 +218,14 @@ async def test_what_people_say_holds_whatever_a_worker_brings(engine: Engine) ->
     assert kept.version == view.version
 
 
-async def test_without_a_word_of_people_a_worker_says_what_its_agent_is(engine: Engine) -> None:
+async def test_worker_profile_applies_without_user_settings(engine: Engine) -> None:
     await engine.register_agent(profile(max_concurrent=1))
     await engine.register_agent(profile(max_concurrent=5, capabilities=("git",)))
     view = await shown(engine)
     assert (view.max_concurrent_tasks, view.capabilities, view.managed) == (5, ("git",), False)
 
 
-async def test_another_word_of_people_leaves_the_types_of_who_fetches_by_itself(
+async def test_other_user_settings_keep_the_types_of_a_pull_agent(
     engine: Engine,
 ) -> None:
     known = await engine.register_agent(profile(runtimes=("http",), task_types=("x",)))
@@ -235,9 +235,7 @@ async def test_another_word_of_people_leaves_the_types_of_who_fetches_by_itself(
     assert (await shown(engine)).task_types == ("x",)
 
 
-async def test_a_limit_that_people_set_holds_for_a_worker_that_runs(
-    engine: Engine, another: Another
-) -> None:
+async def test_new_limit_applies_to_a_running_worker(engine: Engine, another: Another) -> None:
     for _ in range(4):
         await engine.submit(new())
     async with another() as other:
@@ -248,9 +246,7 @@ async def test_a_limit_that_people_set_holds_for_a_worker_that_runs(
         assert await other.claim(mine, WORKER, 10, LEASE_S) == []
 
 
-async def test_a_worker_is_given_nothing_that_it_cannot_run(
-    engine: Engine, another: Another
-) -> None:
+async def test_worker_claims_nothing_that_it_cannot_run(engine: Engine, another: Another) -> None:
     allowed = profile(task_types=None, accept_commands=True, runtimes=("http",))
     await engine.register_agent(allowed, managed=True)
     await engine.submit(new(task_type="other"))
@@ -270,7 +266,7 @@ async def test_a_worker_is_given_nothing_that_it_cannot_run(
         assert await other.claim(mine, WORKER, 10, LEASE_S) == []  # each worker by its own means
 
 
-async def test_why_a_worker_cannot_run_what_its_agent_may_take(engine: Engine) -> None:
+async def test_explain_says_why_a_worker_cannot_run_a_task_of_its_agent(engine: Engine) -> None:
     await engine.register_agent(profile(accept_commands=True), managed=True)
     await engine.register_agent(profile(task_types=("mine",)))
     other = (await engine.submit(new(task_type="other"))).id
@@ -281,7 +277,7 @@ async def test_why_a_worker_cannot_run_what_its_agent_may_take(engine: Engine) -
     assert why == {"agent": ["its worker does not accept commands from tasks"]}
 
 
-async def test_rules_have_their_own_words(engine: Engine) -> None:
+async def test_invalid_rules_have_their_own_error_codes(engine: Engine) -> None:
     await engine.register_agent(profile(choose_rules=("all", "superset", "single")))
     assert (await shown(engine)).choose_rules == ("superset", "single")
     for bad in ({"choose_rules": ("some",)}, {"choose_rules": ()}, {"stale_threshold_s": -1}):
@@ -289,7 +285,7 @@ async def test_rules_have_their_own_words(engine: Engine) -> None:
             await engine.register_agent(profile(**bad))
 
 
-async def test_health_is_kept_now_and_then_and_not_for_long(engine: Engine, raw: Raw) -> None:
+async def test_health_samples_are_thinned_and_deleted(engine: Engine, raw: Raw) -> None:
     await engine.register_agent(profile())
     for step in range(4):
         said = HealthSample(
@@ -307,7 +303,7 @@ async def test_health_is_kept_now_and_then_and_not_for_long(engine: Engine, raw:
     assert await raw.count("agent_health") == 0
 
 
-async def test_a_worker_hears_that_it_is_to_end(engine: Engine) -> None:
+async def test_heartbeat_returns_the_request_to_stop(engine: Engine) -> None:
     assert await refusal(engine.drain_worker(WORKER)) == "not_found"
     assert await engine.record_worker(BEAT) is False
     await engine.drain_worker(WORKER)
@@ -319,7 +315,7 @@ async def test_a_worker_hears_that_it_is_to_end(engine: Engine) -> None:
     assert await refusal(engine.drain_worker(WORKER)) == "not_found"
 
 
-async def test_an_agent_is_explained(engine: Engine) -> None:
+async def test_explain_covers_an_agent(engine: Engine) -> None:
     await engine.complexity.set(ComplexityRules(policy="require"))
     await engine.register_agent(profile(task_tags=("a",), max_concurrent=1))
     for _ in range(3):
@@ -345,7 +341,7 @@ async def test_an_agent_is_explained(engine: Engine) -> None:
     assert "was last seen 300 s ago" in details
 
 
-async def test_of_many_lanes_the_first_are_shown(engine: Engine) -> None:
+async def test_explain_of_an_agent_shows_the_first_lanes(engine: Engine) -> None:
     await engine.register_agent(profile())
     await engine.submit_many([new(task_type=f"t{n:02}") for n in range(60)])
     found = await engine.explain_agent(AGENT)
@@ -353,7 +349,7 @@ async def test_of_many_lanes_the_first_are_shown(engine: Engine) -> None:
     assert [each.requires["task_type"] for each in found.lanes][:2] == ["t00", "t01"]
 
 
-async def test_a_pause_and_a_limit_are_told_too(engine: Engine) -> None:
+async def test_explain_of_an_agent_shows_pauses_and_limits(engine: Engine) -> None:
     await engine.register_agent(profile(runtimes=("http",)))
     await engine.submit(new())
     await engine.gates.close("type", "default", "repairs", None)
@@ -368,7 +364,7 @@ async def test_a_pause_and_a_limit_are_told_too(engine: Engine) -> None:
     assert gate.gate == "pause"
 
 
-async def test_a_task_tells_of_each_agent_what_keeps_it(engine: Engine) -> None:
+async def test_explain_of_a_task_shows_what_stops_each_agent(engine: Engine) -> None:
     others = {
         "full": profile(id=UUID(int=1), name="full", max_concurrent=1),
         "gone": profile(id=UUID(int=2), name="gone", stale_threshold_s=10),
@@ -391,7 +387,7 @@ async def test_a_task_tells_of_each_agent_what_keeps_it(engine: Engine) -> None:
     assert reasons["fetching"] == []
 
 
-async def test_who_registers_at_the_same_moment_agrees(engine: Engine, another: Another) -> None:
+async def test_concurrent_registrations_agree(engine: Engine, another: Another) -> None:
     async with another() as other:
         said = engine.register_agent(profile(max_concurrent=1), managed=True)
         brought = [

@@ -66,7 +66,7 @@ async def kinds(engine: Engine, task: UUID) -> list[str]:
     return [line.event or "" for line in await engine.events(task)]
 
 
-async def test_the_last_childs_end_wakes_the_one_that_waits(engine: Engine) -> None:
+async def test_last_finished_subtask_wakes_its_parent(engine: Engine) -> None:
     fence, [first, second] = await parked(engine, "a", "b")
     task = await row_of(engine, fence.task)
     assert (task.hold, task.tries, task.agent) == ("children", 0, None)
@@ -95,7 +95,7 @@ async def test_the_last_childs_end_wakes_the_one_that_waits(engine: Engine) -> N
     ]
 
 
-async def test_a_child_that_fails_wakes_too_and_fails_nobody(engine: Engine) -> None:
+async def test_failed_subtask_wakes_its_parent_without_failing_it(engine: Engine) -> None:
     fence, [first, second, third] = await parked(engine, "a", "b", "c")
     await engine.fail(first, failure("syntax", "no good"))
     await engine.cancel(second.task)
@@ -108,7 +108,7 @@ async def test_a_child_that_fails_wakes_too_and_fails_nobody(engine: Engine) -> 
     assert told == [("a", "FAILED", "no good"), ("b", "CANCELLED", None), ("c", "COMPLETED", None)]
 
 
-async def test_what_has_ended_is_answered_at_once(engine: Engine) -> None:
+async def test_wait_for_finished_subtasks_returns_at_once(engine: Engine) -> None:
     fence = await running(engine)
     assert await engine.wait(fence) == await engine.wait(fence, [])
     assert not (await engine.wait(fence)).parked
@@ -118,7 +118,7 @@ async def test_what_has_ended_is_answered_at_once(engine: Engine) -> None:
     assert await status(engine, fence.task) == "RUNNING"
 
 
-async def test_only_the_awaited_count(engine: Engine) -> None:
+async def test_wait_counts_only_the_named_subtasks(engine: Engine) -> None:
     fence = await running(engine)
     first, second = await spawned(engine, fence, "a", "b")
     held = await works(engine)
@@ -129,7 +129,7 @@ async def test_only_the_awaited_count(engine: Engine) -> None:
     assert await status(engine, fence.task) == "PENDING"
 
 
-async def test_a_task_waits_for_its_own_children_only(engine: Engine) -> None:
+async def test_wait_for_another_tasks_subtask_is_refused(engine: Engine) -> None:
     stranger = await running(engine)
     [child] = await spawned(engine, stranger, "a")
     await works(engine)
@@ -139,7 +139,7 @@ async def test_a_task_waits_for_its_own_children_only(engine: Engine) -> None:
     assert await status(engine, fence.task) == "RUNNING"
 
 
-async def test_a_repeated_wait_is_answered_like_the_first(engine: Engine, raw: Raw) -> None:
+async def test_repeated_wait_gets_the_same_response(engine: Engine, raw: Raw) -> None:
     fence, [child] = await parked(engine, "a")
     before = await raw.counts()
     assert (await engine.wait(fence, ["a"])).parked
@@ -151,7 +151,7 @@ async def test_a_repeated_wait_is_answered_like_the_first(engine: Engine, raw: R
     assert not (await engine.wait(again, ["a"])).parked
 
 
-async def test_an_attempt_without_the_lease_cannot_wait(engine: Engine, clock: ManualClock) -> None:
+async def test_attempt_without_the_lease_cannot_wait(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     await spawned(engine, fence, "a")
     clock.advance(LEASE_S + 1)
@@ -160,7 +160,7 @@ async def test_an_attempt_without_the_lease_cannot_wait(engine: Engine, clock: M
     assert await status(engine, fence.task) == "RETRY_WAIT"
 
 
-async def test_who_is_being_stopped_cannot_wait(engine: Engine) -> None:
+async def test_attempt_with_a_stop_request_cannot_wait(engine: Engine) -> None:
     fence = await running(engine)
     await spawned(engine, fence, "a")
     await engine.pause(fence.task)
@@ -170,7 +170,7 @@ async def test_who_is_being_stopped_cannot_wait(engine: Engine) -> None:
     assert await refusal(engine.spawn(fence, "b", new())) == "cancel_requested"
 
 
-async def test_a_timeout_ends_the_wait_once(engine: Engine, clock: ManualClock) -> None:
+async def test_timeout_ends_the_wait_once(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     children = await spawned(engine, fence, "quick", "slow")
     held = await works(engine)
@@ -193,7 +193,7 @@ async def test_a_timeout_ends_the_wait_once(engine: Engine, clock: ManualClock) 
     assert [each.output for each in (await engine.wait(last)).children] == [1, 2]
 
 
-async def test_a_late_child_leaves_one_alone_that_went_on(
+async def test_subtask_finished_late_does_not_change_a_resumed_parent(
     engine: Engine, clock: ManualClock
 ) -> None:
     fence = await running(engine)
@@ -209,7 +209,7 @@ async def test_a_late_child_leaves_one_alone_that_went_on(
     await engine.complete(again)
 
 
-async def test_a_child_of_the_wait_before_does_not_wake(engine: Engine, clock: ManualClock) -> None:
+async def test_subtask_of_an_earlier_wait_does_not_wake(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     children = await spawned(engine, fence, "quick", "slow")
     held = await works(engine)
@@ -222,7 +222,7 @@ async def test_a_child_of_the_wait_before_does_not_wake(engine: Engine, clock: M
     await resumed(engine, fence.task)
 
 
-async def test_a_paused_task_hears_of_its_children(engine: Engine) -> None:
+async def test_results_of_subtasks_reach_a_paused_parent_after_resume(engine: Engine) -> None:
     fence, [child] = await parked(engine, "a")
     await engine.pause(fence.task)
     await engine.complete(child)
@@ -231,7 +231,7 @@ async def test_a_paused_task_hears_of_its_children(engine: Engine) -> None:
     await resumed(engine, fence.task)
 
 
-async def test_a_cancelled_wait_can_be_retried(engine: Engine) -> None:
+async def test_cancelled_waiting_task_can_be_retried(engine: Engine) -> None:
     fence, [child] = await parked(engine, "a")
     await engine.cancel(fence.task)
     assert await status(engine, fence.task) == "CANCELLED"
@@ -241,7 +241,7 @@ async def test_a_cancelled_wait_can_be_retried(engine: Engine) -> None:
     assert [each.status for each in (await engine.wait(again)).children] == ["CANCELLED"]
 
 
-async def test_waits_that_were_worth_it_cost_nothing(engine: Engine) -> None:
+async def test_productive_wait_counts_no_try(engine: Engine) -> None:
     fence = await running(engine, max_attempts=2)
     for number in range(60):
         await spawned(engine, fence, f"part {number}")
@@ -253,7 +253,7 @@ async def test_waits_that_were_worth_it_cost_nothing(engine: Engine) -> None:
     assert (task.attempt, task.tries, task.free_ends) == (61, 1, 0)
 
 
-async def test_waits_that_bring_nothing_cost_tries_in_the_end(
+async def test_repeated_wait_without_results_counts_tries(
     engine: Engine, clock: ManualClock
 ) -> None:
     fence = await running(engine, max_attempts=2)
@@ -270,7 +270,7 @@ async def test_waits_that_bring_nothing_cost_tries_in_the_end(
     assert (task.status, task.attempt) == ("DEAD", 22)
 
 
-async def test_children_may_wait_for_each_other(engine: Engine) -> None:
+async def test_subtasks_can_depend_on_each_other(engine: Engine) -> None:
     fence = await running(engine)
     [first] = await spawned(engine, fence, "first")
     [then] = await spawned(engine, fence, "then", depends_on=[str(first)])
@@ -281,7 +281,7 @@ async def test_children_may_wait_for_each_other(engine: Engine) -> None:
     await resumed(engine, fence.task)
 
 
-async def test_a_circle_of_waits_is_refused(engine: Engine) -> None:
+async def test_cycle_of_waits_is_refused(engine: Engine) -> None:
     fence = await running(engine)
     await spawned(engine, fence, "after me", depends_on=[str(fence.task)])
     assert await refusal(engine.wait(fence)) == "dependency_cycle"
@@ -289,14 +289,14 @@ async def test_a_circle_of_waits_is_refused(engine: Engine) -> None:
     assert len(await claim_all(engine)) == 1
 
 
-async def test_a_childs_place_is_its_own(engine: Engine) -> None:
+async def test_spawn_with_a_next_task_or_a_reserved_key_is_refused(engine: Engine) -> None:
     fence = await running(engine)
     assert await refusal(engine.spawn(fence, "x", new(next="y"))) == "invalid_value"
     assert await refusal(engine.spawn(fence, "$wait x", new())) == "invalid_value"
     assert await refusal(engine.record_step(fence, "$wait x", 1)) == "invalid_value"
 
 
-async def test_a_tree_is_only_so_deep(engine: Engine, raw: Raw) -> None:
+async def test_subtask_depth_is_bounded(engine: Engine, raw: Raw) -> None:
     engine.core.spawn_limits = SpawnLimits(deepest=3)
     fence = await running(engine)
     for _ in range(3):
@@ -307,7 +307,7 @@ async def test_a_tree_is_only_so_deep(engine: Engine, raw: Raw) -> None:
     assert await raw.counts() == before
 
 
-async def test_a_task_has_only_so_many_children(engine: Engine, raw: Raw) -> None:
+async def test_subtasks_of_a_task_are_bounded(engine: Engine, raw: Raw) -> None:
     engine.core.spawn_limits = SpawnLimits(widest=3)
     fence = await running(engine)
     children = await spawned(engine, fence, "a", "b", "c")
@@ -317,9 +317,7 @@ async def test_a_task_has_only_so_many_children(engine: Engine, raw: Raw) -> Non
     assert await spawned(engine, fence, "c", "a") == [children[2], children[0]]
 
 
-async def test_spawns_at_the_same_moment_keep_to_the_limit(
-    engine: Engine, another: Another
-) -> None:
+async def test_concurrent_spawns_keep_the_limit(engine: Engine, another: Another) -> None:
     async with another() as other:
         engine.core.spawn_limits = other.core.spawn_limits = SpawnLimits(widest=5)
         fence = await running(engine)
@@ -350,7 +348,7 @@ async def tree(engine: Engine, depth: int, width: int) -> tuple[Fence, list[Clai
     return root, inner
 
 
-async def test_a_cancel_takes_the_whole_tree_with_it(engine: Engine, raw: Raw) -> None:
+async def test_cancel_reaches_the_whole_tree(engine: Engine, raw: Raw) -> None:
     root, below = await tree(engine, 4, 5)
     assert len(below) == 5 + 25 + 125 + 625
     await engine.cancel(root.task, "enough")
@@ -369,7 +367,7 @@ async def test_a_cancel_takes_the_whole_tree_with_it(engine: Engine, raw: Raw) -
     assert events["cancel_requested"] == events["cancelled"] == len(held)
 
 
-async def test_a_cancel_goes_on_where_one_transaction_ends(
+async def test_cancel_of_a_large_tree_continues_in_the_next_transaction(
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.engine.agents.subtask_tree.MAX_CASCADE_ROWS", 4)
@@ -394,7 +392,7 @@ async def test_a_cancel_goes_on_where_one_transaction_ends(
     assert events == []
 
 
-async def test_a_task_that_is_tried_again_keeps_the_children_that_are_left(
+async def test_retried_task_keeps_its_unfinished_subtasks(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was cancelled, and not all of its children yet."""
@@ -410,7 +408,7 @@ async def test_a_task_that_is_tried_again_keeps_the_children_that_are_left(
     assert Counter(ends) == {"CANCELLED": 2, "PENDING": 3}
 
 
-async def test_only_a_cancel_reaches_down(engine: Engine) -> None:
+async def test_other_outcomes_do_not_reach_subtasks(engine: Engine) -> None:
     fence = await running(engine)
     [child] = await spawned(engine, fence, "a")
     await engine.fail(fence, failure("syntax"))
@@ -419,7 +417,7 @@ async def test_only_a_cancel_reaches_down(engine: Engine) -> None:
     assert await status(engine, fence.task) == "FAILED"
 
 
-async def test_a_cancelled_waiter_cancels_what_it_waited_for(engine: Engine) -> None:
+async def test_cancelled_waiting_task_cancels_its_subtasks(engine: Engine) -> None:
     fence, [child] = await parked(engine, "a")
     await engine.cancel(fence.task)
     assert await status(engine, fence.task) == "CANCELLED"
@@ -429,7 +427,7 @@ async def test_a_cancelled_waiter_cancels_what_it_waited_for(engine: Engine) -> 
     assert await status(engine, fence.task) == "CANCELLED"
 
 
-async def test_a_spawn_and_a_cancel_at_the_same_moment_leave_nothing_behind(
+async def test_concurrent_spawn_and_cancel_leave_no_open_subtask(
     engine: Engine, another: Another, raw: Raw
 ) -> None:
     async with another() as other:
@@ -448,7 +446,9 @@ async def test_a_spawn_and_a_cancel_at_the_same_moment_leave_nothing_behind(
 # Both at the same instant: the wait and the ends of those it waits for.
 
 
-async def test_no_wake_up_is_lost(engine: Engine, another: Another) -> None:
+async def test_concurrent_wait_and_completion_lose_no_wake_up(
+    engine: Engine, another: Another
+) -> None:
     async with another() as other:
         for number in range(200):
             fence = await running(engine)
@@ -472,7 +472,7 @@ async def test_no_wake_up_is_lost(engine: Engine, another: Another) -> None:
             await engine.complete(fence)
 
 
-async def test_a_cancel_and_the_ends_of_children_at_the_same_moment(
+async def test_concurrent_cancel_and_completions_of_subtasks_agree(
     engine: Engine, another: Another
 ) -> None:
     """One locks from above, the others from below: whoever comes second is refused or heard."""
@@ -494,7 +494,7 @@ async def test_a_cancel_and_the_ends_of_children_at_the_same_moment(
             assert await status(engine, fence.task) == "CANCELLED"
 
 
-async def test_children_count_against_the_quota_of_waiting_tasks(
+async def test_subtasks_count_against_the_pending_quota(
     engine: Engine, raw: Raw, another: Another
 ) -> None:
     await engine.submit_many([new("parent", priority=9)] * 2)

@@ -102,15 +102,13 @@ CALLS: dict[str, tuple[int, Call]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_a_call_at_its_limit_is_answered_and_beyond_refused(
-    engine: Engine, name: str
-) -> None:
+async def test_call_at_its_limit_is_accepted_and_beyond_refused(engine: Engine, name: str) -> None:
     most, call = CALLS[name]
     await call(engine, most)
     assert await refusal(call(engine, most + 1)) in ("invalid_value", "too_large")
 
 
-async def test_a_bulk_holds_exactly_so_many(
+async def test_bulk_at_its_limit_is_accepted_and_beyond_refused(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds, "MAX_BULK", 3)
@@ -119,7 +117,7 @@ async def test_a_bulk_holds_exactly_so_many(
     assert len(await claim_all(engine)) == 3
 
 
-async def test_a_workspace_has_exactly_so_many_gates(
+async def test_pauses_of_a_workspace_are_limited(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.engine.limits.pauses.MAX_PAUSES", 2)
@@ -129,7 +127,7 @@ async def test_a_workspace_has_exactly_so_many_gates(
     assert [each.subject for each in await engine.gates.list()] == ["a", "b"]
 
 
-async def test_a_workspace_has_exactly_so_many_rate_limits(
+async def test_rate_limits_of_a_workspace_are_limited(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rate_limits, "MAX_RATE_LIMITS", 2)
@@ -143,7 +141,7 @@ async def test_a_workspace_has_exactly_so_many_rate_limits(
     assert [each.name for each in await engine.rate_limits.list()] == ["a", "b"]
 
 
-async def test_a_password_has_so_many_characters(engine: Engine) -> None:
+async def test_password_length_is_bounded(engine: Engine) -> None:
     identity = Identity(engine.store)
     for n in (MIN_PASSWORD - 1, MAX_PASSWORD + 1):
         made = identity.create_user(f"u{n}", "x" * n, engine.workspace, Role.MEMBER)
@@ -153,7 +151,7 @@ async def test_a_password_has_so_many_characters(engine: Engine) -> None:
         await identity.login(f"u{n}", "x" * n, str(engine.workspace))
 
 
-def test_so_many_models_are_told_apart_in_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_in_metric_labels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets, "MAX_MODELS", 2)
     monkeypatch.setattr(budgets, "_named_models", set[str]())
     before = {

@@ -25,7 +25,7 @@ from tenuto.model.limits.budgets import Budget, UsageTotal, is_exceeded, raise_b
 from tenuto.store.protocol import Script, Statement
 
 
-async def test_over_the_budget_the_task_stops_and_a_person_is_asked(engine: Engine) -> None:
+async def test_exceeded_budget_pauses_the_task_and_opens_an_inbox_item(engine: Engine) -> None:
     fence = await running(engine, title="research", budget=Budget(tokens=100))
     await engine.used(fence, usage(100))
     assert not (await engine.heartbeat([fence])).held[fence.task].pause
@@ -44,7 +44,9 @@ async def test_over_the_budget_the_task_stops_and_a_person_is_asked(engine: Engi
     assert "used up" in (await engine.explain(fence.task)).summary
 
 
-async def test_who_has_used_up_the_budget_makes_nothing_more(engine: Engine, raw: Raw) -> None:
+async def test_attempt_over_its_budget_cannot_spawn_or_record_steps(
+    engine: Engine, raw: Raw
+) -> None:
     """Only the last checkpoint is kept, for when somebody gives more."""
     fence = await running(engine, budget=Budget(tokens=100))
     await engine.used(fence, usage(101))
@@ -55,7 +57,7 @@ async def test_who_has_used_up_the_budget_makes_nothing_more(engine: Engine, raw
     assert await engine.steps(fence.task) == {}
 
 
-async def test_a_yes_doubles_the_budget_and_the_task_goes_on(engine: Engine) -> None:
+async def test_approval_doubles_the_budget_and_resumes_the_task(engine: Engine) -> None:
     fence = await running(engine, budget=Budget(cost_usd=1.0))
     await engine.used(fence, usage(cost=1.5))
     await stopped(engine, fence)
@@ -75,7 +77,7 @@ async def test_a_yes_doubles_the_budget_and_the_task_goes_on(engine: Engine) -> 
     await engine.complete((await claim_one(engine)).fence)
 
 
-async def test_a_no_cancels(engine: Engine) -> None:
+async def test_rejection_cancels_the_task(engine: Engine) -> None:
     fence = await running(engine, budget=Budget(tokens=1))
     await engine.used(fence, usage())
     await stopped(engine, fence)
@@ -87,7 +89,7 @@ async def test_a_no_cancels(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("approve", [True, False])
-async def test_a_paused_task_hears_what_was_said_of_its_budget(
+async def test_budget_answer_reaches_a_paused_task_after_resume(
     engine: Engine, approve: bool
 ) -> None:
     fence = await running(engine, budget=Budget(tokens=1))
@@ -102,7 +104,7 @@ async def test_a_paused_task_hears_what_was_said_of_its_budget(
 
 
 @pytest.mark.parametrize("others", [1, 2, 4])
-async def test_a_yes_is_heard_by_all_who_wait_for_the_budget(
+async def test_approval_resumes_all_tasks_that_wait_for_the_budget(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
     """However many more they are than one transaction lets go on."""
@@ -122,7 +124,7 @@ async def test_a_yes_is_heard_by_all_who_wait_for_the_budget(
     assert {await status(engine, fence.task) for fence in fences} == {"PENDING"}
 
 
-async def test_a_yes_that_is_heard_later_frees_nobody_once_the_budget_is_used_up_again(
+async def test_late_approval_resumes_no_task_once_the_budget_is_exceeded_again(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budgets, "MAX_RESUMED", 2)
@@ -149,7 +151,7 @@ async def test_a_yes_that_is_heard_later_frees_nobody_once_the_budget_is_used_up
     assert {await status(engine, fence.task) for fence in fences} == {"PENDING"}
 
 
-async def test_an_answer_before_the_session_has_stopped_is_too_early(engine: Engine) -> None:
+async def test_answer_before_the_session_stopped_is_refused(engine: Engine) -> None:
     fence = await running(engine, budget=Budget(tokens=1))
     await engine.used(fence, usage())
     with pytest.raises(Conflict, match="still being stopped"):
@@ -159,7 +161,9 @@ async def test_an_answer_before_the_session_has_stopped_is_too_early(engine: Eng
     assert await status(engine, fence.task) == "PENDING"
 
 
-async def test_a_worker_that_is_gone_stops_too(engine: Engine, clock: ManualClock) -> None:
+async def test_exceeded_budget_pauses_the_task_of_a_lost_worker(
+    engine: Engine, clock: ManualClock
+) -> None:
     fence = await running(engine, budget=Budget(tokens=1))
     await engine.used(fence, usage())
     clock.advance(3600)
@@ -169,7 +173,7 @@ async def test_a_worker_that_is_gone_stops_too(engine: Engine, clock: ManualCloc
     assert await status(engine, fence.task) == "PENDING"
 
 
-async def test_a_budget_covers_what_the_task_spawns(engine: Engine) -> None:
+async def test_budget_covers_subtasks(engine: Engine) -> None:
     parent = await running(engine, title="parent", budget=Budget(tokens=100))
     ids = [await engine.spawn(parent, f"c{n}", new(f"child {n}")) for n in range(2)]
     children = {work.fence.task: work.fence for work in await claim_all(engine)}
@@ -189,7 +193,7 @@ async def test_a_budget_covers_what_the_task_spawns(engine: Engine) -> None:
     assert {work.fence.task for work in await claim_all(engine)} == {ids[1], grandchild}
 
 
-async def test_a_child_may_have_less(engine: Engine) -> None:
+async def test_subtask_can_have_a_smaller_budget(engine: Engine) -> None:
     parent = await running(engine, budget=Budget(tokens=1000))
     child = await engine.spawn(parent, "c", new("child", budget=Budget(tokens=10)))
     work = await claim_one(engine)
@@ -201,7 +205,7 @@ async def test_a_child_may_have_less(engine: Engine) -> None:
     assert await status(engine, parent.task) == "RUNNING"
 
 
-async def test_a_no_ends_the_whole_tree(engine: Engine) -> None:
+async def test_rejection_cancels_the_whole_tree(engine: Engine) -> None:
     parent = await running(engine, budget=Budget(tokens=10))
     child = await engine.spawn(parent, "c", new("child"))
     work = await claim_one(engine)
@@ -213,14 +217,14 @@ async def test_a_no_ends_the_whole_tree(engine: Engine) -> None:
     assert await status(engine, parent.task) == "CANCELLED"
 
 
-async def test_the_result_of_a_task_over_its_budget_is_taken(engine: Engine) -> None:
+async def test_result_of_a_task_over_its_budget_is_stored(engine: Engine) -> None:
     fence = await running(engine, budget=Budget(tokens=1))
     await engine.complete(fence, {"ok": 1}, usage=usage(100))
     assert await status(engine, fence.task) == "COMPLETED"
     assert await engine.inbox.list() == []
 
 
-async def test_cancelling_a_task_that_waits_for_its_budget_closes_the_question(
+async def test_cancel_closes_the_budget_item(
     engine: Engine,
 ) -> None:
     fence = await running(engine, budget=Budget(tokens=1))
@@ -232,7 +236,7 @@ async def test_cancelling_a_task_that_waits_for_its_budget_closes_the_question(
     assert await status(engine, fence.task) == "PENDING"
 
 
-async def test_a_worker_that_is_gone_leaves_no_question_about_a_cancelled_task(
+async def test_lost_worker_leaves_no_budget_item_of_a_cancelled_task(
     engine: Engine, clock: ManualClock
 ) -> None:
     fence = await running(engine, budget=Budget(tokens=1))
@@ -245,7 +249,9 @@ async def test_a_worker_that_is_gone_leaves_no_question_about_a_cancelled_task(
 
 
 @pytest.mark.parametrize("deep", [False, True])
-async def test_a_retry_keeps_the_question_for_which_others_wait(engine: Engine, deep: bool) -> None:
+async def test_retry_keeps_the_budget_item_that_subtasks_wait_for(
+    engine: Engine, deep: bool
+) -> None:
     parent = await running(engine, budget=Budget(tokens=10))
     await engine.spawn(parent, "c", new("child"))
     child = (await claim_one(engine)).fence
@@ -257,7 +263,7 @@ async def test_a_retry_keeps_the_question_for_which_others_wait(engine: Engine, 
     assert await status(engine, child.task) == "PENDING"
 
 
-async def test_a_rerun_has_the_same_budget(engine: Engine) -> None:
+async def test_rerun_has_the_same_budget(engine: Engine) -> None:
     fence = await running(engine, budget=Budget(cost_usd=2.5))
     await engine.complete(fence)
     assert (await engine.show((await engine.rerun(fence.task)).id)).budget == {
@@ -266,7 +272,7 @@ async def test_a_rerun_has_the_same_budget(engine: Engine) -> None:
     }
 
 
-async def test_a_child_with_a_budget_of_its_own_counts_for_the_one_above_it(
+async def test_subtask_with_its_own_budget_counts_for_its_parents_budget(
     engine: Engine,
 ) -> None:
     parent = await running(engine, budget=Budget(tokens=100))
@@ -277,7 +283,7 @@ async def test_a_child_with_a_budget_of_its_own_counts_for_the_one_above_it(
     assert (await engine.inbox.show(await asked(engine))).task == parent.task
 
 
-async def test_a_yes_reaches_a_task_that_was_paused_meanwhile(engine: Engine) -> None:
+async def test_approval_reaches_a_task_paused_meanwhile(engine: Engine) -> None:
     fence = await running(engine, budget=Budget(tokens=1))
     await engine.used(fence, usage())
     await stopped(engine, fence)
@@ -288,7 +294,7 @@ async def test_a_yes_reaches_a_task_that_was_paused_meanwhile(engine: Engine) ->
     assert await status(engine, fence.task) == "PENDING"
 
 
-async def test_people_are_asked_though_they_have_paused_the_task(engine: Engine) -> None:
+async def test_exceeded_budget_of_a_paused_task_opens_an_inbox_item(engine: Engine) -> None:
     """It goes over its budget before it has stopped."""
     fence = await running(engine, budget=Budget(tokens=1))
     await engine.pause(fence.task)
@@ -298,7 +304,7 @@ async def test_people_are_asked_though_they_have_paused_the_task(engine: Engine)
     assert (await engine.show(fence.task)).waiting_for == "budget"
 
 
-def test_a_budget_is_over_beyond_it() -> None:
+def test_budget_is_exceeded_only_beyond_its_limit() -> None:
     assert not is_exceeded(
         Budget(tokens=10), UsageTotal(input_tokens=5, output_tokens=5, cost_usd=99)
     )
@@ -306,12 +312,12 @@ def test_a_budget_is_over_beyond_it() -> None:
     assert is_exceeded(Budget(tokens=10, cost_usd=1.0), UsageTotal(cost_usd=1.01))
 
 
-def test_a_raised_budget_is_at_least_twice_what_is_used() -> None:
+def test_raised_budget_is_at_least_twice_the_usage() -> None:
     assert raise_budget(Budget(tokens=10), UsageTotal(input_tokens=30), None) == Budget(tokens=60)
     assert raise_budget(Budget(cost_usd=4.0), UsageTotal(cost_usd=1), None) == Budget(cost_usd=8.0)
 
 
-async def test_what_others_have_used_is_not_counted(engine: Engine, raw: Raw) -> None:
+async def test_usage_of_other_tasks_does_not_count(engine: Engine, raw: Raw) -> None:
     """Their row says that their task is part of one of ours."""
     elsewhere = Engine(engine.store, workspace=await raw.workspace(7), actor="tester")
     mine = await running(engine, budget=Budget(tokens=100))
@@ -322,7 +328,7 @@ async def test_what_others_have_used_is_not_counted(engine: Engine, raw: Raw) ->
     assert (await row_of(engine, mine.task)).hold is None
 
 
-async def test_a_report_and_an_answer_at_once_leave_nobody_waiting(
+async def test_concurrent_report_and_answer_leave_no_task_waiting(
     postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report stops one task more while the answer lets all go on that it sees."""

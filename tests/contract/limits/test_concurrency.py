@@ -47,7 +47,7 @@ async def work_off(engine: Engine) -> int:
     return done
 
 
-async def test_one_at_a_time_in_submit_order(engine: Engine, raw: Raw) -> None:
+async def test_key_runs_one_task_at_a_time_in_submit_order(engine: Engine, raw: Raw) -> None:
     tasks = [await submit(engine, f"task {n}") for n in range(5)]
     other = await submit(engine, key="another")
     assert [await status(engine, task) for task in tasks] == ["PENDING", *["WAITING"] * 4]
@@ -64,7 +64,7 @@ async def test_one_at_a_time_in_submit_order(engine: Engine, raw: Raw) -> None:
     assert await raw.count("turn_key") == 0
 
 
-async def test_as_many_as_the_limit_says(engine: Engine) -> None:
+async def test_key_runs_as_many_tasks_as_its_limit(engine: Engine) -> None:
     tasks = [await submit(engine, limit=2) for _ in range(5)]
     first = await claim_all(engine)
     assert [work.fence.task for work in first] == tasks[:2]
@@ -72,7 +72,7 @@ async def test_as_many_as_the_limit_says(engine: Engine) -> None:
     assert [work.fence.task for work in await claim_all(engine)] == [tasks[2]]
 
 
-async def test_a_bulk_keeps_its_order(engine: Engine) -> None:
+async def test_bulk_is_queued_in_its_order(engine: Engine) -> None:
     wish = Concurrency("deploy")
     made = await engine.submit_many([new(f"task {n}", concurrency=wish) for n in range(4)])
     order = []
@@ -83,26 +83,26 @@ async def test_a_bulk_keeps_its_order(engine: Engine) -> None:
     assert order == [each.id for each in made]
 
 
-async def test_of_a_large_bulk_the_first_runs_at_once(engine: Engine) -> None:
+async def test_first_task_of_a_large_bulk_runs_at_once(engine: Engine) -> None:
     wish = Concurrency("deploy")
     made = await engine.submit_many([new(f"task {n}", concurrency=wish) for n in range(301)])
     assert [work.fence.task for work in await claim_all(engine)] == [made[0].id]
 
 
-async def test_workspaces_do_not_share_keys(engine: Engine, raw: Raw) -> None:
+async def test_workspaces_have_separate_concurrency_keys(engine: Engine, raw: Raw) -> None:
     elsewhere = Engine(engine.store, workspace=await raw.workspace(7), actor="tester")
     await submit(engine)
     assert await status(elsewhere, await submit(elsewhere)) == "PENDING"
 
 
-async def test_a_repeated_submit_asks_once(engine: Engine, raw: Raw) -> None:
+async def test_repeated_submit_requests_one_permit(engine: Engine, raw: Raw) -> None:
     one = await submit(engine, idempotency_key="once")
     assert await submit(engine, idempotency_key="once") == one
     assert await raw.count("task_turn") == 1
 
 
 @pytest.mark.parametrize("end", ["fail", "dead", "lost", "cancel", "release_then_complete"])
-async def test_whatever_the_end_the_next_one_runs(
+async def test_every_outcome_releases_the_permit(
     engine: Engine, clock: ManualClock, end: str
 ) -> None:
     first = await submit(engine, max_attempts=1)
@@ -128,7 +128,7 @@ async def test_whatever_the_end_the_next_one_runs(
     assert await status(engine, second) == "PENDING"
 
 
-async def test_a_retry_keeps_its_place(engine: Engine, clock: ManualClock) -> None:
+async def test_retry_wait_keeps_its_permit(engine: Engine, clock: ManualClock) -> None:
     first = await submit(engine)
     second = await submit(engine)
     await engine.fail((await claim_one(engine)).fence, failure())
@@ -139,7 +139,7 @@ async def test_a_retry_keeps_its_place(engine: Engine, clock: ManualClock) -> No
     assert (await claim_one(engine)).fence.task == first
 
 
-async def test_one_that_waits_can_be_cancelled(engine: Engine) -> None:
+async def test_queued_task_can_be_cancelled(engine: Engine) -> None:
     first, second, third = [await submit(engine) for _ in range(3)]
     await engine.cancel(second)
     assert await status(engine, second) == "CANCELLED"
@@ -149,7 +149,7 @@ async def test_one_that_waits_can_be_cancelled(engine: Engine) -> None:
     assert await status(engine, first) == "COMPLETED"
 
 
-async def test_one_that_waits_longer_than_it_may_leaves_the_line(
+async def test_queued_task_past_its_deadline_leaves_the_queue(
     engine: Engine, clock: ManualClock
 ) -> None:
     await submit(engine)
@@ -162,7 +162,7 @@ async def test_one_that_waits_longer_than_it_may_leaves_the_line(
     assert await status(engine, third) == "PENDING"
 
 
-async def test_a_paused_one_lets_others_pass_and_asks_again(engine: Engine) -> None:
+async def test_paused_task_is_passed_by_and_queues_again(engine: Engine) -> None:
     await submit(engine)
     second, third = await submit(engine), await submit(engine)
     await engine.pause(second)
@@ -175,7 +175,7 @@ async def test_a_paused_one_lets_others_pass_and_asks_again(engine: Engine) -> N
 
 
 @pytest.mark.parametrize("how", ["paused", "blocked"])
-async def test_one_that_asks_again_keeps_its_number(engine: Engine, how: str) -> None:
+async def test_resumed_task_keeps_its_queue_position(engine: Engine, how: str) -> None:
     await submit(engine)
     second, third = await submit(engine), await submit(engine)
     holder = await claim_one(engine)
@@ -192,7 +192,7 @@ async def test_one_that_asks_again_keeps_its_number(engine: Engine, how: str) ->
 
 
 @pytest.mark.parametrize("over", [0, 1])
-async def test_as_many_places_come_free_as_one_transaction_gives(
+async def test_freed_permits_of_one_transaction_are_all_granted(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, over: int
 ) -> None:
     """All are given without waiting for the duty that repairs."""
@@ -206,7 +206,7 @@ async def test_as_many_places_come_free_as_one_transaction_gives(
     assert {await status(engine, each) for each in waiting} == {"PENDING"}
 
 
-async def test_one_resumed_while_a_place_is_free_runs(engine: Engine) -> None:
+async def test_resumed_task_gets_a_free_permit(engine: Engine) -> None:
     await submit(engine)
     second = await submit(engine)
     await engine.pause(second)
@@ -216,7 +216,7 @@ async def test_one_resumed_while_a_place_is_free_runs(engine: Engine) -> None:
     assert await status(engine, second) == "PENDING"
 
 
-async def test_a_retry_by_hand_asks_for_a_place_again(engine: Engine, raw: Raw) -> None:
+async def test_retry_by_an_operator_requests_a_permit_again(engine: Engine, raw: Raw) -> None:
     first = await submit(engine)
     await engine.fail((await claim_one(engine)).fence, failure("syntax"))
     second = await submit(engine)
@@ -232,7 +232,7 @@ async def test_a_retry_by_hand_asks_for_a_place_again(engine: Engine, raw: Raw) 
     assert await raw.count("task_turn") == 1
 
 
-async def test_cancel_new_ends_at_once_when_no_place_is_free(engine: Engine, raw: Raw) -> None:
+async def test_cancel_new_task_without_a_free_permit_is_cancelled(engine: Engine, raw: Raw) -> None:
     first = await submit(engine, policy="cancel_new")
     second = await submit(engine, policy="cancel_new")
     assert await status(engine, first) == "PENDING"
@@ -245,7 +245,7 @@ async def test_cancel_new_ends_at_once_when_no_place_is_free(engine: Engine, raw
     assert await raw.count("task_turn") == 1
 
 
-async def test_who_waits_for_one_that_was_turned_away_hears_of_it(engine: Engine) -> None:
+async def test_dependent_of_a_cancel_new_task_follows_its_outcome(engine: Engine) -> None:
     await submit(engine)
     wish = Concurrency("deploy", policy="cancel_new")
     made = await engine.submit_many([new(key="build", concurrency=wish), new(depends_on=["build"])])
@@ -253,7 +253,7 @@ async def test_who_waits_for_one_that_was_turned_away_hears_of_it(engine: Engine
     assert [await status(engine, each.id) for each in made] == ["CANCELLED", "FAILED"]
 
 
-async def test_cancel_old_takes_the_place_of_what_waits(engine: Engine) -> None:
+async def test_cancel_old_task_replaces_queued_tasks(engine: Engine) -> None:
     first, second = await submit(engine), await submit(engine)
     third = await submit(engine, policy="cancel_old")
     assert [await status(engine, task) for task in (first, second, third)] == [
@@ -263,7 +263,7 @@ async def test_cancel_old_takes_the_place_of_what_waits(engine: Engine) -> None:
     ]
 
 
-async def test_cancel_old_waits_until_what_runs_has_stopped(engine: Engine) -> None:
+async def test_cancel_old_task_waits_until_the_running_one_stopped(engine: Engine) -> None:
     first = await submit(engine)
     fence = (await claim_one(engine)).fence
     second = await submit(engine, policy="cancel_old")
@@ -276,12 +276,12 @@ async def test_cancel_old_waits_until_what_runs_has_stopped(engine: Engine) -> N
     assert await status(engine, third) == "PENDING"
 
 
-async def test_cancel_old_leaves_as_many_as_fit(engine: Engine) -> None:
+async def test_cancel_old_task_leaves_as_many_as_the_limit(engine: Engine) -> None:
     tasks = [await submit(engine, limit=3, policy="cancel_old") for _ in range(5)]
     assert [await status(engine, task) for task in tasks] == [*["CANCELLED"] * 2, *["PENDING"] * 3]
 
 
-async def test_of_a_bulk_that_cancels_the_old_the_last_one_runs(engine: Engine) -> None:
+async def test_last_task_of_a_cancel_old_bulk_runs(engine: Engine) -> None:
     wish = Concurrency("deploy", policy="cancel_old")
     made = await engine.submit_many([new(f"task {n}", concurrency=wish) for n in range(3)])
     await work_off(engine)
@@ -289,7 +289,7 @@ async def test_of_a_bulk_that_cancels_the_old_the_last_one_runs(engine: Engine) 
     assert ends == ["CANCELLED", "CANCELLED", "PENDING"]
 
 
-async def test_one_that_waits_for_others_asks_when_they_have_ended(engine: Engine) -> None:
+async def test_dependent_task_requests_its_permit_after_its_dependencies(engine: Engine) -> None:
     build = (await engine.submit(new("build"))).id
     first = await submit(engine, depends_on=[str(build)])
     second = await submit(engine)
@@ -302,7 +302,7 @@ async def test_one_that_waits_for_others_asks_when_they_have_ended(engine: Engin
     assert await status(engine, first) == "PENDING"
 
 
-async def test_one_that_failed_for_another_asks_again_when_revived(engine: Engine) -> None:
+async def test_reopened_dependent_requests_a_permit_again(engine: Engine) -> None:
     build = (await engine.submit(new("build"))).id
     first = await submit(engine, depends_on=[str(build)])
     await engine.fail((await claim_one(engine)).fence, failure("syntax"))
@@ -317,7 +317,7 @@ async def test_one_that_failed_for_another_asks_again_when_revived(engine: Engin
     assert await status(engine, first) == "PENDING"
 
 
-async def test_a_child_takes_its_turn_too(engine: Engine) -> None:
+async def test_subtask_requests_a_permit(engine: Engine) -> None:
     await submit(engine)
     parent = (await engine.submit(new("parent"))).id
     works = {work.fence.task: work.fence for work in await claim_all(engine)}
@@ -328,7 +328,7 @@ async def test_a_child_takes_its_turn_too(engine: Engine) -> None:
     assert await status(engine, child) == "PENDING"
 
 
-async def test_a_child_cannot_have_the_key_of_one_above_it(engine: Engine) -> None:
+async def test_subtask_with_the_key_of_its_parent_is_refused(engine: Engine) -> None:
     await submit(engine)
     parent = await claim_one(engine)
     same = new("same", concurrency=Concurrency("deploy"))
@@ -339,7 +339,7 @@ async def test_a_child_cannot_have_the_key_of_one_above_it(engine: Engine) -> No
     assert await refusal(engine.spawn(work.fence, "one", same)) == "invalid_value"
 
 
-async def test_a_rerun_has_the_same_key(engine: Engine) -> None:
+async def test_rerun_has_the_same_concurrency_key(engine: Engine) -> None:
     first = await submit(engine, limit=2, policy="cancel_new")
     await engine.complete((await claim_one(engine)).fence)
     again = await engine.rerun(first)
@@ -350,7 +350,7 @@ async def test_a_rerun_has_the_same_key(engine: Engine) -> None:
     }
 
 
-async def test_explain_names_the_key_and_who_is_before(engine: Engine) -> None:
+async def test_explain_names_the_key_and_the_tasks_ahead(engine: Engine) -> None:
     await submit(engine)
     await submit(engine)
     third = await submit(engine)
@@ -361,13 +361,13 @@ async def test_explain_names_the_key_and_who_is_before(engine: Engine) -> None:
     )
 
 
-async def test_what_has_a_place_cannot_be_made_to_wait(engine: Engine) -> None:
+async def test_task_with_a_permit_cannot_be_blocked(engine: Engine) -> None:
     first = await submit(engine)
     with pytest.raises(Conflict, match="concurrency key"):
         await engine.submit(new(blocks=[str(first)]))
 
 
-async def test_what_makes_no_sense_is_refused(engine: Engine, clock: ManualClock) -> None:
+async def test_invalid_concurrency_is_refused(engine: Engine, clock: ManualClock) -> None:
     for wish in ({"key": ""}, {"key": "x" * 101}, {"limit": 0}, {"limit": 1001}):
         with pytest.raises(Invalid):
             await submit(engine, **wish)
@@ -375,7 +375,7 @@ async def test_what_makes_no_sense_is_refused(engine: Engine, clock: ManualClock
     assert await refusal(submit(engine, next="more")) == "invalid_value"
 
 
-async def test_a_forgotten_place_is_found_and_told(
+async def test_lost_permit_is_repaired_and_reported(
     engine: Engine, raw: Raw, clock: ManualClock
 ) -> None:
     await submit(engine)
@@ -393,7 +393,7 @@ async def test_a_forgotten_place_is_found_and_told(
     assert await mending.recount_once("mender") == 0
 
 
-async def test_a_place_of_one_that_has_ended_is_given_on(
+async def test_permit_of_a_finished_task_is_granted_to_the_next(
     engine: Engine, raw: Raw, clock: ManualClock
 ) -> None:
     first, second = await submit(engine), await submit(engine)
@@ -407,7 +407,9 @@ async def test_a_place_of_one_that_has_ended_is_given_on(
     assert await status(engine, second) == "PENDING"
 
 
-async def test_many_at_once_by_several_engines(engine: Engine, another: Another, raw: Raw) -> None:
+async def test_concurrent_submits_of_several_engines_keep_the_limit(
+    engine: Engine, another: Another, raw: Raw
+) -> None:
     """50 submits by three engines, while all of them complete: one at a time, in order."""
     left = [50]
 
@@ -473,7 +475,7 @@ async def labour(who: Engine, chance: random.Random) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_never_too_many_whatever_people_do(
+async def test_random_commands_never_exceed_the_limit(
     engine: Engine, another: Another, raw: Raw, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -515,7 +517,7 @@ async def most_at_once(raw: Raw) -> int:
     return most
 
 
-async def test_the_last_of_many_that_cancel_the_old_runs(
+async def test_last_of_many_cancel_old_tasks_runs(
     engine: Engine, another: Another, raw: Raw
 ) -> None:
     async with another() as second, another() as third:
@@ -530,7 +532,7 @@ async def test_the_last_of_many_that_cancel_the_old_runs(
     assert left == 1
 
 
-def test_given_passes_nobody() -> None:
+def test_granted_permits_skip_no_queued_task() -> None:
     one, two, three = (UUID(int=n) for n in range(3))
     assert grant_order([(one, 1), (two, 1)], 0) == [one]
     assert grant_order([(one, 2), (two, 2), (three, 3)], 0) == [one, two, three]
@@ -538,7 +540,7 @@ def test_given_passes_nobody() -> None:
     assert grant_order([], 0) == []
 
 
-def test_superseded_are_the_oldest_that_do_not_fit() -> None:
+def test_superseded_tasks_are_the_oldest_over_the_limit() -> None:
     ids = [UUID(int=n) for n in range(4)]
     assert tasks_to_cancel(ids, 1) == ids
     assert tasks_to_cancel(ids, 3) == ids[:2]

@@ -19,7 +19,7 @@ from tenuto.engine.limits.concurrency import PermitRepair
 from tenuto.model.limits.concurrency import Concurrency
 
 
-async def test_a_task_cannot_have_the_key_of_one_two_above_it(engine: Engine) -> None:
+async def test_subtask_with_the_key_of_its_grandparent_is_refused(engine: Engine) -> None:
     """The one between has a key of its own."""
     await submit(engine)
     top = await claim_one(engine)
@@ -29,7 +29,7 @@ async def test_a_task_cannot_have_the_key_of_one_two_above_it(engine: Engine) ->
     assert await refusal(engine.spawn(child.fence, "below", same)) == "invalid_value"
 
 
-async def test_older_tasks_go_on_when_the_one_that_was_to_replace_them_has_ended(
+async def test_older_tasks_continue_after_their_replacement_finished(
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is cancelled before all that it takes the place of are."""
@@ -46,7 +46,7 @@ async def test_older_tasks_go_on_when_the_one_that_was_to_replace_them_has_ended
     ]
 
 
-async def test_a_forgotten_place_is_found_whatever_others_have(
+async def test_lost_permit_is_repaired_beside_other_workspaces(
     engine: Engine, raw: Raw, clock: ManualClock
 ) -> None:
     elsewhere = Engine(engine.store, workspace=await raw.workspace(7), actor="tester")
@@ -61,7 +61,7 @@ async def test_a_forgotten_place_is_found_whatever_others_have(
     assert await status(engine, second) == "PENDING"
 
 
-async def test_a_task_that_is_retried_stands_behind_all_that_wait(engine: Engine) -> None:
+async def test_retried_task_queues_behind_all_others(engine: Engine) -> None:
     first = await submit(engine)
     second = await submit(engine)
     third = await submit(engine)
@@ -75,7 +75,7 @@ async def test_a_task_that_is_retried_stands_behind_all_that_wait(engine: Engine
     assert order == [second, third, first]
 
 
-async def test_a_task_that_is_blocked_in_line_lets_others_pass(engine: Engine) -> None:
+async def test_task_blocked_while_queued_is_passed_by(engine: Engine) -> None:
     await submit(engine)
     second, third = await submit(engine), await submit(engine)
     holder = await claim_one(engine)
@@ -89,7 +89,7 @@ async def test_a_task_that_is_blocked_in_line_lets_others_pass(engine: Engine) -
     assert await status(engine, second) == "PENDING"
 
 
-async def test_a_task_that_others_wait_for_gives_its_place_on(engine: Engine) -> None:
+async def test_finished_dependency_releases_its_permit_and_its_dependent(engine: Engine) -> None:
     first, second = await submit(engine), await submit(engine)
     after = (await engine.submit(new(depends_on=[str(first)]))).id
     await engine.complete((await claim_one(engine)).fence)

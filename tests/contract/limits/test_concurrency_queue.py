@@ -11,7 +11,7 @@ from tenuto.engine.limits import concurrency
 from tenuto.model.limits.concurrency import Concurrency
 
 
-async def test_one_that_cancels_the_old_and_asks_again_cancels_neither_itself_nor_the_new(
+async def test_resumed_cancel_old_task_cancels_neither_itself_nor_newer_ones(
     engine: Engine,
 ) -> None:
     await submit(engine)
@@ -26,7 +26,7 @@ async def test_one_that_cancels_the_old_and_asks_again_cancels_neither_itself_no
     assert [await status(engine, task) for task in (second, third)] == ["PENDING", "WAITING"]
 
 
-async def test_cancel_old_takes_the_place_of_however_many_wait(
+async def test_cancel_old_task_replaces_any_number_of_queued_tasks(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(concurrency, "MAX_GRANTS", 2)
@@ -37,7 +37,7 @@ async def test_cancel_old_takes_the_place_of_however_many_wait(
     assert await status(engine, last) == "PENDING"
 
 
-async def test_nobody_is_turned_away_while_a_place_is_free(
+async def test_cancel_new_task_runs_while_a_permit_is_free(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(concurrency, "MAX_GRANTS", 2)
@@ -49,7 +49,7 @@ async def test_nobody_is_turned_away_while_a_place_is_free(
 
 
 @pytest.mark.parametrize("blocked", [False, True])
-async def test_who_is_passed_by_holds_up_nobody_behind_it(engine: Engine, blocked: bool) -> None:
+async def test_passed_by_task_does_not_delay_the_queue(engine: Engine, blocked: bool) -> None:
     """The first in line has the lower limit."""
     await submit(engine)
     second, third = await submit(engine, limit=1), await submit(engine, limit=2)
@@ -61,7 +61,7 @@ async def test_who_is_passed_by_holds_up_nobody_behind_it(engine: Engine, blocke
     assert await status(engine, third) == "PENDING"
 
 
-async def test_a_time_that_a_cancelled_attempt_waited_for_gives_no_place(
+async def test_timer_of_a_cancelled_attempt_grants_no_permit(
     engine: Engine, clock: ManualClock
 ) -> None:
     first = await submit(engine)

@@ -33,9 +33,7 @@ async def titles(engine: Engine, **changes: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["lane", "agent", "type", "workspace"])
-async def test_what_is_paused_is_not_claimed_until_it_is_resumed(
-    engine: Engine, kind: PauseKind
-) -> None:
+async def test_paused_subject_is_not_claimed_until_resumed(engine: Engine, kind: PauseKind) -> None:
     await engine.register_agent(profile())
     task = (await engine.submit(new("held", task_type="deploy"))).id
     subject = await subject_of(engine, kind, task)
@@ -47,7 +45,7 @@ async def test_what_is_paused_is_not_claimed_until_it_is_resumed(
     assert await titles(engine) == ["held"]
 
 
-async def test_only_what_is_meant_is_held_back(engine: Engine) -> None:
+async def test_pause_stops_only_its_subject(engine: Engine) -> None:
     await engine.register_agent(profile())
     task = (await engine.submit(new("a", task_type="a"))).id
     await engine.submit(new("b", task_type="b"))
@@ -63,7 +61,7 @@ async def test_only_what_is_meant_is_held_back(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lane", "agent", "type", "workspace"])
-async def test_a_claim_with_an_old_memory_takes_nothing(
+async def test_claim_with_an_outdated_cache_sees_the_pause(
     engine: Engine, another: Another, raw: Raw, kind: PauseKind
 ) -> None:
     await engine.register_agent(profile())
@@ -80,7 +78,7 @@ async def test_a_claim_with_an_old_memory_takes_nothing(
     assert await raw.value("select count(*) from task where status = 'RUNNING'") == 1
 
 
-async def test_what_runs_goes_on(engine: Engine) -> None:
+async def test_pause_does_not_stop_running_tasks(engine: Engine) -> None:
     await engine.submit(new())
     [work] = await claim_all(engine)
     await engine.gates.close("workspace")
@@ -89,7 +87,7 @@ async def test_what_runs_goes_on(engine: Engine) -> None:
     assert (await engine.show(work.fence.task)).status == "COMPLETED"
 
 
-async def test_lanes_that_come_later_are_closed_too(engine: Engine) -> None:
+async def test_pause_stops_lanes_created_later(engine: Engine) -> None:
     await engine.gates.close("type", "deploy")
     await engine.submit(new("old", task_type="deploy"))
     await engine.submit(new("new", task_type="deploy", priority=10))
@@ -97,9 +95,7 @@ async def test_lanes_that_come_later_are_closed_too(engine: Engine) -> None:
     assert await titles(engine) == ["other"]
 
 
-async def test_a_gate_with_an_end_opens_by_itself(
-    engine: Engine, clock: ManualClock, raw: Raw
-) -> None:
+async def test_pause_with_an_end_time_expires(engine: Engine, clock: ManualClock, raw: Raw) -> None:
     until = clock.now() + timedelta(hours=1)
     await engine.submit(new("held"))
     await engine.gates.close("workspace", until=until)
@@ -112,7 +108,7 @@ async def test_a_gate_with_an_end_opens_by_itself(
     assert await titles(engine) == ["held"]
 
 
-async def test_of_two_gates_the_last_to_open_decides(engine: Engine, clock: ManualClock) -> None:
+async def test_lane_with_two_pauses_opens_with_the_last(engine: Engine, clock: ManualClock) -> None:
     await engine.submit(new("held", task_type="deploy"))
     gates = engine.gates
     await gates.close("type", "deploy", until=clock.now() + timedelta(hours=1))
@@ -123,7 +119,7 @@ async def test_of_two_gates_the_last_to_open_decides(engine: Engine, clock: Manu
     assert await titles(engine) == ["held"]
 
 
-async def test_closing_again_changes_reason_and_end(engine: Engine, clock: ManualClock) -> None:
+async def test_second_pause_changes_reason_and_end_time(engine: Engine, clock: ManualClock) -> None:
     await engine.gates.close("type", "deploy", reason="freeze")
     until = clock.now() + timedelta(minutes=5)
     await engine.gates.close("type", "deploy", until=until)
@@ -131,7 +127,7 @@ async def test_closing_again_changes_reason_and_end(engine: Engine, clock: Manua
     assert (gate.reason, gate.until, gate.created_by) == (None, until, "tester")
 
 
-async def test_a_workspace_has_so_many_gates_and_may_change_each(
+async def test_workspace_at_its_limit_of_pauses_can_change_them(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.engine.limits.pauses.MAX_PAUSES", 2)
@@ -150,7 +146,7 @@ async def test_resume_wakes_workers(engine: Engine) -> None:
     assert heard == ["*"]
 
 
-async def test_the_trail_tells_who_paused_and_who_resumed(engine: Engine, raw: Raw) -> None:
+async def test_audit_trail_names_who_paused_and_who_resumed(engine: Engine, raw: Raw) -> None:
     await engine.gates.close("type", "deploy", reason="freeze")
     await engine.gates.open("type", "deploy")
     rows = await raw.fetch(
@@ -164,7 +160,7 @@ async def test_the_trail_tells_who_paused_and_who_resumed(engine: Engine, raw: R
     assert [(line.event, line.data["reason"]) for line in told] == [("gate_closed", "freeze")]
 
 
-async def test_explain_shows_every_gate_with_reason_and_end(
+async def test_explain_shows_every_pause_with_reason_and_end_time(
     engine: Engine, clock: ManualClock
 ) -> None:
     await engine.register_agent(profile())
@@ -207,14 +203,14 @@ async def test_explain_shows_every_gate_with_reason_and_end(
         ("planet", "all", "invalid_value"),
     ],
 )
-async def test_a_gate_before_nothing_is_refused(
+async def test_pause_without_a_subject_is_refused(
     engine: Engine, raw: Raw, kind: Any, subject: str, code: str
 ) -> None:
     assert await refusal(engine.gates.close(kind, subject)) == code
     assert await raw.count("gate") == 0
 
 
-async def test_the_past_and_what_is_not_paused_are_refused(
+async def test_pause_until_the_past_and_resume_without_a_pause_are_refused(
     engine: Engine, clock: ManualClock, raw: Raw
 ) -> None:
     assert await refusal(engine.gates.close("workspace", until=clock.now())) == "invalid_value"
@@ -224,7 +220,7 @@ async def test_the_past_and_what_is_not_paused_are_refused(
     assert (await raw.count("gate"), await raw.count("event")) == (0, 0)
 
 
-async def test_gates_hold_in_their_own_workspace(engine: Engine, raw: Raw) -> None:
+async def test_pause_applies_to_its_own_workspace(engine: Engine, raw: Raw) -> None:
     other = Engine(engine.store, workspace=await raw.workspace(5), actor="tester")
     await other.gates.close("workspace")
     await engine.submit(new("here"))

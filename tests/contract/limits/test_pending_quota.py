@@ -32,7 +32,9 @@ async def bound(raw: Raw, engine: Engine, pending: int | None) -> None:
     await engine.core.lanes.reload_if_changed(engine.workspace)
 
 
-async def test_submits_at_once_share_one_quota(engine: Engine, raw: Raw, another: Another) -> None:
+async def test_concurrent_submits_share_the_pending_quota(
+    engine: Engine, raw: Raw, another: Another
+) -> None:
     await bound(raw, engine, 5)
     async with another() as other:
         await other.core.lanes.reload_if_changed(other.workspace)
@@ -57,7 +59,7 @@ async def test_submits_at_once_share_one_quota(engine: Engine, raw: Raw, another
     ],
     ids=str,
 )
-async def test_every_kind_of_task_counts(
+async def test_pending_quota_counts_every_kind_of_task(
     engine: Engine, clock: ManualClock, raw: Raw, fields: dict[str, Any]
 ) -> None:
     await defined(engine)
@@ -75,9 +77,7 @@ async def test_every_kind_of_task_counts(
     await engine.submit(new("second", **fields))
 
 
-async def test_a_task_that_a_gateway_has_not_begun_counts_as_running(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_assigned_task_counts_as_running(engine: Engine, raw: Raw) -> None:
     await engine.register_agent(profile())
     await assigned(engine)
     await raw.execute(
@@ -89,7 +89,7 @@ async def test_a_task_that_a_gateway_has_not_begun_counts_as_running(
     assert await engine.claim(profile(), WORKER, 5) == []
 
 
-async def test_paused_tasks_count(engine: Engine, raw: Raw) -> None:
+async def test_pending_quota_counts_paused_tasks(engine: Engine, raw: Raw) -> None:
     """Else any number could be paused one after the other, and resumed at once."""
     await bound(raw, engine, 1)
     first = await engine.submit(new())
@@ -100,7 +100,7 @@ async def test_paused_tasks_count(engine: Engine, raw: Raw) -> None:
     await engine.submit(new())
 
 
-async def test_a_bulk_counts_whole(engine: Engine, raw: Raw) -> None:
+async def test_pending_quota_counts_the_whole_bulk(engine: Engine, raw: Raw) -> None:
     await bound(raw, engine, 500)
     assert await refusal(engine.submit_many([new("t")] * 501)) == "quota_exceeded"
     await engine.submit_many([new("t")] * 300)
@@ -109,7 +109,7 @@ async def test_a_bulk_counts_whole(engine: Engine, raw: Raw) -> None:
     await engine.submit_many([new("t")] * 200)
 
 
-async def test_a_flow_and_what_joins_one_count(engine: Engine, raw: Raw) -> None:
+async def test_pending_quota_counts_flows_and_added_children(engine: Engine, raw: Raw) -> None:
     await defined(engine)
     await bound(raw, engine, 1)
     await engine.flows.start("job")
@@ -117,7 +117,9 @@ async def test_a_flow_and_what_joins_one_count(engine: Engine, raw: Raw) -> None
     assert await raw.value("select count(*) from flow") == 1
 
 
-async def test_events_beyond_the_quota_start_nothing_and_say_so(engine: Engine, raw: Raw) -> None:
+async def test_trigger_beyond_the_quota_starts_nothing_and_reports_it(
+    engine: Engine, raw: Raw
+) -> None:
     await defined(engine)
     await engine.triggers.create("t", "go", "job")
     await bound(raw, engine, 2)
@@ -133,7 +135,7 @@ async def test_events_beyond_the_quota_start_nothing_and_say_so(engine: Engine, 
     assert (await engine.triggers.get("t")).fired == 3
 
 
-async def test_a_time_beyond_the_quota_is_missed_and_the_schedule_goes_on(
+async def test_due_time_beyond_the_quota_is_missed_and_the_schedule_continues(
     engine: Engine, clock: ManualClock, raw: Raw
 ) -> None:
     await defined(engine)
@@ -152,7 +154,7 @@ async def test_a_time_beyond_the_quota_is_missed_and_the_schedule_goes_on(
     assert (view.fired, view.missed, view.last_error) == (1, 1, None)
 
 
-async def test_the_operators_ceiling_counts_too(engine: Engine, raw: Raw) -> None:
+async def test_pending_quota_is_bounded_by_the_operators_ceiling(engine: Engine, raw: Raw) -> None:
     engine.core.lanes.ceiling = Quota(pending=1)
     await bound(raw, engine, 3)
     await engine.submit(new("first"))

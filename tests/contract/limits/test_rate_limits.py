@@ -56,7 +56,7 @@ async def charge(engine: Engine, who: UUID | None, model: str | None, tokens: in
     await engine.core.store.transact(script)
 
 
-async def test_no_minute_has_more_claims_than_the_limit(
+async def test_claims_within_any_minute_stay_within_the_limit(
     engine: Engine, another: Another, clock: ManualClock
 ) -> None:
     await limited(engine, requests_per_minute=7)
@@ -81,7 +81,9 @@ async def test_no_minute_has_more_claims_than_the_limit(
     assert sum(number for _, number in made) >= 7 * int(clock.elapsed() / 66)
 
 
-async def test_a_claim_takes_at_most_what_is_left(engine: Engine, clock: ManualClock) -> None:
+async def test_claim_takes_at_most_the_remaining_requests(
+    engine: Engine, clock: ManualClock
+) -> None:
     await limited(engine, requests_per_minute=3)
     await submit(engine, 9)
     assert len(await claim(engine, agent())) == 3
@@ -92,7 +94,7 @@ async def test_a_claim_takes_at_most_what_is_left(engine: Engine, clock: ManualC
     assert len(await claim(engine, agent(2))) == 3
 
 
-async def test_what_was_not_there_to_be_taken_is_left(engine: Engine) -> None:
+async def test_claim_from_an_empty_lane_uses_no_requests(engine: Engine) -> None:
     await limited(engine, requests_per_minute=5)
     await submit(engine, 2)
     assert len(await claim(engine, agent())) == 2
@@ -100,7 +102,7 @@ async def test_what_was_not_there_to_be_taken_is_left(engine: Engine) -> None:
     assert [each.requests_left for each in await engine.rate_limits.list()] == [3]
 
 
-async def test_what_is_not_limited_does_not_wait(engine: Engine) -> None:
+async def test_tasks_without_a_rate_limit_are_claimed_beside_limited_ones(engine: Engine) -> None:
     await limited(engine, requests_per_minute=2)
     await submit(engine, 5, title="limited")
     await submit(engine, 5, title="free", model="openai/gpt", priority=1)
@@ -110,7 +112,7 @@ async def test_what_is_not_limited_does_not_wait(engine: Engine) -> None:
     assert await claim(engine, agent(2, model=None)) == ["limited"] * 3
 
 
-async def test_the_best_of_what_is_allowed_comes_first(engine: Engine) -> None:
+async def test_best_task_of_the_allowed_lanes_is_claimed_first(engine: Engine) -> None:
     await limited(engine, requests_per_minute=2)
     await submit(engine, 1, title="first", model="openai/gpt", priority=10)
     await submit(engine, 2, title="second", priority=9)
@@ -119,7 +121,7 @@ async def test_the_best_of_what_is_allowed_comes_first(engine: Engine) -> None:
     assert await claim(engine, agent(), 2) == ["second", "third"]
 
 
-async def test_of_several_limits_the_narrowest_holds(engine: Engine, clock: ManualClock) -> None:
+async def test_narrowest_of_several_rate_limits_applies(engine: Engine, clock: ManualClock) -> None:
     await limited(engine, "all", requests_per_minute=5)
     await limited(engine, "opus", model="opus", requests_per_minute=2)
     await limited(engine, "team", provider=None, account="team-a", requests_per_minute=4)
@@ -134,7 +136,7 @@ async def test_of_several_limits_the_narrowest_holds(engine: Engine, clock: Manu
     assert len(await claim(engine, agent(2))) == 5
 
 
-async def test_limits_and_capacity_hold_together(engine: Engine) -> None:
+async def test_rate_limit_and_capacity_apply_together(engine: Engine) -> None:
     await limited(engine, requests_per_minute=5)
     few = await engine.register_agent(agent(1, max_concurrent=2))
     await submit(engine, 9)
@@ -143,7 +145,7 @@ async def test_limits_and_capacity_hold_together(engine: Engine) -> None:
     assert len(await claim(engine, agent(2))) == 3
 
 
-async def test_who_found_a_limit_used_up_asks_no_more_until_it_opens(
+async def test_claim_skips_a_used_up_limit_until_it_resets(
     engine: Engine, another: Another, clock: ManualClock
 ) -> None:
     await limited(engine, requests_per_minute=1)
@@ -157,7 +159,7 @@ async def test_who_found_a_limit_used_up_asks_no_more_until_it_opens(
     assert len(await claim(engine, agent())) == 2
 
 
-async def test_what_was_found_before_a_limit_changed_closes_no_lane(
+async def test_lane_closed_by_a_former_limit_opens_when_the_limit_changes(
     engine: Engine, clock: ManualClock
 ) -> None:
     await limited(engine, requests_per_minute=1)
@@ -171,7 +173,7 @@ async def test_what_was_found_before_a_limit_changed_closes_no_lane(
     assert len(await claim(engine, agent())) == 1
 
 
-async def test_a_limit_that_came_or_went_holds_at_once(engine: Engine, another: Another) -> None:
+async def test_new_or_deleted_rate_limit_applies_at_once(engine: Engine, another: Another) -> None:
     await submit(engine, 9)
     assert len(await claim(engine, agent(), 1)) == 1
     async with another() as operator:
@@ -181,7 +183,7 @@ async def test_a_limit_that_came_or_went_holds_at_once(engine: Engine, another: 
     assert len(await claim(engine, agent())) == 6
 
 
-async def test_tokens_are_charged_afterwards_and_hold_claims_back(
+async def test_reported_tokens_are_charged_and_delay_claims(
     engine: Engine, clock: ManualClock
 ) -> None:
     await limited(engine, requests_per_minute=None, tokens_per_minute=600)
@@ -204,7 +206,7 @@ async def test_tokens_are_charged_afterwards_and_hold_claims_back(
 
 
 @pytest.mark.parametrize("how", ["used", "complete", "fail"])
-async def test_what_attempts_report_is_charged_once(engine: Engine, how: str) -> None:
+async def test_reported_tokens_are_charged_once(engine: Engine, how: str) -> None:
     await limited(engine, requests_per_minute=None, tokens_per_minute=600)
     await submit(engine, 2)
     known = await engine.register_agent(agent())
@@ -222,9 +224,7 @@ async def test_what_attempts_report_is_charged_once(engine: Engine, how: str) ->
     assert await claim(engine, known) == []
 
 
-async def test_charging_counts_every_report_of_those_who_report_at_once(
-    engine: Engine, another: Another
-) -> None:
+async def test_concurrent_token_reports_are_all_charged(engine: Engine, another: Another) -> None:
     await limited(engine, tokens_per_minute=1000)
     async with another() as second:
         reports = [charge(where, None, OPUS, 10) for where in (engine, second) for _ in range(20)]
@@ -233,7 +233,7 @@ async def test_charging_counts_every_report_of_those_who_report_at_once(
     assert view.tokens_left == 600
 
 
-async def test_explain_tells_which_limit_and_when_the_next_may_start(
+async def test_explain_names_the_rate_limit_and_the_next_start(
     engine: Engine, clock: ManualClock
 ) -> None:
     await limited(engine, requests_per_minute=1)
@@ -253,7 +253,7 @@ async def test_explain_tells_which_limit_and_when_the_next_may_start(
     assert (await engine.explain(task)).agents == {known.name: []}
 
 
-async def test_a_limit_is_seen_changed_and_forgotten(engine: Engine, raw: Raw) -> None:
+async def test_rate_limit_is_shown_changed_and_deleted(engine: Engine, raw: Raw) -> None:
     await limited(engine, model="opus", tokens_per_minute=100)
     [view] = await engine.rate_limits.list()
     assert (view.name, view.provider, view.model, view.account) == (
@@ -282,7 +282,7 @@ async def test_a_limit_is_seen_changed_and_forgotten(engine: Engine, raw: Raw) -
     "fields",
     [{"requests_per_minute": 0}, {"provider": None}, {"provider": "\x00"}, {"name": " "}],
 )
-async def test_a_limit_that_makes_no_sense_is_refused(
+async def test_invalid_rate_limit_is_refused(
     engine: Engine, raw: Raw, fields: dict[str, Any]
 ) -> None:
     wanted = RateLimit(name="x", provider="p", requests_per_minute=1)
@@ -290,7 +290,7 @@ async def test_a_limit_that_makes_no_sense_is_refused(
     assert await raw.count("rate_limit") == 0
 
 
-async def test_limits_hold_in_their_own_workspace(engine: Engine, raw: Raw) -> None:
+async def test_rate_limit_applies_to_its_own_workspace(engine: Engine, raw: Raw) -> None:
     other = Engine(engine.store, workspace=await raw.workspace(5), actor="tester")
     await limited(other, requests_per_minute=1)
     await submit(engine, 3)
@@ -298,7 +298,7 @@ async def test_limits_hold_in_their_own_workspace(engine: Engine, raw: Raw) -> N
     assert await engine.rate_limits.list() == []
 
 
-async def test_without_limits_a_claim_is_one_statement(
+async def test_claim_without_rate_limits_is_one_statement(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await limited(engine)

@@ -54,7 +54,7 @@ async def asked(engine: Engine) -> UUID:
     return item.id
 
 
-async def test_reports_add_up(engine: Engine, raw: Raw) -> None:
+async def test_usage_reports_add_up(engine: Engine, raw: Raw) -> None:
     fence = await running(engine)
     before = (
         PROCESS_METRICS.value("tenuto_tokens_total", model="m1"),
@@ -71,7 +71,7 @@ async def test_reports_add_up(engine: Engine, raw: Raw) -> None:
     assert PROCESS_METRICS.value("tenuto_cost_usd_total") - before[1] == pytest.approx(0.75)
 
 
-async def test_each_attempt_has_its_own(engine: Engine) -> None:
+async def test_usage_is_stored_per_attempt(engine: Engine) -> None:
     first = await running(engine)
     await engine.used(first, usage(100, 1))
     second = await reclaimed(engine, first)
@@ -86,7 +86,9 @@ async def below(raw: Raw, task: UUID, parent: UUID) -> None:
     await raw.execute(f"update task_body set parent = '{parent}' where task = '{task}'")
 
 
-async def test_another_tenant_cannot_use_up_a_budget(engine: Engine, raw: Raw) -> None:
+async def test_usage_of_another_workspace_does_not_count_against_a_budget(
+    engine: Engine, raw: Raw
+) -> None:
     mine = await running(engine, budget=Budget(tokens=1000))
     other = Engine(engine.system.store, workspace=await raw.workspace(7))
     agent = profile(id=uuid4(), workspace=other.workspace)
@@ -100,7 +102,9 @@ async def test_another_tenant_cannot_use_up_a_budget(engine: Engine, raw: Raw) -
     assert await engine.inbox.list() == []
 
 
-async def test_a_stale_attempt_cannot_spend(engine: Engine, clock: ManualClock, raw: Raw) -> None:
+async def test_usage_of_an_older_attempt_is_refused(
+    engine: Engine, clock: ManualClock, raw: Raw
+) -> None:
     first = await running(engine)
     clock.advance(LEASE_S + 1)
     await engine.maintenance.expire_once("reaper")
@@ -116,28 +120,28 @@ async def test_a_stale_attempt_cannot_spend(engine: Engine, clock: ManualClock, 
     assert await raw.count("spending") == 0
 
 
-async def test_a_numbered_report_counts_once(engine: Engine) -> None:
+async def test_numbered_usage_report_counts_once(engine: Engine) -> None:
     fence = await running(engine)
     for number in (1, 1, 2, 2, 1):
         await engine.used(fence, usage(10, 1, number=number))
     assert await spent(engine, fence.task) == (20, 0, 2)
 
 
-async def test_a_numbered_report_counts_once_whatever_comes_between(engine: Engine) -> None:
+async def test_numbered_usage_report_counts_once_after_other_reports(engine: Engine) -> None:
     fence = await running(engine)
     for number in (3, None, 3):
         await engine.used(fence, usage(10, 1, number=number))
     assert await spent(engine, fence.task) == (20, 0, 2)
 
 
-async def test_many_reports_at_once_are_all_counted(engine: Engine) -> None:
+async def test_concurrent_usage_reports_are_all_counted(engine: Engine) -> None:
     fence = await running(engine)
     await asyncio.gather(*(engine.used(fence, usage(1, 0.5)) for _ in range(20)))
     assert await spent(engine, fence.task) == (20, 0, 10)
 
 
 @pytest.mark.parametrize("watched", [False, True])
-async def test_what_is_told_with_the_result_counts_once(engine: Engine, watched: bool) -> None:
+async def test_usage_with_the_result_counts_once(engine: Engine, watched: bool) -> None:
     fence = await running(engine)
     if watched:
         await engine.submit(new(depends_on=[str(fence.task)]))
@@ -148,7 +152,7 @@ async def test_what_is_told_with_the_result_counts_once(engine: Engine, watched:
     assert len(await claim_all(engine)) == int(watched)
 
 
-async def test_what_is_told_with_a_refused_result_counts_once(engine: Engine) -> None:
+async def test_usage_with_a_refused_result_counts_once(engine: Engine) -> None:
     fence = await running(engine)
     await engine.used(fence, usage(1, 1, number=1))
     await engine.cancel(fence.task)
@@ -165,7 +169,7 @@ async def test_what_is_told_with_a_refused_result_counts_once(engine: Engine) ->
     ],
     ids=["condition", "foreach"],
 )
-async def test_what_is_told_with_a_result_that_its_control_cannot_use_counts_once(
+async def test_usage_with_a_result_that_a_control_task_cannot_use_counts_once(
     engine: Engine, control: Any
 ) -> None:
     decides = task("c", prompt="Decide.", control=control)
@@ -182,7 +186,7 @@ async def test_what_is_told_with_a_result_that_its_control_cannot_use_counts_onc
 @pytest.mark.parametrize(
     "control", [Condition(expression="result.a.b.c > 1"), Foreach(items="result.a", template="t")]
 )
-async def test_what_is_told_with_a_result_that_the_tasks_own_control_cannot_use_counts_once(
+async def test_usage_with_a_result_that_its_own_control_cannot_use_counts_once(
     engine: Engine, control: Any
 ) -> None:
     await start(engine, "c", task("c", prompt="choose", control=control), task("t"))
@@ -195,7 +199,7 @@ async def test_what_is_told_with_a_result_that_the_tasks_own_control_cannot_use_
     assert await spent(engine, fence.task) == (5, 0, 1)
 
 
-async def test_what_is_told_with_a_failure_counts_once(engine: Engine) -> None:
+async def test_usage_with_a_failure_counts_once(engine: Engine) -> None:
     fence = await running(engine)
     await engine.fail(fence, failure(), usage=usage(5, 1))
     await engine.fail(fence, failure(), usage=usage(5, 1))
@@ -203,7 +207,7 @@ async def test_what_is_told_with_a_failure_counts_once(engine: Engine) -> None:
     assert await spent(engine, fence.task) == (5, 0, 1)
 
 
-async def test_what_a_cancelled_attempt_used_counts(engine: Engine) -> None:
+async def test_usage_of_a_cancelled_attempt_counts(engine: Engine) -> None:
     fence = await running(engine)
     await engine.cancel(fence.task)
     await engine.used(fence, usage(5, 1))
@@ -211,7 +215,7 @@ async def test_what_a_cancelled_attempt_used_counts(engine: Engine) -> None:
     assert await spent(engine, fence.task) == (11, 0, 2)
 
 
-async def test_nonsense_is_refused(engine: Engine) -> None:
+async def test_invalid_usage_is_refused(engine: Engine) -> None:
     fence = await running(engine)
     for bad in (
         Usage(input_tokens=-1),
@@ -236,7 +240,9 @@ async def test_nonsense_is_refused(engine: Engine) -> None:
             await engine.submit(new(budget=budget))
 
 
-async def test_the_workspace_sums_up(engine: Engine, clock: ManualClock, raw: Raw) -> None:
+async def test_workspace_usage_is_the_sum_of_its_tasks(
+    engine: Engine, clock: ManualClock, raw: Raw
+) -> None:
     elsewhere = Engine(engine.store, workspace=await raw.workspace(7), actor="tester")
     fence = await running(engine)
     await engine.used(fence, usage(100, 1))
@@ -250,7 +256,7 @@ async def test_the_workspace_sums_up(engine: Engine, clock: ManualClock, raw: Ra
     assert (await elsewhere.spending()).cost_usd == 0
 
 
-async def test_flows_and_groups_sum_up(engine: Engine) -> None:
+async def test_flow_and_group_usage_is_the_sum_of_their_tasks(engine: Engine) -> None:
     budget = Budget(cost_usd=1.5)
     flow = await start(engine, "g", group("g", "a", "b"), task("a", budget=budget), task("b"))
     first = await claim_one(engine)
@@ -263,7 +269,7 @@ async def test_flows_and_groups_sum_up(engine: Engine) -> None:
     assert (await engine.flow_views.group(run)).cost_usd == 1.75
 
 
-async def test_tokens_count_against_rate_limits(engine: Engine) -> None:
+async def test_reported_tokens_count_against_rate_limits(engine: Engine) -> None:
     await engine.rate_limits.put(RateLimit(name="m1", model="m1", tokens_per_minute=1000))
     fence = await running(engine, model="m1")
     await engine.used(fence, usage(300, number=1))

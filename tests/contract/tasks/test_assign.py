@@ -16,7 +16,7 @@ from tests.contract.conftest import (
 from tenuto.engine.engine import Engine
 
 
-async def test_only_the_agent_that_a_task_is_for_takes_it(engine: Engine) -> None:
+async def test_assigned_task_is_claimed_by_its_agent_only(engine: Engine) -> None:
     mine = await engine.register_agent(profile(name="mine"))
     other = await engine.register_agent(profile(id=uuid4(), name="other"))
     task = (await engine.submit(new())).id
@@ -28,7 +28,7 @@ async def test_only_the_agent_that_a_task_is_for_takes_it(engine: Engine) -> Non
     assert mine.id != other.id
 
 
-async def test_a_task_that_runs_is_only_taken_away_on_purpose(
+async def test_running_task_is_reassigned_only_if_forced(
     engine: Engine, clock: ManualClock
 ) -> None:
     other = await engine.register_agent(profile(id=uuid4(), name="other"))
@@ -44,7 +44,7 @@ async def test_a_task_that_runs_is_only_taken_away_on_purpose(
     await engine.complete(work.fence)
 
 
-async def test_a_task_can_be_for_nobody_in_particular_again(engine: Engine) -> None:
+async def test_assignment_of_a_task_can_be_removed(engine: Engine) -> None:
     other = await engine.register_agent(profile(id=uuid4(), name="other"))
     task = (await engine.submit(new(target_agent=other.id))).id
     assert await claim_all(engine) == []
@@ -52,7 +52,7 @@ async def test_a_task_can_be_for_nobody_in_particular_again(engine: Engine) -> N
     assert (await claim_one(engine)).fence.task == task
 
 
-async def test_what_cannot_be_assigned(engine: Engine) -> None:
+async def test_invalid_assignment_is_refused(engine: Engine) -> None:
     task = (await engine.submit(new())).id
     assert await refusal(engine.assign(task, uuid4())) == "not_found"
     assert await refusal(engine.assign(uuid4(), None)) == "not_found"

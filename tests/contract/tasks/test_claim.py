@@ -48,7 +48,9 @@ def ids(works: list[ClaimedTask]) -> list[UUID]:
     return [work.fence.task for work in works]
 
 
-async def test_a_claim_makes_it_running_and_ours(engine: Engine, clock: ManualClock) -> None:
+async def test_claim_makes_the_task_running_under_a_lease(
+    engine: Engine, clock: ManualClock
+) -> None:
     submitted = await engine.submit(new(timeout_s=60))
     clock.advance(5)
     (work,) = await engine.claim(profile(), WORKER, 3, 40)
@@ -67,25 +69,25 @@ async def test_a_claim_makes_it_running_and_ours(engine: Engine, clock: ManualCl
     assert event.actor == WORKER
 
 
-async def test_a_lease_is_the_longer_of_the_tasks_and_the_claims(engine: Engine) -> None:
+async def test_lease_is_the_longer_of_task_and_claim(engine: Engine) -> None:
     await engine.submit_many([new("long", lease_s=100), new("short", lease_s=5)])
     works = {work.title: work for work in await engine.claim(profile(), WORKER, 2, 30)}
     assert works["long"].lease_until == START + timedelta(seconds=100)
     assert works["short"].lease_until == START + timedelta(seconds=30)
 
 
-async def test_a_token_is_never_stored(engine: Engine, raw: Raw) -> None:
+async def test_lease_token_is_stored_only_as_a_hash(engine: Engine, raw: Raw) -> None:
     fence = await running(engine)
     assert await raw.value("select lease_token from task") != fence.token
 
 
 @pytest.mark.parametrize("n", [0, -1])
-async def test_none_wanted_none_taken(engine: Engine, n: int) -> None:
+async def test_claim_of_zero_tasks_claims_none(engine: Engine, n: int) -> None:
     await engine.submit(new())
     assert await engine.claim(profile(), WORKER, n) == []
 
 
-async def test_an_empty_queue_gives_nothing(engine: Engine) -> None:
+async def test_claim_from_an_empty_queue_returns_nothing(engine: Engine) -> None:
     assert await claim_all(engine) == []
     await running(engine)
     assert await claim_all(engine) == []
@@ -112,7 +114,7 @@ async def queued(engine: Engine, clock: ManualClock, queue: Queue) -> list[tuple
 
 @PROPERTY
 @given(queue=QUEUES, wishes=st.lists(st.integers(1, 9), min_size=1, max_size=6))
-async def test_exactly_the_best_by_rank(
+async def test_claim_takes_the_best_tasks_by_rank(
     store: AnyStore, raw: Raw, clock: ManualClock, queue: Queue, wishes: list[int]
 ) -> None:
     engine = Engine(store, workspace=await raw.workspace(next(WORKSPACES)))
@@ -125,7 +127,7 @@ async def test_exactly_the_best_by_rank(
 
 @PROPERTY
 @given(queue=QUEUES, mine=st.sets(st.integers(0, 4), min_size=1), wish=st.integers(1, 12))
-async def test_exactly_the_best_of_the_lanes_that_match(
+async def test_claim_takes_the_best_tasks_of_all_matching_lanes(
     store: AnyStore, raw: Raw, clock: ManualClock, queue: Queue, mine: set[int], wish: int
 ) -> None:
     engine = Engine(store, workspace=await raw.workspace(next(WORKSPACES)))
@@ -136,7 +138,7 @@ async def test_exactly_the_best_of_the_lanes_that_match(
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-async def test_the_answer_is_in_order_of_rank(
+async def test_claimed_tasks_are_returned_in_order_of_rank(
     engine: Engine, clock: ManualClock, lanes: int
 ) -> None:
     queue = [(n % lanes, (n * 7) % 10 + 1, 13) for n in range(30)]
@@ -145,7 +147,7 @@ async def test_the_answer_is_in_order_of_rank(
     assert ids(await claim_all(engine, 100)) == model[12:]
 
 
-async def test_a_retry_keeps_its_place(engine: Engine, clock: ManualClock) -> None:
+async def test_retried_task_keeps_its_rank(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     clock.advance(LEASE_S + 1)
     await engine.submit_many([new(), new()])
@@ -154,14 +156,14 @@ async def test_a_retry_keeps_its_place(engine: Engine, clock: ManualClock) -> No
     assert (await claim_one(engine)).fence.task == fence.task
 
 
-async def test_age_beats_priority_in_time(engine: Engine, clock: ManualClock) -> None:
+async def test_age_outranks_priority_in_time(engine: Engine, clock: ManualClock) -> None:
     old = await engine.submit(new(priority=1))
     clock.advance(hours=9, seconds=1)
     urgent = await engine.submit(new(priority=10))
     assert ids(await claim_all(engine)) == [old.id, urgent.id]
 
 
-async def test_only_pending_tasks_are_taken(engine: Engine) -> None:
+async def test_claim_takes_pending_tasks_only(engine: Engine) -> None:
     others = [s for s in Status if s is not Status.PENDING]
     fences = [await in_status(engine, s) for s in others]
     before = [await row_of(engine, fence.task) for fence in fences]
@@ -179,7 +181,7 @@ async def drain(engine: Engine, agent: Any, n: int, taken: list[UUID]) -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
-async def test_eight_claimers_never_take_one_twice(
+async def test_eight_concurrent_claimers_never_claim_a_task_twice(
     engine: Engine, another: Another, lanes: int
 ) -> None:
     submitted = await engine.submit_many([new(task_type=f"t{n % lanes}") for n in range(200)])
@@ -194,7 +196,9 @@ async def test_eight_claimers_never_take_one_twice(
     assert set(taken) == {each.id for each in submitted}
 
 
-async def test_one_agent_in_many_places_takes_none_twice(engine: Engine, another: Another) -> None:
+async def test_agent_in_many_processes_claims_no_task_twice(
+    engine: Engine, another: Another
+) -> None:
     await engine.submit_many([new() for _ in range(60)])
     taken: list[UUID] = []
     async with another() as second:
@@ -203,7 +207,9 @@ async def test_one_agent_in_many_places_takes_none_twice(engine: Engine, another
     assert sorted(Counter(taken).values()) == [1] * 60
 
 
-async def test_capacity_holds_under_concurrency(engine: Engine, another: Another, raw: Raw) -> None:
+async def test_agent_capacity_holds_under_concurrent_claims(
+    engine: Engine, another: Another, raw: Raw
+) -> None:
     await engine.submit_many([new(task_type=f"t{n % 2}") for n in range(40)])
     agent = await engine.register_agent(profile(max_concurrent=5))
     running_now = f"select count(*) from task where agent = '{agent.id}' and status = 'RUNNING'"
@@ -215,7 +221,7 @@ async def test_capacity_holds_under_concurrency(engine: Engine, another: Another
             await asyncio.gather(*(engine.complete(work.fence) for work in works))
 
 
-async def test_capacity_is_the_registered_one(engine: Engine) -> None:
+async def test_claim_uses_the_registered_capacity(engine: Engine) -> None:
     await engine.submit_many([new() for _ in range(9)])
     agent = await engine.register_agent(profile(max_concurrent=2))
     assert len(await engine.claim(profile(max_concurrent=9), WORKER, 9)) == 2
@@ -224,7 +230,7 @@ async def test_capacity_is_the_registered_one(engine: Engine) -> None:
     assert await engine.claim(agent, WORKER, 9) == []
 
 
-async def test_an_unconfirmed_kill_holds_its_slot(engine: Engine, clock: ManualClock) -> None:
+async def test_unconfirmed_kill_occupies_a_slot(engine: Engine, clock: ManualClock) -> None:
     agent = await engine.register_agent(profile(max_concurrent=1))
     await engine.submit_many([new(), new()])
     (work,) = await engine.claim(agent, WORKER, 1)
@@ -235,7 +241,7 @@ async def test_an_unconfirmed_kill_holds_its_slot(engine: Engine, clock: ManualC
     assert await engine.claim(agent, WORKER, 1) == []
 
 
-async def test_an_assigned_task_holds_its_slot(engine: Engine) -> None:
+async def test_assigned_task_occupies_a_slot(engine: Engine) -> None:
     agent = await engine.register_agent(profile(max_concurrent=1))
     fence = await assigned(engine)
     await engine.submit(new())
@@ -244,13 +250,13 @@ async def test_an_assigned_task_holds_its_slot(engine: Engine) -> None:
     assert len(await engine.claim(agent, WORKER, 2)) == 1
 
 
-async def test_an_unknown_agent_with_a_capacity_takes_nothing(engine: Engine) -> None:
+async def test_unregistered_agent_with_a_capacity_claims_nothing(engine: Engine) -> None:
     await engine.submit(new())
     call = engine.claim(profile(max_concurrent=1), WORKER, 1)
     assert await refusal(call) == "agent_terminated"
 
 
-async def test_a_terminated_agent_takes_nothing(engine: Engine, raw: Raw) -> None:
+async def test_terminated_agent_claims_nothing(engine: Engine, raw: Raw) -> None:
     agent = await engine.register_agent(profile(max_concurrent=1))
     await raw.execute("update agent set status = 'TERMINATED'")
     await engine.submit(new())
@@ -266,7 +272,7 @@ async def close_lane(engine: Engine, lane: int, until: Any) -> None:
     await engine.core.store.transact(script)
 
 
-async def test_a_closed_lane_is_not_claimed_from(
+async def test_paused_lane_is_not_claimed_from(
     engine: Engine, clock: ManualClock, another: Another
 ) -> None:
     closed = await engine.submit(new(task_type="closed", priority=10))
@@ -287,7 +293,9 @@ def tick(engine: Engine, seconds: float) -> None:
     engine.clock.advance(seconds)
 
 
-async def test_a_busy_engine_learns_that_a_lane_closed(engine: Engine, another: Another) -> None:
+async def test_lane_cache_of_a_busy_engine_sees_a_new_pause(
+    engine: Engine, another: Another
+) -> None:
     submitted = await engine.submit_many([new() for _ in range(30)])
     async with another() as second:
         await claim_one(second)
@@ -300,7 +308,9 @@ async def test_a_busy_engine_learns_that_a_lane_closed(engine: Engine, another: 
     assert late[-1] == 0, f"still claims from the closed lane: {late}"
 
 
-async def test_a_busy_engine_learns_of_a_new_lane(engine: Engine, another: Another) -> None:
+async def test_lane_cache_of_a_busy_engine_sees_a_new_lane(
+    engine: Engine, another: Another
+) -> None:
     await engine.submit_many([new(task_type="old", priority=1) for _ in range(30)])
     async with another() as second:
         await claim_one(second)
@@ -312,14 +322,16 @@ async def test_a_busy_engine_learns_of_a_new_lane(engine: Engine, another: Anoth
     assert urgent.id in taken, "20 claims in 20 s passed over a better task in a new lane"
 
 
-async def test_a_new_lane_is_found_by_an_idle_engine(engine: Engine, another: Another) -> None:
+async def test_lane_cache_of_an_idle_engine_sees_a_new_lane(
+    engine: Engine, another: Another
+) -> None:
     async with another() as second:
         assert await claim_all(second) == []
         submitted = await engine.submit(new(task_type="fresh"))
         assert ids(await claim_all(second)) == [submitted.id]
 
 
-async def test_a_workspace_nobody_made_has_nothing(engine: Engine) -> None:
+async def test_claim_in_a_missing_workspace_returns_nothing(engine: Engine) -> None:
     elsewhere = Engine(engine.store, workspace=UUID(int=5))
     assert await refusal(elsewhere.submit(new())) == "not_found"
     agent = profile(workspace=elsewhere.workspace)
@@ -327,7 +339,7 @@ async def test_a_workspace_nobody_made_has_nothing(engine: Engine) -> None:
         assert await elsewhere.claim(agent, WORKER, 2) == []
 
 
-async def test_a_claim_whose_answer_was_lost_is_found_by_its_token(
+async def test_claim_with_a_lost_response_is_found_by_its_token(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted = await engine.submit(new())
@@ -345,14 +357,14 @@ async def test_a_claim_whose_answer_was_lost_is_found_by_its_token(
     await engine.complete(work.fence)
 
 
-async def test_an_assigned_task_is_found_by_its_token(engine: Engine) -> None:
+async def test_assigned_task_is_found_by_its_claim_token(engine: Engine) -> None:
     fence = await assigned(engine)
     assert ids(await engine.claimed(AGENT, fence.token)) == [fence.task]
     await engine.release(fence)
     assert await engine.claimed(AGENT, fence.token) == []
 
 
-async def test_a_claim_that_cannot_be_written_is_no_empty_queue(
+async def test_claim_that_cannot_be_written_raises(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await engine.submit(new())
@@ -400,7 +412,7 @@ MATCHES: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
 ]
 
 
-async def test_who_may_take_what(engine: Engine, raw: Raw) -> None:
+async def test_claim_returns_only_tasks_that_the_agent_matches(engine: Engine, raw: Raw) -> None:
     for number, (task, agent, fits) in enumerate(MATCHES):
         there = Engine(engine.store, workspace=await raw.workspace(next(WORKSPACES)))
         if target := task.get("target_agent"):
@@ -410,13 +422,15 @@ async def test_who_may_take_what(engine: Engine, raw: Raw) -> None:
         assert bool(found) is fits, f"case {number}: {task} against {agent}"
 
 
-async def test_an_agent_of_another_workspace_sees_nothing(engine: Engine, raw: Raw) -> None:
+async def test_agent_of_another_workspace_claims_nothing(engine: Engine, raw: Raw) -> None:
     await engine.submit(new())
     stranger = profile(workspace=await raw.workspace(next(WORKSPACES)))
     assert await engine.claim(stranger, WORKER, 1) == []
 
 
-async def test_the_next_attempt_starts_clean(engine: Engine, clock: ManualClock) -> None:
+async def test_next_attempt_starts_without_state_of_the_last(
+    engine: Engine, clock: ManualClock
+) -> None:
     fence = await running(engine)
     await engine.progress(fence, 50, "half way")
     await engine.checkpoint(fence, {"at": 50})
@@ -428,7 +442,9 @@ async def test_the_next_attempt_starts_clean(engine: Engine, clock: ManualClock)
     assert (view.progress_percent, view.current_step) == (None, None)
 
 
-async def test_one_token_at_several_processes_takes_once(engine: Engine, another: Another) -> None:
+async def test_claim_token_used_by_several_processes_claims_once(
+    engine: Engine, another: Another
+) -> None:
     await engine.submit_many([new() for _ in range(20)])
     for number in range(5):
         token = f"the token of claim {number}"

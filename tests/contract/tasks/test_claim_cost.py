@@ -48,7 +48,9 @@ def scanned(node: dict[str, Any]) -> int:
     return max(int(seen * node["Actual Loops"]), *below, 0)
 
 
-async def test_postgresql_goes_through_few(postgres_engine: Engine, postgres_url: str) -> None:
+async def test_claim_on_postgresql_reads_few_rows_of_deep_lanes(
+    postgres_engine: Engine, postgres_url: str
+) -> None:
     params = await filled(postgres_engine, DEEP)
     query = sql.variant(sql.load(sql.POSTGRES)["claim"], frozenset(params), (), set())
     compiled = sql.for_postgres(query)
@@ -67,7 +69,9 @@ async def test_postgresql_goes_through_few(postgres_engine: Engine, postgres_url
 
 
 @pytest.mark.parametrize("n", [1, WANTED])
-async def test_sqlite_takes_as_many_steps_in_deep_lanes(sqlite_engine: Engine, n: int) -> None:
+async def test_claim_on_sqlite_takes_as_many_steps_in_deep_lanes(
+    sqlite_engine: Engine, n: int
+) -> None:
     store = sqlite_engine.store
     assert isinstance(store, SqliteStore)
     steps = [0]

@@ -55,7 +55,9 @@ ASKS: dict[str, tuple[Person, commands.Command]] = {
 
 
 @pytest.mark.parametrize("of", Status)
-async def test_every_ask_in_every_status_is_the_models(engine: Engine, of: Status) -> None:
+async def test_every_command_in_every_status_does_what_the_model_decides(
+    engine: Engine, of: Status
+) -> None:
     for name, (ask, command) in ASKS.items():
         fence = await in_status(engine, of)
         before, seen = await row_of(engine, fence.task), await snapshot(engine, fence.task)
@@ -76,7 +78,9 @@ async def test_every_ask_in_every_status_is_the_models(engine: Engine, of: Statu
             await engine.cancel(fence.task)  # else the next claim takes it
 
 
-async def test_what_does_not_exist_or_is_elsewhere(engine: Engine, raw: Raw) -> None:
+async def test_control_of_a_missing_or_other_workspaces_task_is_not_found(
+    engine: Engine, raw: Raw
+) -> None:
     elsewhere = Engine(engine.store, workspace=await raw.workspace(77))
     foreign = (await elsewhere.submit(new())).id
     for ask, _ in ASKS.values():
@@ -85,7 +89,7 @@ async def test_what_does_not_exist_or_is_elsewhere(engine: Engine, raw: Raw) -> 
     assert (await elsewhere.show(foreign)).version == 1
 
 
-async def test_a_running_task_is_cancelled_with_a_receipt(
+async def test_cancel_of_a_running_task_stores_the_receipt(
     engine: Engine, clock: ManualClock
 ) -> None:
     fence = await running(engine)
@@ -106,7 +110,7 @@ async def test_a_running_task_is_cancelled_with_a_receipt(
     assert any("changed my mind" in text for text in texts)
 
 
-async def test_a_running_task_is_paused_and_goes_on(engine: Engine) -> None:
+async def test_running_task_is_paused_and_resumed(engine: Engine) -> None:
     fence = await running(engine)
     await engine.pause(fence.task)
     await engine.checkpoint(fence, {"last": True})
@@ -119,7 +123,7 @@ async def test_a_running_task_is_paused_and_goes_on(engine: Engine) -> None:
     assert (work.checkpoint, work.tries, work.fence.attempt) == ({"last": True}, 1, 2)
 
 
-async def test_a_cancel_is_not_lost_to_a_pause(engine: Engine) -> None:
+async def test_cancel_request_survives_a_pause(engine: Engine) -> None:
     fence = await running(engine)
     await engine.pause(fence.task)
     await engine.cancel(fence.task)
@@ -131,14 +135,16 @@ async def test_a_cancel_is_not_lost_to_a_pause(engine: Engine) -> None:
     assert await status(engine, fence.task) == "CANCELLED"
 
 
-async def test_what_is_being_cancelled_is_not_paused(engine: Engine) -> None:
+async def test_task_with_a_cancel_request_is_not_paused(engine: Engine) -> None:
     fence = await running(engine)
     await engine.cancel(fence.task)
     assert await refusal(engine.pause(fence.task)) == "cancel_requested"
     assert await refusal(engine.confirm_pause(fence, KILLED)) == "cancel_requested"
 
 
-async def test_cancel_and_complete_race_and_one_wins(engine: Engine, another: Another) -> None:
+async def test_concurrent_cancel_and_complete_have_one_winner(
+    engine: Engine, another: Another
+) -> None:
     await engine.submit_many([new() for _ in range(30)])
     works = await claim_all(engine)
     async with another() as second:
@@ -157,7 +163,7 @@ async def test_cancel_and_complete_race_and_one_wins(engine: Engine, another: An
             assert (view.status, cancelled) == ("RUNNING", None)
 
 
-async def test_a_paused_schedule_goes_on_where_it_was(engine: Engine, clock: ManualClock) -> None:
+async def test_resume_restores_a_scheduled_start(engine: Engine, clock: ManualClock) -> None:
     submitted = await engine.submit(new(run_at=START + timedelta(seconds=60)))
     await engine.pause(submitted.id)
     clock.advance(30)
@@ -170,7 +176,7 @@ async def test_a_paused_schedule_goes_on_where_it_was(engine: Engine, clock: Man
     assert await status(engine, submitted.id) == "PENDING"
 
 
-async def test_a_paused_backoff_goes_on_where_it_was(engine: Engine, clock: ManualClock) -> None:
+async def test_resume_restores_a_retry_wait(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     await engine.fail(fence, failure())
     await engine.pause(fence.task)
@@ -181,7 +187,7 @@ async def test_a_paused_backoff_goes_on_where_it_was(engine: Engine, clock: Manu
     assert await status(engine, fence.task) == "PENDING"
 
 
-async def test_a_paused_hold_goes_on_where_it_was(engine: Engine, clock: ManualClock) -> None:
+async def test_resume_restores_a_hold(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     await engine.park(fence, "quota", resume_at=START + timedelta(seconds=60))
     await engine.pause(fence.task)
@@ -194,7 +200,7 @@ async def test_a_paused_hold_goes_on_where_it_was(engine: Engine, clock: ManualC
     assert (view.status, view.hold) == ("PENDING", None)
 
 
-async def test_retry_gives_all_tries_back(engine: Engine, clock: ManualClock) -> None:
+async def test_retry_resets_the_tries(engine: Engine, clock: ManualClock) -> None:
     fence = await in_status(engine, Status.DEAD)
     await engine.archive(fence.task)
     await engine.retry(fence.task)
@@ -207,14 +213,14 @@ async def test_retry_gives_all_tries_back(engine: Engine, clock: ManualClock) ->
     assert await refusal(engine.retry(fence.task)) == "out_of_turn"
 
 
-async def test_a_retry_of_a_cancelled_schedule_waits(engine: Engine) -> None:
+async def test_retry_of_a_cancelled_task_waits_for_its_start_time(engine: Engine) -> None:
     submitted = await engine.submit(new(run_at=START + timedelta(hours=1)))
     await engine.cancel(submitted.id)
     await engine.retry(submitted.id)
     assert await status(engine, submitted.id) == "WAITING"
 
 
-async def test_a_retry_of_what_waited_too_long_runs(engine: Engine, clock: ManualClock) -> None:
+async def test_retry_after_an_expired_wait_is_pending(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     await engine.park(fence, "vendor", wait_until=clock.now() + timedelta(seconds=10))
     clock.advance(10)
@@ -225,9 +231,7 @@ async def test_a_retry_of_what_waited_too_long_runs(engine: Engine, clock: Manua
     assert (await claim_one(engine)).fence.task == fence.task
 
 
-async def test_a_retry_of_what_still_has_time_to_wait_waits(
-    engine: Engine, clock: ManualClock
-) -> None:
+async def test_retry_before_the_resume_time_waits(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     at = clock.now() + timedelta(seconds=10)
     await engine.park(fence, "vendor", resume_at=at, wait_until=at + timedelta(seconds=10))
@@ -270,7 +274,7 @@ RERUN: dict[str, Any] = {
 }
 
 
-async def test_a_rerun_asks_for_the_same(engine: Engine, clock: ManualClock) -> None:
+async def test_rerun_has_the_same_request(engine: Engine, clock: ManualClock) -> None:
     first = await engine.submit(new(**RERUN))
     clock.advance(10)
     again = await engine.rerun(first.id)
@@ -290,7 +294,7 @@ id idempotency_key run_at key depends_on blocks on_dependency_failure next group
 """What a rerun does not repeat: names and time of the first task, and its place among others."""
 
 
-async def test_a_rerun_keeps_every_other_field(engine: Engine) -> None:
+async def test_rerun_copies_every_field(engine: Engine) -> None:
     await engine.register_agent(profile())
     asked = new(
         **RERUN | {"retry": RetryPolicy(base_s=2.0)},
@@ -318,7 +322,7 @@ async def test_a_rerun_keeps_every_other_field(engine: Engine) -> None:
     assert changed - {"event_xid"} == {"id", "rerun_of"}
 
 
-async def test_a_rerun_of_a_command_is_a_command(engine: Engine) -> None:
+async def test_rerun_of_a_command_task_has_the_command(engine: Engine) -> None:
     first = await engine.submit(new(command=["echo", "hi"], idempotency_key="k"))
     again = await engine.rerun(first.id)
     view = await engine.show(again.id)
@@ -326,7 +330,7 @@ async def test_a_rerun_of_a_command_is_a_command(engine: Engine) -> None:
     assert (await row_of(engine, first.id)).lane == (await row_of(engine, again.id)).lane
 
 
-async def test_a_rerun_keeps_every_requirement(engine: Engine) -> None:
+async def test_rerun_copies_every_requirement(engine: Engine) -> None:
     await engine.register_agent(profile())
     first = await engine.submit(new(region="eu", target_agent=profile().id))
     await engine.cancel(first.id)
@@ -335,7 +339,7 @@ async def test_a_rerun_keeps_every_requirement(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("how", ["aged", "erased"])
-async def test_what_is_gone_is_not_run_again(
+async def test_rerun_of_a_task_without_contents_is_refused(
     engine: Engine, clock: ManualClock, raw: Raw, how: str
 ) -> None:
     first = await engine.submit(new(command=["echo", "hi"], tags=["x"]))
@@ -358,7 +362,7 @@ SAID = "sesame"
 
 
 @pytest.mark.parametrize("how", ["aged", "erased"])
-async def test_nothing_is_left_of_what_a_task_carried(
+async def test_deleted_contents_leave_no_trace(
     engine: Engine, clock: ManualClock, raw: Raw, how: str
 ) -> None:
     said: dict[str, Any] = {
@@ -391,12 +395,12 @@ async def test_nothing_is_left_of_what_a_task_carried(
     assert holding == []
 
 
-async def test_no_attempt_passes_for_gone(engine: Engine) -> None:
+async def test_progress_with_a_reserved_text_is_refused(engine: Engine) -> None:
     fence = await running(engine)
     assert await refusal(engine.progress(fence, 1, "(pruned)")) == "invalid_value"
 
 
-async def test_a_new_priority_is_a_new_place(engine: Engine) -> None:
+async def test_new_priority_changes_the_rank(engine: Engine) -> None:
     first, second = await engine.submit(new()), await engine.submit(new())
     await engine.reprioritise(second.id, 6)
     row = await row_of(engine, second.id)
@@ -406,7 +410,7 @@ async def test_a_new_priority_is_a_new_place(engine: Engine) -> None:
         assert await refusal(engine.reprioritise(first.id, wrong)) == "invalid_value"
 
 
-async def test_a_new_priority_is_no_edit(engine: Engine) -> None:
+async def test_new_priority_is_recorded_apart_from_edits(engine: Engine) -> None:
     task = (await engine.submit(new())).id
     await engine.edit(task, TaskChanges(priority=6))
     await engine.edit(task, TaskChanges(priority=7, title="t"))
@@ -414,7 +418,7 @@ async def test_a_new_priority_is_no_edit(engine: Engine) -> None:
     assert told == ["submitted", "priority_changed", "priority_changed", "edited"]
 
 
-async def test_one_action_for_many(engine: Engine) -> None:
+async def test_action_applies_to_many_tasks(engine: Engine) -> None:
     made = [await in_status(engine, s) for s in (Status.DEAD, Status.FAILED, Status.COMPLETED)]
     everything = Filter()
     planned = await engine.act("retry", everything, dry_run=True)
@@ -426,7 +430,7 @@ async def test_one_action_for_many(engine: Engine) -> None:
     assert "COMPLETED" in result.refused[str(made[2].task)]
 
 
-async def test_an_action_takes_the_newest_up_to_its_limit(engine: Engine) -> None:
+async def test_action_by_filter_takes_the_newest_up_to_its_limit(engine: Engine) -> None:
     submitted = await engine.submit_many([new(tags=["x"]) for _ in range(5)])
     await engine.submit(new())
     result = await engine.act("cancel", Filter(tags=("x",)), reason="all", limit=2)
@@ -445,7 +449,7 @@ async def test_an_action_takes_the_newest_up_to_its_limit(engine: Engine) -> Non
         ("archive", Status.COMPLETED, "COMPLETED"),
     ],
 )
-async def test_every_action_by_filter(
+async def test_every_action_works_by_filter(
     engine: Engine, action: Action, of: Status, ends: str
 ) -> None:
     fence = await in_status(engine, of)
@@ -454,7 +458,9 @@ async def test_every_action_by_filter(
     assert await status(engine, fence.task) == ends
 
 
-async def test_a_wakeup_follows_what_became_claimable(engine: Engine, clock: ManualClock) -> None:
+async def test_action_wakes_workers_if_a_task_becomes_claimable(
+    engine: Engine, clock: ManualClock
+) -> None:
     heard: list[str] = []
     engine.core.wakeups.subscribe(heard.append)
     fence = await running(engine)

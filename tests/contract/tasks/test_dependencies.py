@@ -42,7 +42,7 @@ async def finish(engine: Engine, task: UUID, *, fails: bool = False) -> None:
             await engine.complete(work.fence, {"made": str(task)})
 
 
-async def test_a_task_waits_for_what_it_depends_on(engine: Engine) -> None:
+async def test_task_waits_for_its_dependencies(engine: Engine) -> None:
     first, second = await submit(engine), await submit(engine)
     last = await submit(engine, first, second)
     assert await status(engine, last) == "WAITING"
@@ -53,7 +53,7 @@ async def test_a_task_waits_for_what_it_depends_on(engine: Engine) -> None:
     assert await status(engine, last) == "PENDING"
 
 
-async def test_a_task_does_not_wait_for_what_has_ended(engine: Engine) -> None:
+async def test_task_does_not_wait_for_a_finished_dependency(engine: Engine) -> None:
     first = await submit(engine)
     await finish(engine, first)
     assert await status(engine, await submit(engine, first)) == "PENDING"
@@ -63,7 +63,7 @@ async def test_a_task_does_not_wait_for_what_has_ended(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("policy", "ends"), [("fail", "FAILED"), ("skip", "SKIPPED"), ("run", "PENDING")]
 )
-async def test_what_becomes_of_it_when_a_dependency_fails(
+async def test_failed_dependency_fails_or_skips_or_releases_its_dependent(
     engine: Engine, policy: Any, ends: str, late: bool
 ) -> None:
     first = await submit(engine)
@@ -77,7 +77,9 @@ async def test_what_becomes_of_it_when_a_dependency_fails(
     assert await status(engine, after) == ("WAITING" if ends == "PENDING" else ends)
 
 
-async def test_what_came_after_its_dependency_failed_is_revived_with_it(engine: Engine) -> None:
+async def test_task_submitted_after_its_dependency_failed_is_reopened_with_it(
+    engine: Engine,
+) -> None:
     first = await submit(engine)
     await finish(engine, first, fails=True)
     last = await submit(engine, first)
@@ -88,9 +90,7 @@ async def test_what_came_after_its_dependency_failed_is_revived_with_it(engine: 
     assert await status(engine, last) == "PENDING"
 
 
-async def test_tasks_submitted_together_refer_to_each_other_by_key(
-    engine: Engine, agent: AgentProfile
-) -> None:
+async def test_bulk_tasks_depend_on_each_other_by_key(engine: Engine, agent: AgentProfile) -> None:
     seen: list[Any] = []
     await engine.submit_many(
         [
@@ -120,12 +120,14 @@ async def test_tasks_submitted_together_refer_to_each_other_by_key(
         ([new(input={"$from": "b"})], "reference_invalid"),
     ],
 )
-async def test_bad_waits_are_refused_whole(engine: Engine, news: Any, code: str) -> None:
+async def test_bulk_with_an_invalid_dependency_is_refused_whole(
+    engine: Engine, news: Any, code: str
+) -> None:
     assert await refusal(engine.submit_many(news)) == code
     assert sum((await engine.counts()).values()) == 0
 
 
-async def test_a_task_can_block_others(engine: Engine) -> None:
+async def test_task_blocks_existing_tasks(engine: Engine) -> None:
     blocked = await submit(engine)
     first = (await engine.submit(new(blocks=[str(blocked)]))).id
     assert await status(engine, blocked) == "WAITING"
@@ -133,14 +135,16 @@ async def test_a_task_can_block_others(engine: Engine) -> None:
     assert await status(engine, blocked) == "PENDING"
 
 
-async def test_a_wait_that_both_sides_name_is_one(engine: Engine, agent: AgentProfile) -> None:
+async def test_dependency_named_by_both_tasks_is_stored_once(
+    engine: Engine, agent: AgentProfile
+) -> None:
     first, last = new("a", key="a", blocks=["b", "b"]), new("b", key="b", depends_on=["a"])
     await engine.submit_many([first, last])
     assert await worked(engine, agent) == ["a", "b"]
 
 
 @pytest.mark.parametrize("by_id", [True, False])
-async def test_a_repeated_submit_blocks_nobody_again(
+async def test_repeated_submit_adds_no_dependency(
     engine: Engine, agent: AgentProfile, by_id: bool
 ) -> None:
     blocked = await submit(engine, title="b")
@@ -154,7 +158,7 @@ async def test_a_repeated_submit_blocks_nobody_again(
     assert [each.created for each in (made, again, late)] == [True, False, False]
 
 
-async def test_a_repeated_spawn_blocks_nobody_again(engine: Engine, agent: AgentProfile) -> None:
+async def test_repeated_spawn_adds_no_dependency(engine: Engine, agent: AgentProfile) -> None:
     fence = await running(engine)
     blocked = await submit(engine, title="b")
     child = new("a", blocks=[str(blocked)])
@@ -162,7 +166,7 @@ async def test_a_repeated_spawn_blocks_nobody_again(engine: Engine, agent: Agent
     assert await worked(engine, agent) == ["a", "b"]
 
 
-async def test_a_new_task_is_not_blocked_by_one_that_was_there(engine: Engine) -> None:
+async def test_repeated_task_cannot_block_a_new_one_of_its_bulk(engine: Engine) -> None:
     """It would not wait, though it was said that it does."""
     news = [new("a", key="a", idempotency_key="k", blocks=["b"]), new("b", key="b")]
     await engine.submit_many(news)
@@ -170,7 +174,7 @@ async def test_a_new_task_is_not_blocked_by_one_that_was_there(engine: Engine) -
     assert sum((await engine.counts()).values()) == 2
 
 
-async def test_of_two_halves_of_a_circle_one_is_refused(engine: Engine, another: Another) -> None:
+async def test_second_half_of_a_cycle_is_refused(engine: Engine, another: Another) -> None:
     one, two = await submit(engine), await submit(engine)
     async with another() as other:
         answers = await asyncio.gather(
@@ -182,7 +186,7 @@ async def test_of_two_halves_of_a_circle_one_is_refused(engine: Engine, another:
     assert [each.code for each in refused] == ["dependency_cycle"]
 
 
-async def test_a_circle_of_two_submits_that_share_no_task_is_refused(
+async def test_cycle_of_two_submits_that_share_no_task_is_refused(
     postgres_engine: Engine, postgres_url: str
 ) -> None:
     """The first has looked for a circle, and has not written yet."""
@@ -201,7 +205,7 @@ async def test_a_circle_of_two_submits_that_share_no_task_is_refused(
         assert codes == ["dependency_cycle"]
 
 
-async def test_an_urgent_task_pulls_what_it_waits_for(engine: Engine) -> None:
+async def test_urgent_task_raises_the_rank_of_its_dependencies(engine: Engine) -> None:
     far = await submit(engine, priority=1)
     near = await submit(engine, far, priority=1)
     usual = await submit(engine, priority=5)
@@ -212,7 +216,7 @@ async def test_an_urgent_task_pulls_what_it_waits_for(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("held", ["PAUSED", "RETRY_WAIT"])
-async def test_what_is_held_is_pulled_as_well(engine: Engine, held: str) -> None:
+async def test_urgency_reaches_dependencies_with_a_hold(engine: Engine, held: str) -> None:
     """It goes on with its new place."""
     need = await submit(engine, priority=1)
     if held == "PAUSED":
@@ -226,9 +230,7 @@ async def test_what_is_held_is_pulled_as_well(engine: Engine, held: str) -> None
 
 
 @pytest.mark.parametrize("edited", [False, True])
-async def test_a_task_that_becomes_urgent_pulls_what_it_waits_for(
-    engine: Engine, edited: bool
-) -> None:
+async def test_new_urgency_raises_the_rank_of_dependencies(engine: Engine, edited: bool) -> None:
     first = await submit(engine, priority=1)
     last = await submit(engine, first, priority=1)
     usual = await submit(engine, priority=5)
@@ -239,7 +241,7 @@ async def test_a_task_that_becomes_urgent_pulls_what_it_waits_for(
     assert (await row_of(engine, first)).rank < (await row_of(engine, usual)).rank
 
 
-async def test_a_thousand_wait_for_one(engine: Engine) -> None:
+async def test_thousand_tasks_depend_on_one(engine: Engine) -> None:
     first = await submit(engine)
     await engine.submit_many([new(depends_on=[str(first)]) for _ in range(1200)])
     await finish(engine, first)
@@ -250,7 +252,7 @@ async def test_a_thousand_wait_for_one(engine: Engine) -> None:
     assert (await engine.counts())["PENDING"] == 1200
 
 
-async def test_a_long_chain_fails_in_bounded_steps(engine: Engine) -> None:
+async def test_long_chain_of_dependents_fails_in_bounded_steps(engine: Engine) -> None:
     news = [new(key="t0")]
     news += [new(key=f"t{i}", depends_on=[f"t{i - 1}"]) for i in range(1, 1200)]
     made = await engine.submit_many(news)
@@ -260,7 +262,7 @@ async def test_a_long_chain_fails_in_bounded_steps(engine: Engine) -> None:
     assert (await engine.counts())[Status.FAILED] == 1200
 
 
-async def test_a_need_that_is_more_urgent_stays_so(engine: Engine) -> None:
+async def test_more_urgent_dependency_keeps_its_rank(engine: Engine) -> None:
     urgent, slow = await submit(engine, priority=10), await submit(engine, priority=1)
     before = (await row_of(engine, urgent)).rank
     last = await submit(engine, urgent, slow, priority=5)
@@ -268,7 +270,9 @@ async def test_a_need_that_is_more_urgent_stays_so(engine: Engine) -> None:
     assert (await row_of(engine, slow)).rank == (await row_of(engine, last)).rank
 
 
-async def test_a_need_that_ends_in_a_pause_is_not_waited_for_after_it(engine: Engine) -> None:
+async def test_dependency_finished_during_a_pause_is_not_waited_for_after_resume(
+    engine: Engine,
+) -> None:
     first = await submit(engine)
     last = await submit(engine, first)
     await engine.pause(last)
@@ -278,7 +282,7 @@ async def test_a_need_that_ends_in_a_pause_is_not_waited_for_after_it(engine: En
     assert await status(engine, last) == "PENDING"
 
 
-async def test_a_need_that_ends_while_a_task_comes_to_wait_for_it_is_told(
+async def test_dependency_that_finishes_during_the_submit_releases_the_new_task(
     postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The submit has looked at what it waits for, and has not written yet."""

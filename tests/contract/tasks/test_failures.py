@@ -54,19 +54,19 @@ async def test_backoff_doubles_up_to_its_cap(engine: Engine, clock: ManualClock)
 
 
 @pytest.mark.parametrize(("roll", "factor"), [(0.0, 0.8), (0.999999, 1.2)])
-async def test_backoff_is_spread(
+async def test_backoff_has_jitter(
     engine: Engine, clock: ManualClock, roll: float, factor: float
 ) -> None:
     clock.roll = roll
     assert await delays(engine, clock, 2) == pytest.approx([5 * factor, 10 * factor], abs=1e-3)
 
 
-async def test_backoff_is_the_tasks_own(engine: Engine, clock: ManualClock) -> None:
+async def test_backoff_follows_the_tasks_retry_policy(engine: Engine, clock: ManualClock) -> None:
     policy = RetryPolicy(base_s=1, multiplier=3, cap_s=10, jitter=0)
     assert await delays(engine, clock, 4, max_attempts=9, retry=policy) == [1, 3, 9, 10]
 
 
-async def test_tries_used_up_is_dead(engine: Engine, clock: ManualClock) -> None:
+async def test_task_without_tries_left_is_dead(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     for tries in (1, 2, 3):
         await engine.fail(fence, failure(message=f"boom {tries}", stack="trace", exit_code=tries))
@@ -104,7 +104,7 @@ async def test_tries_used_up_is_dead(engine: Engine, clock: ManualClock) -> None
         ("timeout", False, "FAILED", "ERROR"),
     ],
 )
-async def test_the_error_class_decides(
+async def test_error_class_decides_whether_a_task_is_retried(
     engine: Engine, error_class: str, retryable: bool | None, status: str, level: str
 ) -> None:
     fence = await running(engine)
@@ -114,7 +114,7 @@ async def test_the_error_class_decides(
     assert (view.status, view.error_class, event.level) == (status, error_class, level)
 
 
-async def test_a_timeout_gives_the_next_run_twice_as_long(
+async def test_timeout_doubles_the_time_limit_of_the_next_attempt(
     engine: Engine, clock: ManualClock
 ) -> None:
     fence = await running(engine, timeout_s=30_000, max_attempts=9)
@@ -128,7 +128,7 @@ async def test_a_timeout_gives_the_next_run_twice_as_long(
     assert receipts == [{"state": "killed"}, None]
 
 
-async def test_a_rate_limit_of_unknown_length_backs_off_for_free(
+async def test_rate_limit_without_a_reset_backs_off_without_counting_a_try(
     engine: Engine, clock: ManualClock
 ) -> None:
     fence = await running(engine, max_attempts=2)
@@ -148,7 +148,7 @@ async def test_a_rate_limit_of_unknown_length_backs_off_for_free(
     assert (await row_of(engine, fence.task)).status == "DEAD"
 
 
-async def test_a_rate_limit_with_a_known_reset_parks(engine: Engine, clock: ManualClock) -> None:
+async def test_rate_limit_with_a_reset_parks_the_task(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     reset = START + timedelta(minutes=7)
     await engine.fail(fence, failure("rate_limit"), resume_at=reset)
@@ -162,7 +162,7 @@ async def test_a_rate_limit_with_a_known_reset_parks(engine: Engine, clock: Manu
     assert (view.status, view.hold, view.resume_at) == ("PENDING", None, None)
 
 
-async def test_a_known_reset_closes_the_lane(engine: Engine, another: Another) -> None:
+async def test_rate_limit_with_a_reset_pauses_the_lane(engine: Engine, another: Another) -> None:
     fence = await running(engine)
     other = await engine.submit(new())
     await engine.fail(fence, failure("rate_limit"), resume_at=START + timedelta(minutes=7))
@@ -173,7 +173,7 @@ async def test_a_known_reset_closes_the_lane(engine: Engine, another: Another) -
         assert [work.fence.task for work in await claim_all(second)] == [other.id]
 
 
-async def test_no_attempt_closes_the_lane_for_years(engine: Engine, another: Another) -> None:
+async def test_reset_time_that_pauses_a_lane_is_bounded(engine: Engine, another: Another) -> None:
     fence = await running(engine)
     other = await engine.submit(new())
     await engine.fail(fence, failure("rate_limit"), resume_at=START + timedelta(days=9000))
@@ -183,7 +183,7 @@ async def test_no_attempt_closes_the_lane_for_years(engine: Engine, another: Ano
         assert [work.fence.task for work in await claim_all(second)] == [other.id]
 
 
-async def test_a_lost_lease_is_due_at_once_then_with_backoff(
+async def test_lost_lease_is_due_at_once_then_with_backoff(
     engine: Engine, clock: ManualClock
 ) -> None:
     fence = await running(engine, max_attempts=4)
@@ -201,7 +201,7 @@ async def test_a_lost_lease_is_due_at_once_then_with_backoff(
     assert (await row_of(engine, fence.task)).status == "DEAD"
 
 
-async def test_another_end_starts_the_count_of_losses_again(
+async def test_another_outcome_resets_the_count_of_lost_leases(
     engine: Engine, clock: ManualClock
 ) -> None:
     fence = await running(engine, max_attempts=9)
@@ -215,9 +215,7 @@ async def test_another_end_starts_the_count_of_losses_again(
 
 
 @pytest.mark.parametrize("how", ["release", "park"])
-async def test_giving_back_is_free_twenty_times(
-    engine: Engine, clock: ManualClock, how: str
-) -> None:
+async def test_release_is_free_twenty_times(engine: Engine, clock: ManualClock, how: str) -> None:
     fence = await running(engine, max_attempts=2)
     for ends in range(1, 24):
         if how == "release":
@@ -232,9 +230,7 @@ async def test_giving_back_is_free_twenty_times(
     assert (ends, row.tries) == (22, 2)
 
 
-async def test_a_checkpoint_makes_giving_back_free_again(
-    engine: Engine, clock: ManualClock
-) -> None:
+async def test_checkpoint_makes_release_free_again(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine, max_attempts=1)
     for ends in range(45):
         if ends % 19 == 0:
@@ -244,7 +240,7 @@ async def test_a_checkpoint_makes_giving_back_free_again(
         fence = await next_attempt(engine, clock, fence)
 
 
-async def test_pausing_is_always_free(engine: Engine) -> None:
+async def test_pause_never_counts_a_try(engine: Engine) -> None:
     fence = await running(engine, max_attempts=1)
     for _ in range(25):
         await engine.pause(fence.task)
@@ -254,9 +250,7 @@ async def test_pausing_is_always_free(engine: Engine) -> None:
         fence = (await claim_one(engine)).fence
 
 
-async def test_what_never_starts_fails_after_twenty_times(
-    engine: Engine, clock: ManualClock
-) -> None:
+async def test_task_fails_after_twenty_failed_starts(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine, max_attempts=2)
     for times in range(1, 21):
         await engine.not_started(fence, failure(message="no such image"))
@@ -271,7 +265,9 @@ async def test_what_never_starts_fails_after_twenty_times(
     assert "no such image" in event.text
 
 
-async def test_a_retry_by_hand_counts_starts_anew(engine: Engine, clock: ManualClock) -> None:
+async def test_retry_by_an_operator_resets_the_count_of_starts(
+    engine: Engine, clock: ManualClock
+) -> None:
     fence = await running(engine)
     for _ in range(2):
         for _ in range(FREE_ENDS - 1):
@@ -283,7 +279,9 @@ async def test_a_retry_by_hand_counts_starts_anew(engine: Engine, clock: ManualC
         fence = (await claim_one(engine)).fence
 
 
-async def test_only_failed_starts_count_as_such(engine: Engine, clock: ManualClock) -> None:
+async def test_other_outcomes_do_not_count_as_failed_starts(
+    engine: Engine, clock: ManualClock
+) -> None:
     fence = await running(engine)
     for _ in range(19):
         await engine.release(fence)
@@ -292,16 +290,14 @@ async def test_only_failed_starts_count_as_such(engine: Engine, clock: ManualClo
     assert (await row_of(engine, fence.task)).status == "RETRY_WAIT"
 
 
-async def test_a_start_that_can_never_work_fails_at_once(engine: Engine) -> None:
+async def test_permanent_start_failure_fails_at_once(engine: Engine) -> None:
     fence = await running(engine)
     await engine.not_started(fence, failure("syntax", retryable=False))
     view = await engine.show(fence.task)
     assert (view.status, view.error_class) == ("FAILED", "syntax")
 
 
-async def test_the_thousandth_attempt_is_the_last(
-    engine: Engine, clock: ManualClock, raw: Raw
-) -> None:
+async def test_thousandth_attempt_is_the_last(engine: Engine, clock: ManualClock, raw: Raw) -> None:
     submitted = await engine.submit(new())
     await raw.execute("update task set attempt = 999")
     fence = (await claim_one(engine)).fence
@@ -310,9 +306,7 @@ async def test_the_thousandth_attempt_is_the_last(
     await forget(raw, submitted.id)
 
 
-async def test_a_task_without_attempts_left_does_not_block_its_lane(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_task_without_attempts_left_does_not_block_its_lane(engine: Engine, raw: Raw) -> None:
     submitted = await engine.submit(new(priority=10))
     await raw.execute("update task set attempt = 999")
     fence = (await claim_one(engine)).fence

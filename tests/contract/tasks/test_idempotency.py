@@ -31,7 +31,9 @@ def engine(engine: Engine) -> Engine:
     return engine
 
 
-async def test_whatever_complexity_requires_by_then(engine: Engine, raw: Raw) -> None:
+async def test_repeated_submit_is_recognised_after_a_new_complexity_rule(
+    engine: Engine, raw: Raw
+) -> None:
     await engine.definitions.put(task("then"))
     hard = new(estimate_minutes=500, **KEYED)
     followed = NewTask(title="f", estimate_minutes=500, next="then", idempotency_key="f")
@@ -48,7 +50,9 @@ async def test_whatever_complexity_requires_by_then(engine: Engine, raw: Raw) ->
     assert await raw.count("task") == 2
 
 
-async def test_what_was_submitted_under_a_rule_is_known_without_it(engine: Engine) -> None:
+async def test_repeated_submit_is_recognised_after_its_complexity_rule_is_gone(
+    engine: Engine,
+) -> None:
     await engine.definitions.put(task("then"))
     await engine.complexity.set(ComplexityRules(policy="require"))
     hard = new(estimate_minutes=500, **KEYED)
@@ -61,7 +65,9 @@ async def test_what_was_submitted_under_a_rule_is_known_without_it(engine: Engin
 
 
 @pytest.mark.parametrize("more", [{}, {"next": "then"}], ids=["alone", "followed"])
-async def test_whole_numbers_where_json_has_fractions(engine: Engine, more: dict[str, Any]) -> None:
+async def test_repeated_submit_is_recognised_with_whole_numbers_for_fractions(
+    engine: Engine, more: dict[str, Any]
+) -> None:
     await engine.definitions.put(task("then"))
 
     def asked(base: float, cost: float) -> NewTask:
@@ -74,7 +80,9 @@ async def test_whole_numbers_where_json_has_fractions(engine: Engine, more: dict
 
 
 @pytest.mark.parametrize("bulk", [False, True])
-async def test_though_what_it_names_is_gone(engine: Engine, raw: Raw, bulk: bool) -> None:
+async def test_repeated_submit_is_recognised_after_its_references_are_deleted(
+    engine: Engine, raw: Raw, bulk: bool
+) -> None:
     """Definitions, secrets and agents may be deleted while a client repeats its request."""
     await engine.definitions.put(task("then"))
     await engine.secrets.put("s", "value")
@@ -101,7 +109,7 @@ async def test_though_what_it_names_is_gone(engine: Engine, raw: Raw, bulk: bool
     assert await raw.count("task") == 2
 
 
-async def test_though_its_caller_may_not_name_the_secret_any_more(engine: Engine) -> None:
+async def test_repeated_submit_is_recognised_after_secret_rights_are_lost(engine: Engine) -> None:
     await engine.secrets.put("s", "value")
     engine.caller = Caller(
         workspace=engine.workspace,
@@ -130,7 +138,7 @@ SETTLED: dict[str, Callable[[str], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("how", ["before", "after"])
 @pytest.mark.parametrize("kind", SETTLED)
-async def test_a_lost_answer_is_settled(
+async def test_submit_with_a_lost_response_is_repeated_by_the_engine(
     engine: Engine,
     raw: Raw,
     monkeypatch: pytest.MonkeyPatch,

@@ -53,7 +53,7 @@ def spellings(engine: Engine) -> int:
     return max(len(each._prepared) for each in (file._connection, *file._reader_connections))
 
 
-async def test_however_many_filters_few_are_remembered(
+async def test_filters_prepare_a_bounded_number_of_statements(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sql, "MAX_CACHED", 20)
@@ -66,7 +66,7 @@ async def test_however_many_filters_few_are_remembered(
     assert spellings(engine) <= 20
 
 
-async def test_every_status_is_a_filter(engine: Engine) -> None:
+async def test_filter_accepts_every_status(engine: Engine) -> None:
     made: dict[Status, UUID] = {}
     for of in sorted(Status, key=lambda of: of is Status.PENDING):  # else a later claim takes it
         made[of] = (await in_status(engine, of)).task
@@ -82,7 +82,7 @@ async def test_every_status_is_a_filter(engine: Engine) -> None:
     assert counts == {of.value: 1 for of in Status}
 
 
-async def test_other_words_for_a_status(engine: Engine, clock: ManualClock) -> None:
+async def test_filter_accepts_status_aliases(engine: Engine, clock: ManualClock) -> None:
     stalled = await running(engine, title="stalled")
     clock.advance(LEASE_S + 1)
     await engine.maintenance.expire_once("reaper")
@@ -108,7 +108,7 @@ async def hung(engine: Engine, clock: ManualClock) -> None:
     await engine.maintenance.promote_once("promoter")
 
 
-async def test_of_several_statuses_any(engine: Engine, clock: ManualClock) -> None:
+async def test_filter_by_several_statuses_matches_any(engine: Engine, clock: ManualClock) -> None:
     await hung(engine, clock)
     await running(engine, title="stalled")
     clock.advance(LEASE_S + 1)
@@ -121,12 +121,12 @@ async def test_of_several_statuses_any(engine: Engine, clock: ManualClock) -> No
     assert sorted(await titles(engine, status=("archived", "stalled"))) == ["done", "stalled"]
 
 
-async def test_a_word_that_is_no_status(engine: Engine) -> None:
+async def test_filter_by_an_unknown_status_is_refused(engine: Engine) -> None:
     assert await refusal(engine.list(Filter(status=("BOGUS",)))) == "invalid_filter"
     assert await refusal(engine.list(Filter(status=("x'; drop",)))) == "invalid_filter"
 
 
-async def test_the_other_filters(engine: Engine, clock: ManualClock) -> None:
+async def test_filters_by_other_fields_match(engine: Engine, clock: ManualClock) -> None:
     parent = (await engine.submit(new("plain"))).id
     clock.advance(10)
     await engine.submit(new("urgent", priority=9, tags=["x"], task_type="build"))
@@ -161,11 +161,11 @@ async def found_by_themselves(engine: Engine) -> None:
         assert await titles(engine, text=title[1:4]) == [title]
 
 
-async def test_a_title_finds_its_task(engine: Engine) -> None:
+async def test_title_search_finds_the_task(engine: Engine) -> None:
     await found_by_themselves(engine)
 
 
-async def test_a_title_finds_its_task_in_any_locale(postgres: PostgresServer) -> None:
+async def test_title_search_finds_the_task_in_any_locale(postgres: PostgresServer) -> None:
     url = postgres.create_database(options="encoding 'UTF8' lc_ctype 'C.UTF-8'")
     async with opened(url, ManualClock()) as store:
         await found_by_themselves(Engine(store))
@@ -176,7 +176,7 @@ async def test_a_title_finds_its_task_in_any_locale(postgres: PostgresServer) ->
     deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(limit=st.integers(1, 40), start=st.integers(0, 30))
-async def test_pages_cover_everything_once(engine: Engine, limit: int, start: int) -> None:
+async def test_pages_show_every_task_once(engine: Engine, limit: int, start: int) -> None:
     if not (await engine.list(limit=1)).tasks:
         await engine.submit_many([new(f"t{n}", tags=["odd"] if n % 2 else []) for n in range(30)])
     for where in (Filter(), Filter(tags=("odd",)), Filter(status=("waiting",))):
@@ -194,7 +194,7 @@ async def test_pages_cover_everything_once(engine: Engine, limit: int, start: in
         assert paged == (whole[start + 1 :] if start < len(whole) else whole)
 
 
-async def test_only_a_page_before_others_names_the_next(engine: Engine) -> None:
+async def test_last_page_has_no_cursor(engine: Engine) -> None:
     await engine.submit_many([new(f"t{n}") for n in range(3)])
     first = await engine.list(limit=2)
     assert first.next_cursor == first.tasks[-1].id
@@ -202,12 +202,12 @@ async def test_only_a_page_before_others_names_the_next(engine: Engine) -> None:
     assert (await engine.list(limit=3)).next_cursor is None
 
 
-async def test_a_page_has_limits(engine: Engine) -> None:
+async def test_page_size_is_bounded(engine: Engine) -> None:
     for limit in (0, -1, 1001):
         assert await refusal(engine.list(limit=limit)) == "invalid_value"
 
 
-async def test_half_an_id_names_its_task(engine: Engine, clock: ManualClock) -> None:
+async def test_end_of_an_id_finds_its_task(engine: Engine, clock: ManualClock) -> None:
     first = (await engine.submit(new())).id
     clock.advance(days=3650)
     second = (await engine.submit(new())).id
@@ -218,13 +218,13 @@ async def test_half_an_id_names_its_task(engine: Engine, clock: ManualClock) -> 
         assert await refusal(engine.find(wrong)) == "not_found"
 
 
-async def test_more_than_one_task_is_not_found(engine: Engine) -> None:
+async def test_ambiguous_end_of_an_id_is_refused(engine: Engine) -> None:
     ids = [str((await engine.submit(new())).id) for _ in range(2)]
     assert ids[0][:13] == ids[1][:13]
     assert await refusal(engine.find(ids[0][:13])) == "not_found"
 
 
-async def test_what_is_elsewhere_is_missing(engine: Engine, raw: Raw) -> None:
+async def test_task_of_another_workspace_is_not_found(engine: Engine, raw: Raw) -> None:
     elsewhere = Engine(engine.store, workspace=await raw.workspace(5))
     foreign = (await elsewhere.submit(new())).id
     missing = UUID(int=12345)
@@ -236,7 +236,7 @@ async def test_what_is_elsewhere_is_missing(engine: Engine, raw: Raw) -> None:
     assert (await engine.list()).tasks == []
 
 
-async def test_a_view_is_json_and_comes_back(engine: Engine) -> None:
+async def test_task_view_survives_json(engine: Engine) -> None:
     fence = await running(engine, input={"a": 1}, tags=["x"])
     await engine.checkpoint(fence, [1])
     view = await engine.show(fence.task)
@@ -251,7 +251,7 @@ async def test_a_view_is_json_and_comes_back(engine: Engine) -> None:
     msgspec.json.encode(await engine.explain(fence.task))
 
 
-async def test_attempts_end_with_the_one_under_way(engine: Engine, clock: ManualClock) -> None:
+async def test_attempts_list_ends_with_the_running_one(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     await reclaimed(engine, fence)
     first, second = await engine.attempts(fence.task)
@@ -260,7 +260,7 @@ async def test_attempts_end_with_the_one_under_way(engine: Engine, clock: Manual
     assert second.worker == WORKER
 
 
-async def test_the_trail_from_a_version_on(engine: Engine) -> None:
+async def test_events_are_listed_from_a_version_on(engine: Engine) -> None:
     fence = await running(engine)
     await engine.release(fence)
     events = await engine.events(fence.task)
@@ -273,7 +273,9 @@ async def test_the_trail_from_a_version_on(engine: Engine) -> None:
     assert list(await engine.events(fence.task, after=2)) == list(events[2:])
 
 
-async def test_logs_merge_by_time_and_filter_by_level(engine: Engine, clock: ManualClock) -> None:
+async def test_logs_are_merged_by_time_and_filtered_by_level(
+    engine: Engine, clock: ManualClock
+) -> None:
     fence = await running(engine)
     clock.advance(1)
     await engine.append(fence, [Line(1, "DEBUG", "quiet"), Line(2, "ERROR", "loud")])
@@ -288,7 +290,7 @@ async def test_logs_merge_by_time_and_filter_by_level(engine: Engine, clock: Man
     assert await refusal(engine.logs(fence.task, "LOUD")) == "invalid_filter"
 
 
-async def test_logs_end_with_the_newest_lines(engine: Engine, clock: ManualClock) -> None:
+async def test_limited_logs_are_the_newest_lines(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     for start in (0, 1000):
         clock.advance(1)
@@ -303,7 +305,7 @@ async def explained(engine: Engine, task: UUID) -> tuple[str, list[str]]:
     return why.summary, [gate.gate for gate in why.gates]
 
 
-async def test_why_a_task_is_not_running(engine: Engine, clock: ManualClock) -> None:
+async def test_explain_says_why_a_task_is_not_running(engine: Engine, clock: ManualClock) -> None:
     first = (await engine.submit(new())).id
     second = (await engine.submit(new(queue_ttl_s=60))).id
     assert await explained(engine, first) == ("no agent exists", ["agent"])
@@ -321,7 +323,7 @@ async def test_why_a_task_is_not_running(engine: Engine, clock: ManualClock) -> 
     assert await explained(engine, first) == ("ended CANCELLED", [])
 
 
-async def test_why_a_task_waits(engine: Engine, clock: ManualClock) -> None:
+async def test_explain_says_why_a_task_waits(engine: Engine, clock: ManualClock) -> None:
     await engine.register_agent(profile())
     await engine.worker_beat(WORKER, "host", 1, ["agent"], 9, "RUNNING")
     later = (await engine.submit(new(run_at=START + timedelta(hours=1)))).id
@@ -341,7 +343,7 @@ async def test_why_a_task_waits(engine: Engine, clock: ManualClock) -> None:
     assert (await engine.explain(picky)).agents == {"agent": ["needs capabilities gpu"]}
 
 
-async def test_why_a_lane_is_closed(engine: Engine, raw: Raw) -> None:
+async def test_explain_says_why_a_lane_is_closed(engine: Engine, raw: Raw) -> None:
     submitted = await engine.submit(new())
     lane = await raw.value("select id from lane")
     until = START + timedelta(hours=1)
@@ -356,7 +358,7 @@ async def test_why_a_lane_is_closed(engine: Engine, raw: Raw) -> None:
     await engine.core.store.transact(script)
 
 
-async def test_every_status_can_be_explained(engine: Engine) -> None:
+async def test_explain_covers_every_status(engine: Engine) -> None:
     for of in Status:
         fence = await in_status(engine, of)
         why = await engine.explain(fence.task)
@@ -367,7 +369,7 @@ async def test_every_status_can_be_explained(engine: Engine) -> None:
     assert await claim_all(engine) == []
 
 
-async def test_an_agent_keeps_the_id_of_its_name(engine: Engine) -> None:
+async def test_agent_name_keeps_its_id(engine: Engine) -> None:
     first = await engine.register_agent(profile())
     again = await engine.register_agent(profile(id=UUID(int=8), capabilities=("new",)))
     assert again.id == first.id
@@ -377,7 +379,7 @@ async def test_an_agent_keeps_the_id_of_its_name(engine: Engine) -> None:
     assert known["agent"].capabilities == ("new",)
 
 
-async def test_an_id_under_another_name_is_no_fault(engine: Engine) -> None:
+async def test_agent_id_under_another_name_is_no_error(engine: Engine) -> None:
     await engine.register_agent(profile())
     with suppress(TenutoError):  # renamed or refused, as the engine likes
         renamed = await engine.register_agent(profile(name="renamed"))

@@ -133,7 +133,9 @@ CALLS: dict[Call, str] = {
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
-async def test_what_cannot_be_is_refused(engine: Engine, raw: Raw, call: Call) -> None:
+async def test_impossible_call_is_refused_without_a_trace(
+    engine: Engine, raw: Raw, call: Call
+) -> None:
     assert await refusal(call(engine)) == CALLS[call]
     assert await raw.count("task") <= 1
     items = await engine.inbox.list(None)
@@ -141,7 +143,7 @@ async def test_what_cannot_be_is_refused(engine: Engine, raw: Raw, call: Call) -
     assert await raw.value("select count(*) from flow where status in ('CANCELLED', 'PAUSED')") == 0
 
 
-async def test_an_escalation_is_answered_once(engine: Engine) -> None:
+async def test_escalation_is_answered_once(engine: Engine) -> None:
     await engine.fail(await running(engine), failure("syntax"))
     [item] = await engine.inbox.list()
     await engine.inbox.dismiss(item.id, "the first")
@@ -151,7 +153,7 @@ async def test_an_escalation_is_answered_once(engine: Engine) -> None:
     assert decision["comment"] == "the first"
 
 
-async def test_a_budget_is_raised_once_by_one_item(engine: Engine) -> None:
+async def test_inbox_item_raises_a_budget_once(engine: Engine) -> None:
     fence = await running(engine, budget=Budget(tokens=10))
     await engine.used(fence, Usage(input_tokens=11))
     await engine.confirm_pause(fence, {"state": "killed"})
@@ -161,7 +163,7 @@ async def test_a_budget_is_raised_once_by_one_item(engine: Engine) -> None:
     assert (await engine.show(fence.task)).budget == {"tokens": 22, "costUsd": None}
 
 
-async def test_a_task_is_found_by_four_letters_of_its_id_and_by_no_pattern(engine: Engine) -> None:
+async def test_task_is_found_by_four_letters_of_its_id_and_by_no_pattern(engine: Engine) -> None:
     task = str((await engine.submit(new())).id)
     assert str(await engine.find(f" {task[:4].upper()} ")) == task
     for text in (task[:3], "%%%%", "____", f"{task[:4]}%", ""):
@@ -169,7 +171,7 @@ async def test_a_task_is_found_by_four_letters_of_its_id_and_by_no_pattern(engin
 
 
 @pytest.mark.parametrize("field", ["depends_on", "blocks"])
-async def test_an_unknown_name_is_said(engine: Engine, field: str) -> None:
+async def test_unknown_name_is_named_in_the_error(engine: Engine, field: str) -> None:
     waits: dict[str, Any] = {field: ["nobody"]}
     with pytest.raises(Invalid, match="'nobody' is neither") as refused:
         await engine.submit_many([new(key="a"), new(**waits)])

@@ -66,7 +66,7 @@ async def shut_out(engine: Engine, fence: Fence, *, but: str = "") -> None:
     assert await snapshot(engine, fence.task) == before
 
 
-async def test_a_later_attempt_shuts_the_earlier_one_out(engine: Engine, raw: Raw) -> None:
+async def test_write_of_an_older_attempt_is_refused(engine: Engine, raw: Raw) -> None:
     stale = await running(engine)
     await reclaimed(engine, stale)
     before = await raw.counts()
@@ -74,14 +74,14 @@ async def test_a_later_attempt_shuts_the_earlier_one_out(engine: Engine, raw: Ra
     assert await raw.counts() == before
 
 
-async def test_a_reaped_attempt_is_shut_out(engine: Engine, clock: ManualClock) -> None:
+async def test_write_after_the_lease_expired_is_refused(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     clock.advance(LEASE_S + 1)
     assert await engine.maintenance.expire_once("reaper") == 1
     await shut_out(engine, fence)
 
 
-async def test_a_fence_that_is_half_right_is_wrong(engine: Engine) -> None:
+async def test_fence_with_one_wrong_part_is_refused(engine: Engine) -> None:
     fence = await running(engine)
     await engine.release(fence)
     current = (await claim_one(engine)).fence
@@ -92,7 +92,7 @@ async def test_a_fence_that_is_half_right_is_wrong(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("stolen", [False, True])
-async def test_a_refused_result_is_not_kept_beside_an_accepted_one(
+async def test_refused_result_is_not_stored_beside_an_accepted_one(
     engine: Engine, stolen: bool
 ) -> None:
     stale = await running(engine)
@@ -106,7 +106,7 @@ async def test_a_refused_result_is_not_kept_beside_an_accepted_one(
     assert (await engine.show(stale.task)).output == "accepted"
 
 
-async def test_another_tenants_result_is_not_touched(engine: Engine, raw: Raw) -> None:
+async def test_result_of_another_workspace_is_not_changed(engine: Engine, raw: Raw) -> None:
     fence = await running(engine)
     await engine.complete(fence, "accepted")
     intruder = Engine(engine.store, workspace=await raw.workspace(77), actor="intruder")
@@ -118,26 +118,26 @@ async def test_another_tenants_result_is_not_touched(engine: Engine, raw: Raw) -
     assert (await engine.show(fence.task)).output == "accepted"
 
 
-async def test_an_ended_attempt_says_no_more(engine: Engine) -> None:
+async def test_report_after_the_outcome_is_refused(engine: Engine) -> None:
     await shut_out(engine, await in_status(engine, Status.COMPLETED), but="complete")
     await shut_out(engine, await in_status(engine, Status.CANCELLED), but="confirm_cancel")
     await shut_out(engine, await in_status(engine, Status.FAILED), but="fail")
 
 
 @pytest.mark.parametrize("hold", ["act", "turn", "turn:act", "paused", "budget", "concurrency"])
-async def test_what_the_engine_waits_for_no_attempt_does(engine: Engine, hold: str) -> None:
+async def test_attempt_cannot_park_with_a_hold_of_the_engine(engine: Engine, hold: str) -> None:
     fence = await running(engine)
     assert await refusal(engine.park(fence, hold, wait_until=START)) == "invalid_value"
     assert await status(engine, fence.task) == "RUNNING"
 
 
-async def test_nothing_is_parked_for_ever(engine: Engine) -> None:
+async def test_park_has_a_longest_wait(engine: Engine) -> None:
     fence = await running(engine)
     assert await refusal(engine.park(fence, "quota")) == "invalid_value"
     assert await status(engine, fence.task) == "RUNNING"
 
 
-async def test_lines_of_a_stale_attempt_are_dropped(engine: Engine) -> None:
+async def test_transcript_lines_of_an_older_attempt_are_dropped(engine: Engine) -> None:
     stale = await running(engine)
     current = await reclaimed(engine, stale)
     before = await snapshot(engine, stale.task)
@@ -146,7 +146,9 @@ async def test_lines_of_a_stale_attempt_are_dropped(engine: Engine) -> None:
     assert await snapshot(engine, stale.task) == before
 
 
-async def test_lines_are_kept_once_and_in_order(engine: Engine, clock: ManualClock) -> None:
+async def test_transcript_lines_are_stored_once_and_in_order(
+    engine: Engine, clock: ManualClock
+) -> None:
     fence = await running(engine)
     lines = [Line(number, "INFO", f"line {number}") for number in range(5)]
     await engine.append(fence, lines[:3])
@@ -156,7 +158,7 @@ async def test_lines_are_kept_once_and_in_order(engine: Engine, clock: ManualClo
     assert [(line.seq, line.text) for line in said] == [(n, f"line {n}") for n in range(5)]
 
 
-async def test_a_heartbeat_renews_what_is_held_and_names_what_is_lost(
+async def test_heartbeat_renews_held_leases_and_names_lost_ones(
     engine: Engine, clock: ManualClock
 ) -> None:
     stale = await running(engine)
@@ -173,7 +175,7 @@ async def test_a_heartbeat_renews_what_is_held_and_names_what_is_lost(
     assert (await engine.show(current.task)).version == 5
 
 
-async def test_a_heartbeat_tells_two_attempts_of_one_task_apart(engine: Engine) -> None:
+async def test_heartbeat_distinguishes_two_attempts_of_a_task(engine: Engine) -> None:
     stale = await running(engine)
     current = await reclaimed(engine, stale)
     beat = await engine.heartbeat([stale, current])
@@ -181,7 +183,7 @@ async def test_a_heartbeat_tells_two_attempts_of_one_task_apart(engine: Engine) 
     assert beat.lost == [stale]
 
 
-async def test_a_heartbeat_tells_what_was_asked(engine: Engine) -> None:
+async def test_heartbeat_returns_cancel_and_pause_requests(engine: Engine) -> None:
     fence = await running(engine)
     pulse = (await engine.heartbeat([fence])).held[fence.task]
     assert (pulse.cancel, pulse.pause, pulse.hung) == (False, False, False)
@@ -192,7 +194,7 @@ async def test_a_heartbeat_tells_what_was_asked(engine: Engine) -> None:
     assert (await engine.heartbeat([])).lost == []
 
 
-async def test_a_heartbeat_does_not_revive_a_reaped_lease(
+async def test_heartbeat_does_not_renew_an_expired_lease_that_was_reaped(
     engine: Engine, clock: ManualClock
 ) -> None:
     fence = await running(engine)
@@ -202,7 +204,7 @@ async def test_a_heartbeat_does_not_revive_a_reaped_lease(
     assert await status(engine, fence.task) == "RETRY_WAIT"
 
 
-async def test_an_expired_lease_nobody_reaped_may_still_commit(
+async def test_expired_lease_that_was_not_reaped_still_completes(
     engine: Engine, clock: ManualClock
 ) -> None:
     fence = await running(engine)
@@ -212,7 +214,7 @@ async def test_an_expired_lease_nobody_reaped_may_still_commit(
     assert await engine.maintenance.expire_once("reaper") == 0
 
 
-async def test_the_result_is_kept(engine: Engine) -> None:
+async def test_result_is_stored(engine: Engine) -> None:
     outputs: list[Any] = [None, 0, "", [], {"a": None}, False, "x" * 1000]
     for output in outputs:
         fence = await running(engine)
@@ -225,7 +227,7 @@ async def test_the_result_is_kept(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("name", ["complete", "fail", "not_started", "time_out", "park", "release"])
-async def test_a_repeated_end_is_answered_like_the_first(
+async def test_repeated_outcome_gets_the_same_response(
     engine: Engine, clock: ManualClock, name: str
 ) -> None:
     fence = await running(engine, timeout_s=5)
@@ -240,7 +242,7 @@ async def test_a_repeated_end_is_answered_like_the_first(
     assert await snapshot(engine, fence.task) == before
 
 
-async def test_a_repeated_failure_of_any_class(engine: Engine) -> None:
+async def test_repeated_failure_of_any_class_gets_the_same_response(engine: Engine) -> None:
     for error_class in ("error", "rate_limit", "timeout", "syntax"):
         for resume_at in (None, START + timedelta(hours=1)):
             lane = f"{error_class} {resume_at}"  # a known reset closes it
@@ -251,7 +253,7 @@ async def test_a_repeated_failure_of_any_class(engine: Engine) -> None:
             assert await snapshot(engine, fence.task) == before
 
 
-async def test_a_repeated_confirmation(engine: Engine) -> None:
+async def test_repeated_confirmation_gets_the_same_response(engine: Engine) -> None:
     for asked in (Status.CANCELLED, Status.PAUSED):
         fence = await in_status(engine, asked)
         before = await snapshot(engine, fence.task)
@@ -260,7 +262,7 @@ async def test_a_repeated_confirmation(engine: Engine) -> None:
         assert await snapshot(engine, fence.task) == before
 
 
-async def test_an_end_after_the_next_claim_is_no_repeat(engine: Engine) -> None:
+async def test_outcome_after_the_next_claim_is_refused(engine: Engine) -> None:
     fence = await running(engine)
     await engine.release(fence)
     await claim_one(engine)
@@ -268,7 +270,7 @@ async def test_an_end_after_the_next_claim_is_no_repeat(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("asked", ["cancel", "pause"])
-async def test_what_was_asked_refuses_the_rest(engine: Engine, asked: str) -> None:
+async def test_requested_stop_refuses_other_outcomes(engine: Engine, asked: str) -> None:
     fence = await running(engine)
     await (engine.cancel if asked == "cancel" else engine.pause)(fence.task)
     before = await snapshot(engine, fence.task)
@@ -285,7 +287,9 @@ async def test_what_was_asked_refuses_the_rest(engine: Engine, asked: str) -> No
 
 
 @pytest.mark.parametrize("of", Status)
-async def test_the_stores_complete_is_the_models(engine: Engine, of: Status) -> None:
+async def test_complete_in_the_store_equals_complete_in_the_model(
+    engine: Engine, of: Status
+) -> None:
     leased = of in (Status.ASSIGNED, Status.RUNNING)
     for asked in ("", "cancel", "pause", "pause cancel") if leased else ("",):
         for attempt in (0, 1):
@@ -319,7 +323,7 @@ async def compare_complete(engine: Engine, fence: Fence) -> None:
     assert output == (1 if isinstance(wanted, TaskChange) else None)
 
 
-async def test_checkpoints_are_numbered_and_monotone(engine: Engine) -> None:
+async def test_checkpoint_numbers_only_grow(engine: Engine) -> None:
     fence = await running(engine)
     assert await engine.checkpoint(fence, {"n": 1}) == 1
     assert await engine.checkpoint(fence, {"n": 5}, seq=5) == 5
@@ -332,7 +336,7 @@ async def test_checkpoints_are_numbered_and_monotone(engine: Engine) -> None:
     assert (await engine.show(fence.task)).checkpoint == {"n": 7}
 
 
-async def test_an_earlier_attempts_number_is_no_repetition(engine: Engine, raw: Raw) -> None:
+async def test_checkpoint_number_of_an_earlier_attempt_is_stale(engine: Engine, raw: Raw) -> None:
     """What the next attempt says under it is something else."""
     first = await running(engine)
     await engine.checkpoint(first, {"by": 1}, seq=5)
@@ -344,7 +348,7 @@ async def test_an_earlier_attempts_number_is_no_repetition(engine: Engine, raw: 
     assert (await engine.show(first.task)).checkpoint == {"by": 2}
 
 
-async def test_progress_keeps_what_is_not_said(engine: Engine, clock: ManualClock) -> None:
+async def test_progress_report_keeps_omitted_fields(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     finish = START + timedelta(minutes=3)
     await engine.progress(fence, 10, "one", finish)
@@ -354,7 +358,7 @@ async def test_progress_keeps_what_is_not_said(engine: Engine, clock: ManualCloc
     assert (view.estimated_completion_at, view.version) == (finish, 2)
 
 
-async def test_a_step_is_recorded_once_for_all_attempts(engine: Engine) -> None:
+async def test_step_is_recorded_once_for_all_attempts(engine: Engine) -> None:
     fence = await running(engine)
     await engine.record_step(fence, "fetch", {"rows": 3})
     await engine.record_step(fence, "fetch", {"rows": 3})
@@ -365,14 +369,14 @@ async def test_a_step_is_recorded_once_for_all_attempts(engine: Engine) -> None:
     assert (await engine.steps(fence.task))["null"] == (None, None)
 
 
-async def test_a_step_with_another_value_is_a_conflict(engine: Engine) -> None:
+async def test_step_with_another_value_is_a_conflict(engine: Engine) -> None:
     fence = await running(engine)
     await engine.record_step(fence, "fetch", 1)
     assert await refusal(engine.record_step(fence, "fetch", 2)) == "step_conflict"
     assert await engine.steps(fence.task) == {"fetch": (1, None)}
 
 
-async def test_the_key_of_a_child_is_no_step(engine: Engine) -> None:
+async def test_subtask_key_is_not_a_step_key(engine: Engine) -> None:
     fence = await running(engine)
     child = await engine.spawn(fence, "child", new("child"))
     assert await refusal(engine.record_step(fence, "child", None)) == "step_conflict"
@@ -381,7 +385,7 @@ async def test_the_key_of_a_child_is_no_step(engine: Engine) -> None:
     assert await engine.steps(fence.task) == {"child": (None, child), "nothing": (None, None)}
 
 
-async def test_a_child_is_made_once_per_key(engine: Engine, raw: Raw) -> None:
+async def test_subtask_is_created_once_per_key(engine: Engine, raw: Raw) -> None:
     fence = await running(engine)
     child = await engine.spawn(fence, "child", new("child", input=1))
     assert await engine.spawn(fence, "child", new("child", input=1)) == child
@@ -397,7 +401,7 @@ async def test_a_child_is_made_once_per_key(engine: Engine, raw: Raw) -> None:
     assert await raw.count("task") == 3
 
 
-async def test_a_spawned_child_exists(engine: Engine) -> None:
+async def test_spawned_subtask_exists(engine: Engine) -> None:
     fence = await running(engine)
     await engine.spawn(fence, "one", new("child", idempotency_key="k"))
     child = await engine.spawn(fence, "two", new("child", idempotency_key="k"))
@@ -405,7 +409,7 @@ async def test_a_spawned_child_exists(engine: Engine) -> None:
     assert (await engine.steps(fence.task))["two"] == (None, child)
 
 
-async def test_a_push_task_begins_before_it_ends(engine: Engine) -> None:
+async def test_push_task_begins_before_it_completes(engine: Engine) -> None:
     fence = await assigned(engine)
     assert await refusal(engine.complete(fence)) == "out_of_turn"
     assert await refusal(engine.fail(fence, failure())) == "out_of_turn"
@@ -417,7 +421,7 @@ async def test_a_push_task_begins_before_it_ends(engine: Engine) -> None:
     await engine.complete(fence)
 
 
-async def test_what_does_not_exist(engine: Engine) -> None:
+async def test_report_on_a_missing_task_is_not_found(engine: Engine) -> None:
     nobody = Fence(UUID(int=1), 1, "token")
     for name in ("complete", "fail", "release", "checkpoint", "record_step", "spawn"):
         assert await refusal(FENCED[name](engine, nobody)) == "not_found"
@@ -431,7 +435,7 @@ async def kept_lines(raw: Raw) -> list[str]:
     return [text for (text,) in await raw.fetch("select text from transcript order by line_no")]
 
 
-async def test_an_attempt_keeps_so_much_of_what_it_says(engine: Engine, raw: Raw) -> None:
+async def test_transcript_of_an_attempt_is_bounded(engine: Engine, raw: Raw) -> None:
     engine.core.transcript_kb = 1
     fence = await running(engine)
     for number in range(5):
@@ -445,7 +449,7 @@ async def test_an_attempt_keeps_so_much_of_what_it_says(engine: Engine, raw: Raw
     assert await raw.count("transcript") == 5
 
 
-async def test_a_report_that_is_too_long_is_kept_in_part(engine: Engine, raw: Raw) -> None:
+async def test_too_long_report_is_stored_in_part(engine: Engine, raw: Raw) -> None:
     engine.core.transcript_kb = 1
     fence = await running(engine)
     await engine.append(fence, [Line(number, "INFO", "é" * 100) for number in range(9)])
@@ -453,7 +457,7 @@ async def test_a_report_that_is_too_long_is_kept_in_part(engine: Engine, raw: Ra
     assert await kept_lines(raw) == [*["é" * 100] * 4, full]
 
 
-async def test_a_repeated_report_counts_once(engine: Engine, raw: Raw) -> None:
+async def test_repeated_transcript_report_counts_once(engine: Engine, raw: Raw) -> None:
     """Its answer may have been lost."""
     engine.core.transcript_kb = 1
     fence = await running(engine)
@@ -465,14 +469,16 @@ async def test_a_repeated_report_counts_once(engine: Engine, raw: Raw) -> None:
     assert (await kept_lines(raw))[2:] == ["(transcript is full: 1 KB kept)"]
 
 
-async def test_the_level_of_a_line_counts(engine: Engine, raw: Raw) -> None:
+async def test_transcript_line_level_counts_towards_the_bound(engine: Engine, raw: Raw) -> None:
     engine.core.transcript_kb = 1
     fence = await running(engine)
     await engine.append(fence, [Line(number, "x" * 100, "") for number in range(100)])
     assert await raw.count("transcript") == 1024 // 132 + 1
 
 
-async def test_reports_at_once_have_one_cap(engine: Engine, raw: Raw, another: Another) -> None:
+async def test_concurrent_transcript_reports_share_one_cap(
+    engine: Engine, raw: Raw, another: Another
+) -> None:
     fence = await running(engine)
     async with another() as second:
         for each in (engine, second):

@@ -74,7 +74,7 @@ async def everything(engine: Engine) -> Submitted:
     return await engine.submit(NewTask(**EVERYTHING))
 
 
-async def test_one_is_pending_and_seen_whole(engine: Engine) -> None:
+async def test_submitted_task_is_pending_and_shown_whole(engine: Engine) -> None:
     submitted = await everything(engine)
     assert submitted.created
     view = await engine.show(submitted.id)
@@ -90,7 +90,7 @@ async def test_one_is_pending_and_seen_whole(engine: Engine) -> None:
     ]
 
 
-async def test_an_attempt_sees_what_was_asked(engine: Engine) -> None:
+async def test_claimed_task_has_the_submitted_fields(engine: Engine) -> None:
     await everything(engine)
     able = profile(
         agent_type="coder",
@@ -108,7 +108,7 @@ async def test_an_attempt_sees_what_was_asked(engine: Engine) -> None:
     assert {name: getattr(work, name) for name in seen} == {n: EVERYTHING[n] for n in seen}
 
 
-async def test_rank_is_age_less_an_hour_per_step_of_priority(
+async def test_rank_is_age_less_an_hour_per_priority_step(
     engine: Engine, clock: ManualClock
 ) -> None:
     base = int(START.timestamp() * 1000)
@@ -122,7 +122,7 @@ async def test_rank_is_age_less_an_hour_per_step_of_priority(
     assert (await engine.show(later.id)).status == "WAITING"
 
 
-async def test_plain_tasks_and_others_share_a_statement(engine: Engine) -> None:
+async def test_bulk_mixes_plain_and_full_tasks(engine: Engine) -> None:
     said: list[dict[str, Any]] = [
         {"prompt": "do it", "metadata": {"a": 1}},
         {"description": "long", "timeout_s": 5},
@@ -140,7 +140,7 @@ async def test_plain_tasks_and_others_share_a_statement(engine: Engine) -> None:
         assert (view.priority, view.max_attempts) == (plain.priority, plain.max_attempts)
 
 
-def test_rows_that_are_joined_are_equally_wide() -> None:
+def test_joined_row_sets_have_equal_widths() -> None:
     one: Rows = {"body": [(1, 2)], "hot": [(1,)], "tag": []}
     other: Rows = {"body": [(3, 4, 5)], "hot": [(3,)], "tag": [(3, "red")]}
     assert merge_rows([one, other]) == {
@@ -150,12 +150,12 @@ def test_rows_that_are_joined_are_equally_wide() -> None:
     }
 
 
-async def test_nothing_is_nothing(engine: Engine, raw: Raw) -> None:
+async def test_empty_bulk_submits_nothing(engine: Engine, raw: Raw) -> None:
     assert await engine.submit_many([]) == []
     assert await raw.count("task") == 0
 
 
-async def test_many_keep_their_order(engine: Engine) -> None:
+async def test_bulk_keeps_its_order(engine: Engine) -> None:
     submitted = await engine.submit_many([new(f"t{n}") for n in range(500)])
     assert len({each.id for each in submitted}) == 500
     assert [each.id for each in submitted] == sorted(each.id for each in submitted)
@@ -163,7 +163,7 @@ async def test_many_keep_their_order(engine: Engine) -> None:
     assert [task.title for task in page.tasks] == [f"t{n}" for n in reversed(range(500))]
 
 
-async def test_a_large_bulk_is_written_whole(engine: Engine, raw: Raw) -> None:
+async def test_large_bulk_is_written_whole(engine: Engine, raw: Raw) -> None:
     made = [new(f"t{n}", tags=[f"{n % 7}"], task_type=f"type-{n % 3}") for n in range(1100)]
     submitted = await engine.submit_many(made)
     assert [each.created for each in submitted] == [True] * 1100
@@ -178,7 +178,7 @@ def _stored(task: UUID, raw: Raw) -> UUID | str:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the commit", "after the commit"])
-async def test_a_large_bulk_whose_answer_is_lost_is_there_once(
+async def test_large_bulk_with_a_lost_response_is_stored_once(
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     whole, lost = engine.core.store.stream, iter([True])
@@ -198,7 +198,7 @@ async def test_a_large_bulk_whose_answer_is_lost_is_there_once(
     assert await raw.count("event") == 600
 
 
-async def test_a_large_bulk_that_cannot_be_spelled_whole_writes_nothing(
+async def test_large_bulk_that_cannot_be_serialized_writes_nothing(
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database goes while the lanes of a later part are looked up."""
@@ -219,7 +219,7 @@ async def test_a_large_bulk_that_cannot_be_spelled_whole_writes_nothing(
 
 
 @pytest.mark.parametrize("wrong", [{"priority": 11}, {"input": {"$from": "x"}}])
-async def test_a_large_bulk_with_one_bad_task_writes_nothing(
+async def test_large_bulk_with_one_invalid_task_writes_nothing(
     engine: Engine, raw: Raw, wrong: dict[str, Any]
 ) -> None:
     await engine.submit(new())
@@ -229,14 +229,14 @@ async def test_a_large_bulk_with_one_bad_task_writes_nothing(
     assert await raw.counts() == before
 
 
-async def test_the_same_key_and_body_is_the_same_task(engine: Engine, raw: Raw) -> None:
+async def test_same_key_and_body_return_the_same_task(engine: Engine, raw: Raw) -> None:
     first = await engine.submit(new(idempotency_key="k", input={"a": 1, "b": 2}))
     again = await engine.submit(new(idempotency_key="k", input={"b": 2, "a": 1}))
     assert (again.id, again.created) == (first.id, False)
     assert (await raw.count("task"), await raw.count("event")) == (1, 1)
 
 
-async def test_the_same_key_after_the_end_is_still_the_same_task(engine: Engine) -> None:
+async def test_same_key_returns_the_task_after_it_finished(engine: Engine) -> None:
     first = await engine.submit(new(idempotency_key="k"))
     (work,) = await claim_all(engine)
     await engine.complete(work.fence, {"done": True})
@@ -245,7 +245,7 @@ async def test_the_same_key_after_the_end_is_still_the_same_task(engine: Engine)
 
 
 @pytest.mark.parametrize("other", [{"title": "other"}, {"priority": 6}, {"input": 1}])
-async def test_the_same_key_with_another_body_is_a_conflict(
+async def test_same_key_with_another_body_is_a_conflict(
     engine: Engine, raw: Raw, other: dict[str, Any]
 ) -> None:
     first = await engine.submit(new(idempotency_key="k"))
@@ -256,7 +256,7 @@ async def test_the_same_key_with_another_body_is_a_conflict(
     assert await raw.count("task") == 1
 
 
-async def test_a_conflict_in_bulk_writes_nothing(engine: Engine, raw: Raw) -> None:
+async def test_conflict_in_a_bulk_writes_nothing(engine: Engine, raw: Raw) -> None:
     await engine.submit(new(idempotency_key="k"))
     before = await raw.counts()
     bulk = [new(f"t{n}", tags=["x"], task_tags=["y"], capabilities=["z"]) for n in range(20)]
@@ -268,7 +268,7 @@ async def test_a_conflict_in_bulk_writes_nothing(engine: Engine, raw: Raw) -> No
     assert after == before | {"lane": after["lane"]}
 
 
-async def test_a_bulk_may_repeat_what_is_there(engine: Engine) -> None:
+async def test_bulk_can_repeat_stored_tasks(engine: Engine) -> None:
     first = await engine.submit(new("one", idempotency_key="one"))
     both = await engine.submit_many(
         [new("one", idempotency_key="one"), new("two", idempotency_key="two"), new("three")]
@@ -277,7 +277,7 @@ async def test_a_bulk_may_repeat_what_is_there(engine: Engine) -> None:
     assert both[0].id == first.id
 
 
-async def test_a_default_that_was_said_is_the_default(engine: Engine, raw: Raw) -> None:
+async def test_explicit_default_is_the_same_body(engine: Engine, raw: Raw) -> None:
     said = b'{"title": "a task", "task_type": "default", "idempotency_key": "k"}'
     first = await engine.submit(msgspec.json.decode(said, type=NewTask))
     again = await engine.submit(new(idempotency_key="k"))
@@ -285,7 +285,7 @@ async def test_a_default_that_was_said_is_the_default(engine: Engine, raw: Raw) 
     assert await raw.count("lane") == 1
 
 
-async def test_one_key_twice_in_a_bulk(engine: Engine, raw: Raw) -> None:
+async def test_key_twice_in_a_bulk_creates_one_task(engine: Engine, raw: Raw) -> None:
     both = await engine.submit_many([new(idempotency_key="k"), new(idempotency_key="k")])
     assert [each.created for each in both] == [True, False]
     assert both[0].id == both[1].id
@@ -294,7 +294,7 @@ async def test_one_key_twice_in_a_bulk(engine: Engine, raw: Raw) -> None:
     assert await raw.count("task") == 1
 
 
-async def test_an_id_of_the_callers_is_kept_and_repeatable(engine: Engine, raw: Raw) -> None:
+async def test_id_chosen_by_the_caller_is_kept_and_repeatable(engine: Engine, raw: Raw) -> None:
     first = await engine.submit(new(id=GIVEN))
     assert (first.id, first.created) == (GIVEN, True)
     again = await engine.submit(new(id=GIVEN))
@@ -303,32 +303,34 @@ async def test_an_id_of_the_callers_is_kept_and_repeatable(engine: Engine, raw: 
     assert await raw.count("task") == 1
 
 
-async def test_one_id_twice_in_a_bulk(engine: Engine, raw: Raw) -> None:
+async def test_id_twice_in_a_bulk_creates_one_task(engine: Engine, raw: Raw) -> None:
     both = await engine.submit_many([new(id=GIVEN), new(id=GIVEN)])
     assert [(each.id, each.created) for each in both] == [(GIVEN, True), (GIVEN, False)]
     assert await raw.count("task") == 1
 
 
-async def test_two_bodies_for_one_id_in_a_bulk(engine: Engine, raw: Raw) -> None:
+async def test_id_with_two_bodies_in_a_bulk_is_a_conflict(engine: Engine, raw: Raw) -> None:
     bodies = [new("one", id=GIVEN), new("two", id=GIVEN)]
     assert await refusal(engine.submit_many(bodies)) == "idempotency_conflict"
     assert await raw.count("task") == 0
 
 
-async def test_the_id_of_one_and_the_key_of_another_in_a_bulk(engine: Engine, raw: Raw) -> None:
+async def test_id_of_one_task_with_the_key_of_another_is_a_conflict(
+    engine: Engine, raw: Raw
+) -> None:
     bodies = [new(idempotency_key="k"), new(id=GIVEN), new(id=GIVEN, idempotency_key="k")]
     assert await refusal(engine.submit_many(bodies)) == "idempotency_conflict"
     assert await raw.count("task") == 0
 
 
-async def test_an_id_of_another_workspace_is_refused(engine: Engine, raw: Raw) -> None:
+async def test_id_of_another_workspace_is_refused(engine: Engine, raw: Raw) -> None:
     elsewhere = Engine(engine.store, workspace=await raw.workspace(9))
     await elsewhere.submit(new(id=GIVEN))
     assert await refusal(engine.submit(new(id=GIVEN))) == "idempotency_conflict"
     assert await raw.count("task") == 1
 
 
-async def test_a_key_belongs_to_its_workspace(engine: Engine, raw: Raw) -> None:
+async def test_idempotency_key_belongs_to_its_workspace(engine: Engine, raw: Raw) -> None:
     elsewhere = Engine(engine.store, workspace=await raw.workspace(9))
     first = await elsewhere.submit(new("one", idempotency_key="k"))
     second = await engine.submit(new("two", idempotency_key="k"))
@@ -336,7 +338,9 @@ async def test_a_key_belongs_to_its_workspace(engine: Engine, raw: Raw) -> None:
     assert await refusal(engine.show(first.id)) == "not_found"
 
 
-async def test_the_same_key_from_everywhere_at_once(engine: Engine, another: Another) -> None:
+async def test_same_key_from_many_engines_at_once_creates_one_task(
+    engine: Engine, another: Another
+) -> None:
     async with another() as second, another() as third:
         engines = [engine, second, third] * 8
         answers = await asyncio.gather(*(e.submit(new(idempotency_key="k")) for e in engines))
@@ -344,7 +348,9 @@ async def test_the_same_key_from_everywhere_at_once(engine: Engine, another: Ano
     assert [each.created for each in answers].count(True) == 1
 
 
-async def test_other_bodies_under_one_key_at_once(engine: Engine, another: Another) -> None:
+async def test_different_bodies_under_one_key_at_once_create_one_task(
+    engine: Engine, another: Another
+) -> None:
     async with another() as second:
         calls = [
             each.submit(new(f"body {n}", idempotency_key="k"))
@@ -359,20 +365,22 @@ async def test_other_bodies_under_one_key_at_once(engine: Engine, another: Anoth
     assert sorted(each.created for each in accepted) == [False, True]
 
 
-async def test_too_many_in_one_bulk(engine: Engine, raw: Raw) -> None:
+async def test_bulk_over_the_limit_is_refused(engine: Engine, raw: Raw) -> None:
     before = await raw.counts()
     assert await refusal(engine.submit_many([new()] * 10_001)) == "bulk_too_large"
     assert await raw.counts() == before
 
 
-async def test_one_bad_task_in_a_bulk_refuses_all(engine: Engine, raw: Raw) -> None:
+async def test_invalid_task_in_a_bulk_refuses_the_bulk(engine: Engine, raw: Raw) -> None:
     before = await raw.counts()
     with pytest.raises(Invalid, match="priority"):
         await engine.submit_many([new(), new(priority=11), new()])
     assert await raw.counts() == before
 
 
-async def test_lanes_are_limited(engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lanes_of_a_workspace_are_limited(
+    engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tenuto.engine.agents.lanes.MAX_LANES", 3)
     for kind in ("a", "b", "c"):
         await engine.submit(new(task_type=kind))
@@ -381,7 +389,7 @@ async def test_lanes_are_limited(engine: Engine, raw: Raw, monkeypatch: pytest.M
     assert (await raw.count("task"), await raw.count("lane")) == (4, 3)
 
 
-async def test_lanes_are_limited_within_one_bulk(
+async def test_lanes_of_one_bulk_are_limited(
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.engine.agents.lanes.MAX_LANES", 3)
@@ -391,9 +399,7 @@ async def test_lanes_are_limited_within_one_bulk(
     assert await raw.count("lane") <= 3
 
 
-async def test_long_sets_keep_what_their_tasks_share_and_what_they_do_not(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_large_bulk_keeps_shared_and_separate_fields(engine: Engine, raw: Raw) -> None:
     fields: tuple[tuple[str, Any, Any], ...] = (
         ("prompt", "p", None),
         ("priority", 3, 9),
@@ -438,7 +444,7 @@ async def test_long_sets_keep_what_their_tasks_share_and_what_they_do_not(
         ({"secrets": {"key": 1}}, "invalid_value"),
     ],
 )
-async def test_one_task_of_a_known_lane_is_refused_as_the_first_was(
+async def test_task_of_a_cached_lane_is_refused_like_the_first(
     engine: Engine, given: Any, code: str
 ) -> None:
     assert await refusal(engine.submit(new(input=given))) == code
@@ -448,7 +454,7 @@ async def test_one_task_of_a_known_lane_is_refused_as_the_first_was(
     assert (counts["PENDING"], sum(counts.values())) == (1, 1)
 
 
-async def test_one_task_of_a_known_lane_is_stored_as_the_first_was(engine: Engine) -> None:
+async def test_task_of_a_cached_lane_is_stored_like_the_first(engine: Engine) -> None:
     wanted = new(prompt="p", input={"a": [1]}, metadata={"m": 1}, priority=7, max_attempts=2)
     first, again = [(await engine.submit(wanted)).id for _ in range(2)]
     one, two = [await row_of(engine, each) for each in (first, again)]
@@ -458,7 +464,7 @@ async def test_one_task_of_a_known_lane_is_stored_as_the_first_was(engine: Engin
 
 
 @pytest.mark.parametrize("known", [{"id": GIVEN}, {"idempotency_key": "known"}])
-async def test_what_a_known_task_brings_is_not_written_again(
+async def test_repeated_submit_writes_no_body_again(
     engine: Engine, raw: Raw, known: dict[str, Any]
 ) -> None:
     awaited = await engine.submit(new("awaited"))
@@ -470,13 +476,17 @@ async def test_what_a_known_task_brings_is_not_written_again(
     assert await raw.fetch("select count(*) from task_dependency") == [(1,)]
 
 
-async def test_many_large_submits_at_once_with_lanes_of_their_own(engine: Engine, raw: Raw) -> None:
+async def test_concurrent_large_submits_with_separate_lanes_are_stored(
+    engine: Engine, raw: Raw
+) -> None:
     large = [[new(task_type=f"type {i}")] * 400 for i in range(engine.store.writers)]
     made = await asyncio.gather(*map(engine.submit_many, large))
     assert sum(map(len, made)) == await raw.count("task")
 
 
-async def test_what_the_version_before_submitted_is_known_again(engine: Engine, raw: Raw) -> None:
+async def test_task_submitted_by_the_previous_version_is_recognised(
+    engine: Engine, raw: Raw
+) -> None:
     """Its fingerprint was of all fields, with their defaults."""
     first = await engine.submit(new(idempotency_key="k"))
     _, before = fingerprints(new(idempotency_key="k"))
