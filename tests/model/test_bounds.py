@@ -68,7 +68,7 @@ def nested(depth: int) -> Any:
 
 
 @given(JSON)
-def test_json_comes_back_as_it_went_in(value: Any) -> None:
+def test_storable_json_survives_a_round_trip(value: Any) -> None:
     text = bounds.to_json_text("input", value)
     if value is None:
         assert text is None
@@ -79,7 +79,7 @@ def test_json_comes_back_as_it_went_in(value: Any) -> None:
 
 
 @given(ANY_TEXT)
-def test_what_is_storable_is_utf8_without_nul(value: str) -> None:
+def test_storable_text_is_utf8_without_nul(value: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -94,7 +94,7 @@ def test_what_is_storable_is_utf8_without_nul(value: str) -> None:
         assert cleaned == value
 
 
-def test_text_has_bounds() -> None:
+def test_text_length_is_bounded() -> None:
     assert bounds.check_text("f", "x" * 10, 10) == "x" * 10
     assert code_of(bounds.check_text, "f", "x" * 11, 10) == "too_large"
     assert code_of(bounds.check_text, "f", "a\x00b", 10) == "text_invalid"
@@ -135,19 +135,19 @@ def test_text_has_bounds() -> None:
     ],
     ids=lambda value: str(type(value).__name__) if not isinstance(value, str) else value[:12],
 )
-def test_what_is_not_plain_small_json_is_refused(value: Any, code: str) -> None:
+def test_value_that_is_not_small_plain_json_is_refused(value: Any, code: str) -> None:
     assert code_of(bounds.to_json_text, "input", value) == code
     assert code_of(bounds.to_json_text, "input", {"deep": [value]}) == code
 
 
-def test_what_contains_itself_is_refused() -> None:
+def test_self_containing_value_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
     assert code_of(bounds.to_json_text, "input", loop) == "too_deep"
 
 
 @pytest.mark.parametrize("value", [Wrapped(1.5), Name("x"), Count(3), {"a": [Wrapped(2)]}])
-def test_a_number_of_another_library_is_a_number_or_refused(value: Any) -> None:
+def test_number_of_another_library_is_converted_or_refused(value: Any) -> None:
     try:
         text = bounds.to_json_text("input", value)
     except Invalid as error:
@@ -157,7 +157,7 @@ def test_a_number_of_another_library_is_a_number_or_refused(value: Any) -> None:
         assert json.loads(text) == value
 
 
-def test_the_limits_themselves_are_inside() -> None:
+def test_limits_are_inclusive() -> None:
     assert bounds.to_json_text("input", nested(64)) is not None
     assert bounds.to_json_text("input", "x" * (bounds.MAX_JSON - 2)) is not None
     assert bounds.to_json_text("input", [2**64 - 1, -(2**63)]) is not None
@@ -182,11 +182,11 @@ def test_the_limits_themselves_are_inside() -> None:
     ],
     ids=lambda value: repr(value)[:14],
 )
-def test_json_text_from_outside(source: str | bytes, code: str) -> None:
+def test_untrusted_json_text_is_refused_if_invalid(source: str | bytes, code: str) -> None:
     assert code_of(bounds.parse_json, "body", source) == code
 
 
-def test_json_text_from_outside_is_read() -> None:
+def test_untrusted_json_text_is_decoded() -> None:
     assert bounds.parse_json("body", ' {"a": [1, 2.5, null, "\\u00e9"]} ') == {
         "a": [1, 2.5, None, "é"]
     }
@@ -198,7 +198,7 @@ def test_json_text_from_outside_is_read() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 11, 10**100])
-def test_a_number_has_bounds(value: float) -> None:
+def test_number_is_bounded(value: float) -> None:
     assert code_of(bounds.check_number, "f", value, 0, 10) == "invalid_value"
 
 
@@ -250,7 +250,7 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def test_a_fingerprint_tells_every_field_apart() -> None:
+def test_fingerprint_covers_every_field() -> None:
     assert FIELDS.keys() == set(NewTask.__struct_fields__) - {"id"}
     plain = NewTask(title="a task")
     prints = {fingerprint(plain)}
@@ -260,7 +260,7 @@ def test_a_fingerprint_tells_every_field_apart() -> None:
     assert fingerprint(msgspec.structs.replace(plain, id=UUID(int=1))) == fingerprint(plain)
 
 
-def test_tasks_of_one_lane_require_the_same() -> None:
+def test_tasks_of_one_lane_have_equal_requirements() -> None:
     plain, workspace = NewTask(title="a task"), UUID(int=1)
     for name, value in FIELDS.items():
         other = msgspec.structs.replace(plain, **{name: value})
@@ -268,7 +268,7 @@ def test_tasks_of_one_lane_require_the_same() -> None:
         assert same or not is_same_lane(plain, other), name
 
 
-def test_a_fingerprint_does_not_tell_a_default_from_one_that_was_said() -> None:
+def test_fingerprint_ignores_explicit_defaults() -> None:
     """What is read from a request is equal to the default, never the same object."""
     said = (
         b'{"title": "t", "task_type": "default", "priority": 5, "max_attempts": 3, "tags": [],'
@@ -280,7 +280,7 @@ def test_a_fingerprint_does_not_tell_a_default_from_one_that_was_said() -> None:
     assert fingerprint(msgspec.json.decode(policy, type=NewTask)) == fingerprint(same)
 
 
-def test_a_fingerprint_does_not_depend_on_the_order_of_keys() -> None:
+def test_fingerprint_ignores_the_order_of_keys() -> None:
     one = NewTask(title="t", input={"a": 1, "b": {"c": 1, "d": 2}})
     two = NewTask(title="t", input={"b": {"d": 2, "c": 1}, "a": 1})
     assert fingerprint(one) == fingerprint(two)
@@ -308,12 +308,12 @@ def test_a_fingerprint_does_not_depend_on_the_order_of_keys() -> None:
         ({"depends_on": "first"}, "depends_on must be a list of texts"),
     ],
 )
-def test_a_task_that_makes_no_sense(fields: dict[str, Any], message: str) -> None:
+def test_invalid_task_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Invalid, match=message):
         check(NewTask(title="t", **fields))
 
 
-def test_an_empty_list_is_as_plain_as_none_at_all() -> None:
+def test_empty_list_equals_no_list() -> None:
     assert check(NewTask(title="t", tags=[], depends_on=[]))
     assert not check(NewTask(title="t", tags=["red"]))
 
@@ -362,7 +362,7 @@ EDGES: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("name", EDGES)
-def test_what_is_exactly_at_the_limit_is_accepted_and_no_more(name: str) -> None:
+def test_value_at_the_limit_is_accepted_and_beyond_refused(name: str) -> None:
     most, fields = EDGES[name]
     check(NewTask(**{"title": "t"} | fields(most)))
     assert code_of(check, NewTask(**{"title": "t"} | fields(most + 1))) in (
@@ -373,13 +373,13 @@ def test_what_is_exactly_at_the_limit_is_accepted_and_no_more(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["priority", "max_attempts", "max_turns", "timeout_s"])
-def test_one_is_accepted_and_less_is_not(name: str) -> None:
+def test_one_is_accepted_and_zero_refused(name: str) -> None:
     fields = EDGES[name][1]
     check(NewTask(**{"title": "t"} | fields(1)))
     assert code_of(check, NewTask(**{"title": "t"} | fields(0))) == "invalid_value"
 
 
-def test_secrets_up_to_the_limits() -> None:
+def test_secrets_up_to_the_limits_are_accepted() -> None:
     for at, over in (
         ("x" * bounds.MAX_SECRET, "x" * (bounds.MAX_SECRET + 1)),
         ("é" * (bounds.MAX_SECRET // 2), "é" * (bounds.MAX_SECRET // 2) + "x"),
@@ -392,7 +392,7 @@ def test_secrets_up_to_the_limits() -> None:
     assert code_of(extract_secrets, {"secrets": named | {"more": "a value"}}) == "too_large"
 
 
-def test_a_foreach_takes_items_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreach_items_up_to_the_limit_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those in another task's result are counted when it is there."""
     monkeypatch.setattr(progress, "MAX_ITEMS", 3)
     each = Foreach(items={"$from": "w"}, template="t")
@@ -401,7 +401,7 @@ def test_a_foreach_takes_items_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) 
         foreach_items(each, {"w": [1, 2, 3, 4]})
 
 
-def test_groups_and_plans_up_to_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_and_plans_up_to_the_limits_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(definition, "MAX_CHILDREN", 3)
     monkeypatch.setattr("tenuto.model.flows.plan.MAX_PLAN", 4)
     for n in (3, 4):

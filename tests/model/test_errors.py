@@ -75,7 +75,7 @@ def spoken_words() -> frozenset[str]:
     return frozenset(words)
 
 
-def test_every_kind_is_in_both_maps() -> None:
+def test_every_error_kind_is_in_both_maps() -> None:
     assert set(HTTP_STATUS) == set(EXIT_CODE) == set(KINDS)
     for kind in KINDS:
         error = kind("said in one sentence")
@@ -101,7 +101,7 @@ def test_every_documented_code_is_in_use(code: str) -> None:
     assert code in spoken_words()
 
 
-def test_a_code_says_what_it_means_in_a_sentence() -> None:
+def test_every_code_is_explained_in_a_sentence() -> None:
     for code, meaning in CODES.items():
         assert code == code.lower()
         assert meaning[0].isupper()
@@ -109,12 +109,12 @@ def test_a_code_says_what_it_means_in_a_sentence() -> None:
         assert "\n" not in meaning
 
 
-def test_an_undocumented_code_is_a_bug() -> None:
+def test_undocumented_code_is_an_assertion_error() -> None:
     with pytest.raises(AssertionError, match="made_up"):
         TenutoError("m", "made_up")
 
 
-def test_an_error_is_its_message() -> None:
+def test_text_of_an_error_is_its_message() -> None:
     error = TenutoError("what happened", "internal", task="t")
     assert str(error) == error.message == "what happened"
     assert error.details == {"task": "t"}

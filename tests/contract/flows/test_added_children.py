@@ -14,7 +14,9 @@ from tenuto.model.agents.matching import AgentProfile
 
 
 @pytest.mark.parametrize("by_id", [True, False])
-async def test_a_task_joins_a_group_once(engine: Engine, agent: AgentProfile, by_id: bool) -> None:
+async def test_task_is_added_to_a_group_once(
+    engine: Engine, agent: AgentProfile, by_id: bool
+) -> None:
     """The answer to a submit may be lost, and the group have ended when it is repeated."""
     await start(engine, "g", group("g", "a"), task("a"))
     known: dict[str, Any] = {"id": uuid4()} if by_id else {"idempotency_key": "k"}
@@ -28,7 +30,7 @@ async def test_a_task_joins_a_group_once(engine: Engine, agent: AgentProfile, by
     assert await refusal(engine.submit(other)) == "idempotency_conflict"
 
 
-async def test_a_task_that_joins_a_group_holds_no_secrets(engine: Engine, raw: Raw) -> None:
+async def test_task_added_to_a_group_has_no_secrets(engine: Engine, raw: Raw) -> None:
     await start(engine, "g", group("g", "a"), task("a"))
     open_ = task("late", group="g", input={"secrets": {"token": "hunter2"}})
     assert await refusal(engine.submit(open_)) == "secret_in_definition"
@@ -37,7 +39,7 @@ async def test_a_task_that_joins_a_group_holds_no_secrets(engine: Engine, raw: R
 
 @pytest.mark.parametrize("order", ["sequential", "parallel"])
 @pytest.mark.parametrize("children", [[], ["b"], ["b", "c"]])
-async def test_a_task_that_joins_a_waiting_group_waits_with_it(
+async def test_task_added_to_a_waiting_group_waits_with_it(
     engine: Engine, agent: AgentProfile, order: Any, children: list[str]
 ) -> None:
     flow = await start(
@@ -61,9 +63,7 @@ async def test_a_task_that_joins_a_waiting_group_waits_with_it(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_waiting_group_fails_with_one_that_joined_it(
-    engine: Engine, agent: AgentProfile
-) -> None:
+async def test_waiting_group_fails_with_an_added_child(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(engine, "g", group("g", "a", "later"), task("a"), group("later"))
     late = await engine.submit(task("x", group="later"))
     await engine.cancel(late.id)
@@ -73,7 +73,7 @@ async def test_a_waiting_group_fails_with_one_that_joined_it(
 
 @pytest.mark.parametrize("order", ["sequential", "parallel"])
 @pytest.mark.parametrize("children", [[], ["b"]])
-async def test_a_task_that_is_tried_again_in_a_waiting_group_waits_with_it(
+async def test_retried_task_of_a_waiting_group_waits_with_it(
     engine: Engine, agent: AgentProfile, order: Any, children: list[str]
 ) -> None:
     flow = await start(
@@ -96,7 +96,7 @@ async def test_a_task_that_is_tried_again_in_a_waiting_group_waits_with_it(
 @pytest.mark.parametrize("bound", [500, 2])
 @pytest.mark.parametrize("order", ["sequential", "parallel"])
 @pytest.mark.parametrize("children", [[], ["b"]])
-async def test_tasks_that_joined_a_waiting_group_are_revived_with_it(
+async def test_added_children_of_a_waiting_group_are_reopened_with_it(
     engine: Engine,
     agent: AgentProfile,
     order: Any,
@@ -127,7 +127,7 @@ async def test_tasks_that_joined_a_waiting_group_are_revived_with_it(
 
 @pytest.mark.parametrize("children", [[], ["b"]])
 @pytest.mark.parametrize("meanwhile", ["nothing", "pause", "cancel"])
-async def test_many_that_joined_a_waiting_group_have_their_turn_some_at_a_time(
+async def test_many_added_children_of_a_waiting_group_are_activated_in_parts(
     engine: Engine,
     agent: AgentProfile,
     children: list[str],
@@ -164,7 +164,7 @@ async def test_many_that_joined_a_waiting_group_have_their_turn_some_at_a_time(
 
 
 @pytest.mark.parametrize("what", ["flow", "g", "outer"])
-async def test_a_task_that_joins_in_a_pause_runs_after_it(
+async def test_task_added_during_a_pause_runs_after_resume(
     engine: Engine, agent: AgentProfile, what: str
 ) -> None:
     outer = group("outer", "g", order="parallel")
@@ -179,9 +179,7 @@ async def test_a_task_that_joins_in_a_pause_runs_after_it(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_task_that_joined_and_was_paused_has_its_turn_all_the_same(
-    engine: Engine, agent: AgentProfile
-) -> None:
+async def test_paused_added_child_has_its_turn(engine: Engine, agent: AgentProfile) -> None:
     """It is resumed only after its group's turn has come."""
     flow = await start(
         engine,
@@ -199,7 +197,9 @@ async def test_a_task_that_joined_and_was_paused_has_its_turn_all_the_same(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_task_joins_the_newest_run_of_a_group(engine: Engine, agent: AgentProfile) -> None:
+async def test_task_is_added_to_the_newest_run_of_a_group(
+    engine: Engine, agent: AgentProfile
+) -> None:
     g, a = group("g", "a"), task("a")
     old, young = await start(engine, "g", g, a), await start(engine, "g", g, a)
     await engine.submit(task("late", group="g"))

@@ -89,7 +89,7 @@ SHAPES: dict[str, Callable[[Engine], Any]] = {
 
 
 @pytest.mark.parametrize("query", SHAPES)
-async def test_a_link_writes_what_a_cascade_writes(
+async def test_chained_completion_writes_what_a_cascade_writes(
     engine: Engine,
     agent: AgentProfile,
     raw: Raw,
@@ -114,7 +114,7 @@ async def test_a_link_writes_what_a_cascade_writes(
 
 
 @pytest.mark.parametrize("query", SHAPES)
-async def test_a_chain_runs_to_its_end(
+async def test_chain_runs_to_its_last_task(
     engine: Engine, agent: AgentProfile, raw: Raw, tried: list[tuple[str, bool]], query: str
 ) -> None:
     await SHAPES[query](engine)
@@ -164,7 +164,7 @@ async def _awaited_in_a_sequence(engine: Engine) -> None:
         _awaited_in_a_sequence,
     ],
 )
-async def test_what_is_not_plain_is_left_to_a_cascade(
+async def test_completion_of_a_special_task_uses_a_cascade(
     engine: Engine, agent: AgentProfile, tried: list[tuple[str, bool]], shape: Any
 ) -> None:
     await shape(engine)
@@ -173,7 +173,7 @@ async def test_what_is_not_plain_is_left_to_a_cascade(
     await worked(engine, agent)
 
 
-async def test_a_flow_that_is_paused_meanwhile_goes_on_later(
+async def test_chain_of_a_flow_paused_meanwhile_continues_after_resume(
     engine: Engine, agent: AgentProfile, tried: list[tuple[str, bool]]
 ) -> None:
     flow = await engine.flows.start_plan(named())
@@ -188,7 +188,7 @@ async def test_a_flow_that_is_paused_meanwhile_goes_on_later(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_the_second_activation_of_a_key_is_a_cascade_s(
+async def test_second_activation_of_a_key_uses_a_cascade(
     engine: Engine, agent: AgentProfile, tried: list[tuple[str, bool]]
 ) -> None:
     both = group("all", "a", "b", order="parallel")
@@ -205,7 +205,7 @@ async def test_the_second_activation_of_a_key_is_a_cascade_s(
     assert tried == []  # in a group, what takes a place is counted with it
 
 
-async def test_a_stale_attempt_writes_nothing(
+async def test_chained_completion_of_an_older_attempt_writes_nothing(
     engine: Engine, agent: AgentProfile, tried: list[tuple[str, bool]]
 ) -> None:
     ids = await row(engine)
@@ -218,7 +218,7 @@ async def test_a_stale_attempt_writes_nothing(
     assert [wrote for _, wrote in tried] == [False]
 
 
-async def test_an_end_that_says_what_it_used_is_a_cascade_s(
+async def test_completion_with_usage_uses_a_cascade(
     engine: Engine, tried: list[tuple[str, bool]]
 ) -> None:
     ids = await row(engine)
@@ -228,7 +228,7 @@ async def test_an_end_that_says_what_it_used_is_a_cascade_s(
     assert await status(engine, ids[1]) == "PENDING"
 
 
-async def test_an_engine_that_did_not_claim_needs_no_link(
+async def test_completion_by_an_engine_that_did_not_claim_uses_a_cascade(
     engine: Engine, another: Another, tried: list[tuple[str, bool]]
 ) -> None:
     ids = await row(engine)
@@ -239,7 +239,7 @@ async def test_an_engine_that_did_not_claim_needs_no_link(
     assert await status(engine, ids[1]) == "PENDING"
 
 
-async def test_whoever_comes_to_wait_at_that_moment_is_told(
+async def test_dependent_added_during_a_chained_completion_is_released(
     engine: Engine, another: Another, agent: AgentProfile
 ) -> None:
     """A task that is being finished gets one more who waits for it: he is never forgotten."""
@@ -256,7 +256,7 @@ async def test_whoever_comes_to_wait_at_that_moment_is_told(
             await worked(engine, agent)
 
 
-async def test_who_comes_to_wait_for_a_child_in_turn_is_told(
+async def test_dependent_added_during_a_childs_completion_is_released(
     engine: Engine, another: Another, agent: AgentProfile
 ) -> None:
     async with another() as other:
@@ -271,7 +271,7 @@ async def test_who_comes_to_wait_for_a_child_in_turn_is_told(
             assert len(await worked(engine, agent)) == 2
 
 
-async def test_a_child_that_is_tried_again_meanwhile_keeps_its_turn(
+async def test_child_retried_during_a_chained_completion_keeps_its_turn(
     engine: Engine, another: Another, agent: AgentProfile, raw: Raw
 ) -> None:
     """The next child is cancelled and tried again while the one before it ends."""
@@ -287,7 +287,7 @@ async def test_a_child_that_is_tried_again_meanwhile_keeps_its_turn(
             assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_another_first_task_of_a_key_at_that_moment_makes_it_the_second(
+async def test_concurrent_first_activations_of_a_key_are_numbered(
     postgres_url: str,
     postgres_engine: Engine,
     agent: AgentProfile,
@@ -318,7 +318,7 @@ async def test_another_first_task_of_a_key_at_that_moment_makes_it_the_second(
     assert rows == [(1,), (2,)]
 
 
-async def test_a_turn_is_not_passed_by_what_a_group_was_before(
+async def test_turn_follows_the_current_state_of_the_group(
     postgres_url: str, postgres_engine: Engine, agent: AgentProfile, tried: list[tuple[str, bool]]
 ) -> None:
     """A child is tried again after the end of the one before it has looked and before it writes."""

@@ -24,7 +24,7 @@ def a_task(key: str = "a", **fields: Any) -> NewTask:
     return NewTask(title=key.upper(), key=key, **fields)
 
 
-async def test_a_definition_is_kept_seen_changed_and_forgotten(
+async def test_definition_is_stored_shown_changed_and_deleted(
     engine: Engine, clock: ManualClock
 ) -> None:
     definitions = engine.definitions
@@ -44,7 +44,7 @@ async def test_a_definition_is_kept_seen_changed_and_forgotten(
         assert await refusal(call) == "not_found"
 
 
-async def test_a_version_is_asked_for(engine: Engine) -> None:
+async def test_definition_is_read_by_version(engine: Engine) -> None:
     definitions = engine.definitions
     await definitions.put(a_task(), 0)
     assert await refusal(definitions.put(a_task(priority=1), 0)) == "version_conflict"
@@ -74,27 +74,27 @@ async def test_a_version_is_asked_for(engine: Engine) -> None:
         (GroupSpec(title="g", key="g", children=("x y",)), "invalid_value"),
     ],
 )
-async def test_what_cannot_be_a_definition_is_refused(
+async def test_invalid_definition_is_refused(
     engine: Engine, raw: Raw, spec: Any, code: str
 ) -> None:
     assert await refusal(engine.definitions.put(spec)) == code
     assert await raw.count("definition") == 0
 
 
-async def test_secrets_are_named(engine: Engine) -> None:
+async def test_definition_with_secret_references_is_stored(engine: Engine) -> None:
     spec = a_task(input={"p": {"$secret": "db"}}, env={"K": {"$secret": "key"}})
     await engine.definitions.put(spec)
     assert (await engine.definitions.load_reachable(["a"]))["a"] == spec
 
 
-async def test_a_circle_with_what_is_stored_is_refused(engine: Engine) -> None:
+async def test_cycle_with_stored_definitions_is_refused(engine: Engine) -> None:
     await engine.definitions.put(a_task("a", next="b"))
     await engine.definitions.put(a_task("b", next="c"))
     assert await refusal(engine.definitions.put(a_task("c", next="a"))) == "dependency_cycle"
     await engine.definitions.put(a_task("c", control=Goto(target="a")))
 
 
-async def test_pages_follow_each_other(engine: Engine) -> None:
+async def test_pages_of_definitions_follow_each_other(engine: Engine) -> None:
     for n in range(5):
         await engine.definitions.put(a_task(f"t{n}"))
     first = await engine.definitions.page(2)
@@ -110,7 +110,7 @@ async def test_pages_follow_each_other(engine: Engine) -> None:
     assert await refusal(engine.definitions.page(0)) == "invalid_value"
 
 
-async def test_the_example_is_applied_once(engine: Engine, raw: Raw) -> None:
+async def test_example_is_applied_once(engine: Engine, raw: Raw) -> None:
     definitions = engine.definitions
     dry = await definitions.apply_files({"s2.yaml": S2}, dry_run=True)
     assert told(dry) == {"task-200": "created", "group-preprocessing": "created"}
@@ -129,7 +129,9 @@ async def test_the_example_is_applied_once(engine: Engine, raw: Raw) -> None:
     assert await definitions.page() == before
 
 
-async def test_a_change_is_told_by_field_and_starts_anew(engine: Engine) -> None:
+async def test_changed_definition_is_reported_by_field_and_gets_a_new_version(
+    engine: Engine,
+) -> None:
     definitions = engine.definitions
     await definitions.apply_files({"f": S2})
     text = S2.replace("estimate: 20", "estimate: 90").replace("Low", "Hard")
@@ -143,7 +145,7 @@ async def test_a_change_is_told_by_field_and_starts_anew(engine: Engine) -> None
     assert len((await engine.list()).tasks) == 2
 
 
-async def test_flows_start_what_was_applied(engine: Engine) -> None:
+async def test_flow_starts_an_applied_definition(engine: Engine) -> None:
     done = await engine.definitions.apply_files({"f": S2})
     [started] = done.started
     assert started.flow_id is not None
@@ -151,7 +153,7 @@ async def test_flows_start_what_was_applied(engine: Engine) -> None:
     assert task.title == "Transform raw data"
 
 
-async def test_all_or_nothing(engine: Engine, raw: Raw) -> None:
+async def test_apply_writes_all_or_nothing(engine: Engine, raw: Raw) -> None:
     text = "tasks: [{id: a}, {id: b, next: nobody}, {id: c, priority: 0}]"
     with pytest.raises(Invalid) as caught:
         await engine.definitions.apply_files({"flow.yaml": text})
@@ -166,7 +168,7 @@ triggers: [{name: t, event: deploy.*, target: a, filter: event.data.live}]
 """
 
 
-async def test_schedules_and_triggers_are_stored_with_their_targets(
+async def test_apply_stores_schedules_and_triggers_with_their_targets(
     engine: Engine, raw: Raw
 ) -> None:
     async def applied(text: str, *, dry_run: bool = False) -> dict[str, str]:
@@ -189,7 +191,7 @@ async def test_schedules_and_triggers_are_stored_with_their_targets(
     assert (await engine.definitions.page()).definitions[0].key == "a"
 
 
-async def test_files_know_what_is_stored(engine: Engine) -> None:
+async def test_file_refers_to_stored_definitions(engine: Engine) -> None:
     definitions = engine.definitions
     await definitions.apply_files({"f": FLOW})
     done = await definitions.apply_files({"f": "id: more\nnext_task: fetch\ngroup_id: clean"})
@@ -203,7 +205,7 @@ async def test_files_know_what_is_stored(engine: Engine) -> None:
     assert await refusal(circle) == "dependency_cycle"
 
 
-async def test_an_export_is_equal(engine: Engine) -> None:
+async def test_export_equals_the_applied_files(engine: Engine) -> None:
     await engine.definitions.apply_files({"f": FLOW})
     text = await engine.definitions.export()
     assert read_manifest({"f": text}).specs == read_manifest({"f": FLOW}).specs
@@ -212,7 +214,7 @@ async def test_an_export_is_equal(engine: Engine) -> None:
     assert "again" not in await engine.definitions.export(["fetch", "report"])
 
 
-async def test_a_manifest_is_applied_without_files(engine: Engine) -> None:
+async def test_manifest_is_applied_without_files(engine: Engine) -> None:
     manifest = Manifest({"a": a_task()}, {"g": GroupSpec(title="g", key="g", children=("a",))})
     assert told(await engine.definitions.apply(manifest)) == {"a": "created", "g": "created"}
     assert told(await engine.definitions.apply(manifest)) == {"a": "unchanged", "g": "unchanged"}
@@ -220,7 +222,7 @@ async def test_a_manifest_is_applied_without_files(engine: Engine) -> None:
     assert await refusal(engine.definitions.apply(bad)) == "invalid_value"
 
 
-async def test_two_at_once_agree(engine: Engine, another: Another) -> None:
+async def test_concurrent_applies_agree(engine: Engine, another: Another) -> None:
     async with another() as other:
         texts = [f"id: same\npriority: {n}\n---\nid: own{n}\ngroup_id: g" for n in (1, 2, 3, 4)]
         engines = [engine, other, engine, other]
@@ -236,7 +238,9 @@ async def test_two_at_once_agree(engine: Engine, another: Another) -> None:
     assert (await engine.definitions.get("same")).version == 4
 
 
-async def test_a_workspace_has_so_many(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_definitions_of_a_workspace_are_limited(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tenuto.engine.flows.definitions.MAX_DEFINITIONS", 2)
     await engine.definitions.put(a_task("a"))
     await engine.definitions.put(a_task("b"))
@@ -244,7 +248,7 @@ async def test_a_workspace_has_so_many(engine: Engine, monkeypatch: pytest.Monke
     await engine.definitions.put(a_task("b", priority=9))
 
 
-async def test_definitions_belong_to_their_workspace(engine: Engine, raw: Raw) -> None:
+async def test_definition_belongs_to_its_workspace(engine: Engine, raw: Raw) -> None:
     await engine.definitions.put(a_task())
     there = Engine(engine.store, workspace=await raw.workspace(7))
     assert (await there.definitions.page()).definitions == []
@@ -254,7 +258,7 @@ async def test_definitions_belong_to_their_workspace(engine: Engine, raw: Raw) -
     assert (await engine.definitions.get("a")).spec.get("priority") is None
 
 
-async def test_thousands_are_applied_soon(engine: Engine) -> None:
+async def test_thousands_of_definitions_are_applied_within_seconds(engine: Engine) -> None:
     many = "".join(f"- {{id: t{n}, next: t{n + 1}}}\n" for n in range(3000))
     text = f"tasks:\n{many}- id: t3000\n"
     done = await engine.definitions.apply_files({"f": text})

@@ -13,20 +13,20 @@ from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto
 from tenuto.model.tasks.submission import NewTask
 
 
-async def test_a_chain_runs_in_order(engine: Engine, agent: AgentProfile) -> None:
+async def test_chain_runs_in_order(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(engine, "a", task("a", next="b"), task("b", next="c"), task("c"))
     assert await worked(engine, agent) == ["a", "b", "c"]
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_what_fires_once_starts_one_flow(engine: Engine, agent: AgentProfile) -> None:
+async def test_start_with_a_used_key_starts_no_flow(engine: Engine, agent: AgentProfile) -> None:
     await engine.definitions.put(task("a"))
     first = await engine.flows.start("a", fire_key="noon")
     assert await engine.flows.start("a", fire_key="noon") == first
     assert await worked(engine, agent) == ["a"]
 
 
-async def test_a_sequence_runs_in_order_and_a_set_at_once(
+async def test_sequential_group_runs_in_order_and_parallel_group_at_once(
     engine: Engine, agent: AgentProfile
 ) -> None:
     flow = await start(
@@ -44,7 +44,7 @@ async def test_a_sequence_runs_in_order_and_a_set_at_once(
     assert set((await statuses(engine, flow))["rest"]) == {"COMPLETED"}
 
 
-async def test_the_rest_of_a_sequence_is_skipped_after_a_failure(
+async def test_rest_of_a_sequence_is_skipped_after_a_failure(
     engine: Engine, agent: AgentProfile
 ) -> None:
     def handler(work: ClaimedTask) -> Any:
@@ -82,7 +82,7 @@ async def test_the_rest_of_a_sequence_is_skipped_after_a_failure(
         ("first_succeeded", {"a", "b", "c"}, "FAILED"),
     ],
 )
-async def test_join_policies(
+async def test_join_policy_decides_the_outcome_of_a_group(
     engine: Engine, agent: AgentProfile, join: Any, fails: set[str], ends: str
 ) -> None:
     def handler(work: ClaimedTask) -> Any:
@@ -101,7 +101,9 @@ async def test_join_policies(
 
 
 @pytest.mark.parametrize("answer", [True, False])
-async def test_a_condition_chooses(engine: Engine, agent: AgentProfile, answer: bool) -> None:
+async def test_condition_chooses_the_next_task(
+    engine: Engine, agent: AgentProfile, answer: bool
+) -> None:
     flow = await start(
         engine,
         "ask",
@@ -115,7 +117,7 @@ async def test_a_condition_chooses(engine: Engine, agent: AgentProfile, answer: 
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_condition_on_what_is_missing_fails_its_task(
+async def test_condition_on_a_missing_value_fails_its_task(
     engine: Engine, agent: AgentProfile
 ) -> None:
     flow = await start(
@@ -130,7 +132,7 @@ async def test_a_condition_on_what_is_missing_fails_its_task(
     assert await flow_status(engine, flow) == "FAILED"
 
 
-async def test_a_loop_ends_by_its_condition(engine: Engine, agent: AgentProfile) -> None:
+async def test_loop_ends_by_its_condition(engine: Engine, agent: AgentProfile) -> None:
     rounds = iter(range(1, 100))
 
     def handler(work: ClaimedTask) -> Any:
@@ -153,7 +155,7 @@ async def test_a_loop_ends_by_its_condition(engine: Engine, agent: AgentProfile)
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_loop_ends_by_its_budget(engine: Engine, agent: AgentProfile) -> None:
+async def test_loop_ends_by_its_budget(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(
         engine,
         "work",
@@ -165,7 +167,7 @@ async def test_a_loop_ends_by_its_budget(engine: Engine, agent: AgentProfile) ->
     assert await flow_status(engine, flow) == "FAILED"
 
 
-async def test_the_prompt_of_a_goto_is_appended_once(engine: Engine, agent: AgentProfile) -> None:
+async def test_goto_prompt_is_appended_once(engine: Engine, agent: AgentProfile) -> None:
     seen: list[str | None] = []
 
     def handler(work: ClaimedTask) -> Any:
@@ -185,7 +187,7 @@ async def test_the_prompt_of_a_goto_is_appended_once(engine: Engine, agent: Agen
 
 
 @pytest.mark.parametrize("order", ["sequential", "parallel"])
-async def test_a_foreach_runs_its_template_per_item(
+async def test_foreach_runs_its_template_per_item(
     engine: Engine, agent: AgentProfile, order: Any
 ) -> None:
     seen: list[Any] = []
@@ -216,7 +218,7 @@ async def test_a_foreach_runs_its_template_per_item(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_large_foreach_is_made_in_parts(engine: Engine, agent: AgentProfile) -> None:
+async def test_large_foreach_is_expanded_in_parts(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(
         engine,
         "each",
@@ -228,7 +230,7 @@ async def test_a_large_foreach_is_made_in_parts(engine: Engine, agent: AgentProf
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_an_approval_waits_for_a_person(
+async def test_approval_waits_for_a_person(
     engine: Engine, agent: AgentProfile, clock: ManualClock
 ) -> None:
     seen: list[Any] = []
@@ -253,7 +255,9 @@ async def test_an_approval_waits_for_a_person(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_task_that_says_what_follows_is_a_flow(engine: Engine, agent: AgentProfile) -> None:
+async def test_task_submitted_with_a_next_task_is_a_flow(
+    engine: Engine, agent: AgentProfile
+) -> None:
     first = task("first", next="then", idempotency_key="once")
     await engine.definitions.put(task("then"))
     made = await engine.submit(first)
@@ -266,7 +270,7 @@ async def test_a_task_that_says_what_follows_is_a_flow(engine: Engine, agent: Ag
     assert await worked(engine, agent) == ["first", "then"]
 
 
-async def test_a_task_can_join_a_group_that_runs(engine: Engine, agent: AgentProfile) -> None:
+async def test_task_can_be_added_to_a_running_group(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(engine, "g", group("g", "a", next="end"), task("a"), task("end"))
     await engine.submit(task("late", group="g"))
     assert await worked(engine, agent) == ["a", "late", "end"]
@@ -274,7 +278,7 @@ async def test_a_task_can_join_a_group_that_runs(engine: Engine, agent: AgentPro
     assert await refusal(engine.submit(task("later", group="g"))) == "not_found"
 
 
-async def test_a_flow_is_cancelled_whole(engine: Engine, agent: AgentProfile) -> None:
+async def test_flow_is_cancelled_whole(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(
         engine,
         "all",
@@ -293,7 +297,7 @@ async def test_a_flow_is_cancelled_whole(engine: Engine, agent: AgentProfile) ->
     assert await worked(engine, agent) == []
 
 
-async def test_a_flow_is_paused_and_goes_on(engine: Engine, agent: AgentProfile) -> None:
+async def test_flow_is_paused_and_resumed(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(
         engine,
         "all",
@@ -311,7 +315,7 @@ async def test_a_flow_is_paused_and_goes_on(engine: Engine, agent: AgentProfile)
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_group_is_paused_cancelled_and_resumed(engine: Engine, agent: AgentProfile) -> None:
+async def test_group_is_paused_cancelled_and_resumed(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(
         engine,
         "all",
@@ -338,7 +342,7 @@ async def test_a_group_is_paused_cancelled_and_resumed(engine: Engine, agent: Ag
         (Approval(timeout_s=60, on_reject="skip"), "SKIPPED"),
     ],
 )
-async def test_an_approval_that_nobody_gives(
+async def test_approval_without_an_answer_times_out(
     engine: Engine, agent: AgentProfile, clock: ManualClock, control: Approval, ends: str
 ) -> None:
     flow = await start(engine, "ok", task("ok", next="then", control=control), task("then"))
@@ -349,7 +353,7 @@ async def test_an_approval_that_nobody_gives(
     assert (await worked(engine, agent) == ["then"]) == (ends == "COMPLETED")
 
 
-async def test_a_child_made_late_hears_of_what_it_waits_for(
+async def test_late_activated_child_follows_its_dependency(
     engine: Engine, agent: AgentProfile
 ) -> None:
     def handler(work: ClaimedTask) -> Any:
@@ -375,7 +379,7 @@ async def test_a_child_made_late_hears_of_what_it_waits_for(
     ("policy", "ends"), [("fail", "FAILED"), ("skip", "SKIPPED"), ("run", "COMPLETED")]
 )
 @pytest.mark.parametrize("early", [True, False], ids=["before it is made", "after"])
-async def test_a_need_that_fails_in_a_group_of_many_decides_about_who_waits_for_it(
+async def test_dependency_that_failed_in_a_large_group_decides_its_dependents(
     engine: Engine, agent: AgentProfile, policy: Any, ends: str, early: bool
 ) -> None:
     """The group is made in pieces: its last children may be made after their needs have ended."""
@@ -412,7 +416,7 @@ async def test_a_need_that_fails_in_a_group_of_many_decides_about_who_waits_for_
         ("c", "a", "a b c a x d"),
     ],
 )
-async def test_a_next_that_is_no_following_child_runs_in_its_place_and_in_its_own(
+async def test_child_named_as_next_runs_for_it_and_again_in_its_own_turn(
     engine: Engine, agent: AgentProfile, by: str, following: str, ran: str
 ) -> None:
     flow = await start(
@@ -426,7 +430,9 @@ async def test_a_next_that_is_no_following_child_runs_in_its_place_and_in_its_ow
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_children_wait_for_each_other(engine: Engine, agent: AgentProfile) -> None:
+async def test_children_of_a_group_depend_on_each_other(
+    engine: Engine, agent: AgentProfile
+) -> None:
     flow = await start(
         engine,
         "g",
@@ -439,7 +445,7 @@ async def test_children_wait_for_each_other(engine: Engine, agent: AgentProfile)
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_child_in_a_sequence_is_handed_what_the_one_before_made(
+async def test_child_of_a_sequence_gets_the_result_of_the_one_before(
     engine: Engine, agent: AgentProfile
 ) -> None:
     seen: dict[str | None, Any] = {}
@@ -468,7 +474,7 @@ async def test_a_child_in_a_sequence_is_handed_what_the_one_before_made(
     }
 
 
-async def test_a_task_that_says_what_follows_can_be_submitted_again(engine: Engine) -> None:
+async def test_submit_with_a_next_task_can_be_repeated(engine: Engine) -> None:
     await engine.definitions.put(task("then"))
     first = NewTask(title="first", next="then", idempotency_key="once")
     assert (await engine.submit(first)).id == (await engine.submit(first)).id
@@ -480,7 +486,7 @@ async def test_a_task_that_says_what_follows_can_be_submitted_again(engine: Engi
     assert await refusal(engine.submit(waits)) == "invalid_value"
 
 
-async def test_a_condition_that_an_agent_looked_into_hands_on_its_own_result(
+async def test_condition_with_a_prompt_passes_its_own_result_on(
     engine: Engine, agent: AgentProfile
 ) -> None:
     seen: dict[str | None, Any] = {}
@@ -498,7 +504,7 @@ async def test_a_condition_that_an_agent_looked_into_hands_on_its_own_result(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_group_whose_next_has_its_turn_anyway_starts_it_once(
+async def test_next_of_a_group_that_has_its_own_turn_starts_once(
     engine: Engine, agent: AgentProfile
 ) -> None:
     flow = await start(
@@ -513,7 +519,7 @@ async def test_a_group_whose_next_has_its_turn_anyway_starts_it_once(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_result_that_was_made_again_is_referred_to_as_it_is_now(
+async def test_reference_to_a_repeated_result_gets_the_newest(
     engine: Engine, agent: AgentProfile
 ) -> None:
     rounds = iter(range(1, 100))
@@ -536,7 +542,7 @@ async def test_a_result_that_was_made_again_is_referred_to_as_it_is_now(
     assert seen == [3]
 
 
-async def test_an_item_without_what_the_template_names_says_so(
+async def test_foreach_item_without_a_referenced_field_fails_with_its_name(
     engine: Engine, agent: AgentProfile
 ) -> None:
     seen: list[Any] = []

@@ -37,9 +37,7 @@ async def events(raw: Raw, kind: str) -> int:
     return int(await raw.value(f"select count(*) from event where kind = '{kind}'"))
 
 
-async def test_nothing_begins_in_a_group_that_has_ended(
-    engine: Engine, agent: AgentProfile
-) -> None:
+async def test_finished_group_activates_no_child(engine: Engine, agent: AgentProfile) -> None:
     """Two children end in one transaction: one has a successor, the other ends the group."""
     flow = await start(
         engine,
@@ -57,7 +55,7 @@ async def test_nothing_begins_in_a_group_that_has_ended(
     assert set(found.get("b", [])) <= {"CANCELLED", "SKIPPED"}
 
 
-async def test_a_group_that_ended_before_its_children_were_made_stays_ended(
+async def test_group_finished_before_its_activation_stays_finished(
     engine: Engine, agent: AgentProfile
 ) -> None:
     flow = await start(
@@ -76,9 +74,7 @@ async def test_a_group_that_ended_before_its_children_were_made_stays_ended(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_control_task_that_was_paused_acts_once_it_goes_on(
-    engine: Engine, agent: AgentProfile
-) -> None:
+async def test_paused_control_task_runs_after_resume(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(
         engine,
         "g",
@@ -96,7 +92,7 @@ async def test_a_control_task_that_was_paused_acts_once_it_goes_on(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_one_flow_over_its_budget_is_told_of_alone(
+async def test_one_flow_over_its_budget_is_reported_alone(
     engine: Engine, agent: AgentProfile, raw: Raw
 ) -> None:
     specs = [task("work", next="again"), task("again", control=Goto(target="work"))]
@@ -110,9 +106,7 @@ async def test_one_flow_over_its_budget_is_told_of_alone(
     assert await events(raw, "step_budget") == 1
 
 
-async def test_a_repeated_complete_counts_once(
-    engine: Engine, agent: AgentProfile, raw: Raw
-) -> None:
+async def test_repeated_complete_counts_once(engine: Engine, agent: AgentProfile, raw: Raw) -> None:
     flow = await start(
         engine,
         "g",
@@ -128,7 +122,7 @@ async def test_a_repeated_complete_counts_once(
     assert await events(raw, "group_completed") == 1
 
 
-async def test_children_that_end_together_join_once(
+async def test_concurrently_finished_children_join_once(
     engine: Engine, another: Another, agent: AgentProfile, raw: Raw
 ) -> None:
     keys = [f"c{number}" for number in range(16)]
@@ -150,7 +144,7 @@ async def test_children_that_end_together_join_once(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_an_approval_is_decided_once(
+async def test_approval_is_decided_once(
     engine: Engine, another: Another, agent: AgentProfile
 ) -> None:
     flow = await start(
@@ -170,7 +164,7 @@ async def test_an_approval_is_decided_once(
     assert await flow_status(engine, flow) == ("COMPLETED" if winner < 2 else "FAILED")
 
 
-async def test_what_is_left_of_a_foreach_is_done_once(
+async def test_deferred_items_of_a_foreach_are_activated_once(
     engine: Engine, another: Another, agent: AgentProfile, raw: Raw
 ) -> None:
     await start(
@@ -188,7 +182,7 @@ async def test_what_is_left_of_a_foreach_is_done_once(
     assert await raw.value("select count(distinct slot) from task_body where key = 'one'") == 1300
 
 
-async def test_a_child_whose_lease_runs_out_for_the_last_time_ends_its_group(
+async def test_child_dead_by_an_expired_lease_finishes_its_group(
     engine: Engine, agent: AgentProfile, clock: ManualClock
 ) -> None:
     flow = await start(engine, "g", group("g", "a", "b"), task("a", max_attempts=1), task("b"))
@@ -199,7 +193,7 @@ async def test_a_child_whose_lease_runs_out_for_the_last_time_ends_its_group(
     assert await flow_status(engine, flow) == "FAILED"
 
 
-async def test_an_unreadable_child_does_not_hold_its_flow_up(
+async def test_corrupt_child_does_not_block_its_flow(
     engine: Engine, agent: AgentProfile, raw: Raw, clock: ManualClock
 ) -> None:
     """Its row is put out of circulation, which is an end like any other."""
@@ -214,7 +208,7 @@ async def test_an_unreadable_child_does_not_hold_its_flow_up(
 
 
 @pytest.mark.parametrize("failing", [True, False])
-async def test_a_cascade_over_its_bound_is_finished_later(
+async def test_cascade_over_its_bound_is_finished_later(
     engine: Engine, agent: AgentProfile, failing: bool
 ) -> None:
     """600 children are skipped when the first of a sequence fails."""
@@ -233,7 +227,7 @@ async def test_a_cascade_over_its_bound_is_finished_later(
     assert await flow_status(engine, flow) == ("FAILED" if failing else "COMPLETED")
 
 
-async def test_children_made_while_their_flow_is_paused_go_on_with_it(
+async def test_children_activated_during_a_pause_continue_with_their_flow(
     engine: Engine, agent: AgentProfile
 ) -> None:
     """The last hundred are made between the pause and its reaching the tasks."""
@@ -248,7 +242,7 @@ async def test_children_made_while_their_flow_is_paused_go_on_with_it(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_task_that_stops_for_a_pause_goes_on_with_its_flow(
+async def test_task_stopped_by_a_pause_continues_with_its_flow(
     engine: Engine, agent: AgentProfile, clock: ManualClock
 ) -> None:
     """The flow is resumed before the worker has said that it stopped."""
@@ -262,7 +256,9 @@ async def test_a_task_that_stops_for_a_pause_goes_on_with_its_flow(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_what_has_run_is_cancelled_not_skipped(engine: Engine, agent: AgentProfile) -> None:
+async def test_started_task_is_cancelled_and_not_skipped(
+    engine: Engine, agent: AgentProfile
+) -> None:
     flow = await start(engine, "g", group("g", "a", "b"), task("a"), task("b"))
     [work] = await engine.claim(agent, WORKER, 1)
     await engine.fail(work.fence, failure())
@@ -271,7 +267,7 @@ async def test_what_has_run_is_cancelled_not_skipped(engine: Engine, agent: Agen
     assert await statuses(engine, flow) == {"g": ["FAILED"], "a": ["CANCELLED"], "b": ["CANCELLED"]}
 
 
-async def test_a_flow_that_is_revived_outlives_what_was_left_of_its_end(
+async def test_reopened_flow_outlives_deferred_work_of_its_end(
     engine: Engine, agent: AgentProfile
 ) -> None:
     """500 children are skipped; before the rest is, the one that failed is tried again."""
@@ -286,7 +282,7 @@ async def test_a_flow_that_is_revived_outlives_what_was_left_of_its_end(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-def test_a_child_may_wait_for_the_one_that_names_it() -> None:
+def test_child_can_depend_on_the_child_that_names_it_as_next() -> None:
     both = [task("a", next="b"), task("b", depends_on=["a"])]
     assert plan("g", group("g", "a", "b"), *both).root == "g"
 
@@ -299,7 +295,7 @@ def test_a_child_may_wait_for_the_one_that_names_it() -> None:
     ],
     ids=["its turn comes later", "it names what it waits for"],
 )
-def test_a_child_cannot_wait_for_one_that_comes_after_it(specs: list[Any]) -> None:
+def test_child_of_a_sequence_cannot_depend_on_a_later_child(specs: list[Any]) -> None:
     with pytest.raises(Invalid) as caught:
         plan("g", *specs)
     assert caught.value.code == "dependency_cycle"
@@ -307,7 +303,7 @@ def test_a_child_cannot_wait_for_one_that_comes_after_it(specs: list[Any]) -> No
 
 @pytest.mark.parametrize("how", ["retried", "joined"])
 @pytest.mark.parametrize("what", ["flow", "g", "outer"])
-async def test_a_turn_that_comes_in_a_pause_is_had_after_it(
+async def test_turn_reached_during_a_pause_is_taken_after_resume(
     engine: Engine, agent: AgentProfile, what: str, how: str
 ) -> None:
     """The one before is cancelled while everything is held, and another has come meanwhile."""
@@ -338,7 +334,7 @@ async def test_a_turn_that_comes_in_a_pause_is_had_after_it(
 
 @pytest.mark.parametrize("approve", [True, False])
 @pytest.mark.parametrize("what", ["task", "flow", "g"])
-async def test_an_approval_that_is_paused_stays_open_and_is_heard_after_it(
+async def test_paused_approval_stays_open_and_is_answered_after_resume(
     engine: Engine, agent: AgentProfile, what: str, approve: bool
 ) -> None:
     flow = await start(
@@ -367,7 +363,7 @@ async def test_an_approval_that_is_paused_stays_open_and_is_heard_after_it(
     assert await flow_status(engine, flow) == ("COMPLETED" if approve else "FAILED")
 
 
-async def test_a_child_made_in_a_pause_has_its_turn_after_it(
+async def test_child_activated_during_a_pause_has_its_turn_after_resume(
     engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All children that were there when the pause came are cancelled while it lasts."""
@@ -388,7 +384,7 @@ async def test_a_child_made_in_a_pause_has_its_turn_after_it(
     assert await worked(engine, agent) == keys[len(there) :]
 
 
-async def test_an_approval_made_after_what_it_waits_for_is_asked(
+async def test_approval_activated_after_its_dependency_opens_an_inbox_item(
     engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in a later portion of its group: nobody will tell it of an end that was before."""
@@ -407,7 +403,7 @@ async def test_an_approval_made_after_what_it_waits_for_is_asked(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_all_that_run_in_a_group_are_asked_to_stop_however_many(
+async def test_all_running_tasks_of_a_large_group_are_requested_to_stop(
     engine: Engine, agent: AgentProfile, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that were asked already take no place of others in the next portion."""
@@ -427,7 +423,7 @@ async def test_all_that_run_in_a_group_are_asked_to_stop_however_many(
     assert await engine.flows.run_deferred_once() == 0
 
 
-async def test_an_approval_made_in_a_pause_is_asked_after_it(
+async def test_approval_activated_during_a_pause_opens_its_item_after_resume(
     engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.engine.flows.activation.MAX_CASCADE_ROWS", 2)
@@ -444,7 +440,7 @@ async def test_an_approval_made_in_a_pause_is_asked_after_it(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_task_that_stops_for_a_pause_stays_in_the_next_one(
+async def test_task_stopped_by_a_pause_stays_paused_in_the_next_pause(
     engine: Engine, agent: AgentProfile, clock: ManualClock
 ) -> None:
     """The flow is resumed and paused again before the worker has said that it stopped."""
@@ -462,7 +458,7 @@ async def test_a_task_that_stops_for_a_pause_stays_in_the_next_one(
 
 
 @pytest.mark.parametrize("what", ["next", "turn"])
-async def test_what_begins_inside_of_a_paused_group_waits_with_it(
+async def test_activation_inside_a_paused_group_waits_with_it(
     engine: Engine, agent: AgentProfile, what: str
 ) -> None:
     """A child is cancelled in the pause: the next of its group, or the next in turn, begins."""
@@ -481,7 +477,7 @@ async def test_what_begins_inside_of_a_paused_group_waits_with_it(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_work_that_cannot_be_done_does_not_hold_up_the_rest(
+async def test_failing_deferred_work_does_not_delay_the_rest(
     engine: Engine, raw: Raw, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More of it is due than is done at once, before all else."""
@@ -506,7 +502,7 @@ async def test_work_that_cannot_be_done_does_not_hold_up_the_rest(
         (Approval(timeout_s=60, on_timeout="approve"), "COMPLETED"),
     ],
 )
-async def test_an_approval_that_was_paused_still_runs_out(
+async def test_paused_approval_still_times_out(
     engine: Engine, clock: ManualClock, control: Approval, ends: str
 ) -> None:
     flow = await start(engine, "yes", task("yes", control=control))
@@ -521,7 +517,7 @@ async def test_an_approval_that_was_paused_still_runs_out(
 
 
 @pytest.mark.parametrize("answered", [True, False])
-async def test_a_no_skips_an_approval_for_which_silence_is_a_yes(
+async def test_rejection_skips_an_approval_that_a_timeout_would_approve(
     engine: Engine, clock: ManualClock, answered: bool
 ) -> None:
     control = Approval(timeout_s=60, on_timeout="approve", on_reject="skip")

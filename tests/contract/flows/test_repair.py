@@ -9,7 +9,7 @@ from tenuto.engine.flows.repair import FlowRepair
 from tenuto.model.agents.matching import AgentProfile
 
 
-async def test_a_circle_is_found_and_failed(engine: Engine, raw: Raw) -> None:
+async def test_cycle_is_detected_and_failed(engine: Engine, raw: Raw) -> None:
     one = (await engine.submit(new())).id
     two = (await engine.submit(new(depends_on=[str(one)]))).id
     outside = (await engine.submit(new(depends_on=[str(two)]))).id
@@ -27,7 +27,7 @@ async def test_a_circle_is_found_and_failed(engine: Engine, raw: Raw) -> None:
     assert await FlowRepair(engine.system).fail_cycles_once("mender") == 0
 
 
-async def test_a_count_that_drifted_is_set_right(
+async def test_wrong_counter_is_corrected(
     engine: Engine, agent: AgentProfile, raw: Raw, clock: ManualClock
 ) -> None:
     flow = await start(
@@ -46,7 +46,7 @@ async def test_a_count_that_drifted_is_set_right(
     assert await FlowRepair(engine.system).recount_once("mender") == 0
 
 
-async def test_ends_that_are_still_to_be_counted_are_no_drift(
+async def test_pending_outcomes_are_not_a_wrong_counter(
     engine: Engine, agent: AgentProfile, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many have failed with one, more than are counted at once, and one still runs."""

@@ -33,7 +33,7 @@ async def failed(engine: Engine) -> UUID:
     return one.id
 
 
-async def test_a_sequence_goes_on_where_it_failed(engine: Engine, agent: AgentProfile) -> None:
+async def test_sequence_continues_where_it_failed(engine: Engine, agent: AgentProfile) -> None:
     handler = failing("b")
     flow = await start(
         engine,
@@ -53,7 +53,7 @@ async def test_a_sequence_goes_on_where_it_failed(engine: Engine, agent: AgentPr
     assert found["g"] == found["all"] == ["COMPLETED"]
 
 
-async def test_what_never_had_its_turn_has_it_before_what_is_retried(
+async def test_child_before_a_retried_one_has_its_turn_first(
     engine: Engine, agent: AgentProfile
 ) -> None:
     keys = ("a", "b", "c", "d")
@@ -70,9 +70,7 @@ async def test_what_never_had_its_turn_has_it_before_what_is_retried(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_join_fires_once_though_a_child_was_retried(
-    engine: Engine, agent: AgentProfile
-) -> None:
+async def test_group_joins_once_after_a_retried_child(engine: Engine, agent: AgentProfile) -> None:
     handler = failing("a", "b")
     flow = await start(
         engine,
@@ -88,7 +86,7 @@ async def test_a_join_fires_once_though_a_child_was_retried(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_child_retried_while_its_group_runs_counts_once(
+async def test_child_retried_while_its_group_runs_counts_once(
     engine: Engine, agent: AgentProfile
 ) -> None:
     handler = failing("a")
@@ -104,7 +102,7 @@ async def test_a_child_retried_while_its_group_runs_counts_once(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_retry_without_cascade_leaves_the_flow_as_it_ended(
+async def test_retry_without_cascade_leaves_the_flow_finished(
     engine: Engine, agent: AgentProfile
 ) -> None:
     handler = failing("a")
@@ -115,7 +113,7 @@ async def test_a_retry_without_cascade_leaves_the_flow_as_it_ended(
     assert await flow_status(engine, flow) == "FAILED"
 
 
-async def test_a_condition_is_asked_again(engine: Engine, agent: AgentProfile) -> None:
+async def test_retried_condition_is_evaluated_again(engine: Engine, agent: AgentProfile) -> None:
     results = iter([{"other": 1}, {"ok": True}])
     flow = await start(
         engine,
@@ -130,7 +128,7 @@ async def test_a_condition_is_asked_again(engine: Engine, agent: AgentProfile) -
     assert await flow_status(engine, flow) == "FAILED"  # the same result gives the same answer
 
 
-async def test_what_waited_for_a_failed_task_is_revived_with_it(engine: Engine) -> None:
+async def test_dependents_of_a_failed_task_are_reopened_with_it(engine: Engine) -> None:
     first = (await engine.submit(new())).id
     near = (await engine.submit(new(depends_on=[str(first)]))).id
     far = (await engine.submit(new(depends_on=[str(near)], on_dependency_failure="skip"))).id
@@ -145,13 +143,15 @@ async def test_what_waited_for_a_failed_task_is_revived_with_it(engine: Engine) 
     assert [await status(engine, each) for each in (first, near, far)] == ["COMPLETED"] * 3
 
 
-async def test_what_has_not_failed_cannot_be_retried(engine: Engine, agent: AgentProfile) -> None:
+async def test_retry_of_a_task_that_did_not_fail_is_refused(
+    engine: Engine, agent: AgentProfile
+) -> None:
     await start(engine, "a", task("a"))
     [only] = (await engine.list()).tasks
     assert await refusal(engine.retry(only.id, cascade=True)) == "out_of_turn"
 
 
-async def test_a_cancelled_child_still_counts_when_another_is_retried(
+async def test_cancelled_child_still_counts_after_a_retry_of_another(
     engine: Engine, agent: AgentProfile
 ) -> None:
     flow = await start(engine, "g", group("g", "a", "b", order="parallel"), task("a"), task("b"))
@@ -165,7 +165,7 @@ async def test_a_cancelled_child_still_counts_when_another_is_retried(
     assert await flow_status(engine, flow) == "FAILED"
 
 
-async def test_what_was_skipped_takes_no_failure_of_another_with_it_when_revived(
+async def test_reopened_skipped_task_takes_no_failure_of_another_along(
     engine: Engine, agent: AgentProfile
 ) -> None:
     """One failed for good; another is retried, with one that was skipped because of it."""

@@ -24,7 +24,7 @@ from tenuto.model.errors import Conflict
 from tenuto.model.flows.definition import Approval, Condition, Control
 
 
-async def test_a_task_tried_again_waits_only_for_what_has_not_ended(
+async def test_retried_task_waits_only_for_unfinished_dependencies(
     engine: Engine, agent: AgentProfile
 ) -> None:
     """What it waited for ended while it was cancelled."""
@@ -36,7 +36,7 @@ async def test_a_task_tried_again_waits_only_for_what_has_not_ended(
     assert await worked(engine, agent) == ["b"]
 
 
-async def test_a_task_whose_dependency_failed_is_not_tried_again_alone(engine: Engine) -> None:
+async def test_task_with_a_failed_dependency_is_not_retried_alone(engine: Engine) -> None:
     """It would wait for ever: nobody tells it of an end that has been."""
     needed = await engine.submit(new("a"))
     waiting = await engine.submit(new("b", depends_on=[str(needed.id)]))
@@ -48,7 +48,7 @@ async def test_a_task_whose_dependency_failed_is_not_tried_again_alone(engine: E
     assert await status(engine, waiting.id) == "WAITING"
 
 
-async def test_a_cancelled_flow_stays_cancelled(engine: Engine, agent: AgentProfile) -> None:
+async def test_cancelled_flow_stays_cancelled(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(engine, "g", group("g", "a", "b", order="parallel"), task("a"), task("b"))
     [work, _] = await engine.claim(agent, WORKER, 2)
     await engine.flows.cancel(flow)
@@ -58,7 +58,7 @@ async def test_a_cancelled_flow_stays_cancelled(engine: Engine, agent: AgentProf
 
 
 @pytest.mark.parametrize("cascade", [True, False])
-async def test_a_child_of_a_sequence_tried_again_does_not_wait_for_a_turn_that_was(
+async def test_retried_child_of_a_sequence_does_not_wait_for_a_past_turn(
     engine: Engine, agent: AgentProfile, cascade: bool
 ) -> None:
     """One was cancelled before its turn; so the sequence failed, and the one at work went, too."""
@@ -73,7 +73,7 @@ async def test_a_child_of_a_sequence_tried_again_does_not_wait_for_a_turn_that_w
     assert await flow_status(engine, flow) in ("COMPLETED", "FAILED")
 
 
-async def test_what_waits_for_two_failures_is_revived_with_the_second(
+async def test_dependent_of_two_failures_is_reopened_with_the_second(
     engine: Engine, agent: AgentProfile
 ) -> None:
     needed = [await engine.submit(new(title)) for title in ("a", "b")]
@@ -88,7 +88,7 @@ async def test_what_waits_for_two_failures_is_revived_with_the_second(
     assert await worked(engine, agent) == ["b", "c"]
 
 
-async def test_what_was_tried_again_alone_counts_once_its_group_runs_again(
+async def test_task_retried_alone_counts_once_its_group_is_reopened(
     engine: Engine, agent: AgentProfile
 ) -> None:
     flow = await start(engine, "g", group("g", "a", "b", order="parallel"), task("a"), task("b"))
@@ -102,7 +102,7 @@ async def test_what_was_tried_again_alone_counts_once_its_group_runs_again(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_an_end_that_was_undone_is_not_told_late(
+async def test_undone_outcome_is_not_applied_late(
     engine: Engine, agent: AgentProfile, raw: Raw
 ) -> None:
     """Children were skipped, and run after all, before what was left of the first end is done."""
@@ -121,7 +121,7 @@ async def test_an_end_that_was_undone_is_not_told_late(
     assert [tuple(row) for row in counts] == [(0, 600, 0, "COMPLETED")]
 
 
-async def test_an_end_that_was_not_told_yet_is_not_undone_twice(
+async def test_deferred_outcome_is_not_undone_twice(
     engine: Engine, agent: AgentProfile, raw: Raw
 ) -> None:
     """Children fail because of one, and run after all, before their group has counted them."""
@@ -144,7 +144,7 @@ async def test_an_end_that_was_not_told_yet_is_not_undone_twice(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_child_whose_end_was_not_told_yet_still_wakes_its_parent(
+async def test_subtask_with_a_deferred_outcome_wakes_its_parent(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The child was cancelled with many of its own, and is tried again before anybody knows."""
@@ -170,7 +170,7 @@ async def test_a_child_whose_end_was_not_told_yet_still_wakes_its_parent(
 
 @pytest.mark.parametrize("what", ["flow", "group", "outer"])
 @pytest.mark.parametrize("key", ["a", "ok"])
-async def test_what_is_tried_again_in_a_pause_waits_for_its_end(
+async def test_task_retried_during_a_pause_waits_for_resume(
     engine: Engine, agent: AgentProfile, what: str, key: str
 ) -> None:
     flow = await start(
@@ -211,7 +211,7 @@ async def test_what_is_tried_again_in_a_pause_waits_for_its_end(
         assert await status(engine, failed) == "COMPLETED"
 
 
-async def test_an_approval_that_came_too_late_waits_for_the_end_of_a_pause(
+async def test_expired_approval_retried_during_a_pause_waits_for_resume(
     engine: Engine, clock: ManualClock
 ) -> None:
     approval = task("ok", control=Approval(message="?", timeout_s=60))
@@ -227,7 +227,7 @@ async def test_an_approval_that_came_too_late_waits_for_the_end_of_a_pause(
     assert [each.task for each in await engine.inbox.list()] == [failed]
 
 
-async def test_a_sequence_that_is_tried_again_is_one_still(
+async def test_retried_sequence_runs_one_child_at_a_time(
     engine: Engine, agent: AgentProfile
 ) -> None:
     """All its children have run, and none succeeded."""
@@ -245,7 +245,7 @@ async def test_a_sequence_that_is_tried_again_is_one_still(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_sequence_that_is_tried_again_leaves_nothing_out(
+async def test_retried_sequence_skips_no_child(
     engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.engine.tasks.retry.PAGE_ROWS", 2)
@@ -258,7 +258,7 @@ async def test_a_sequence_that_is_tried_again_leaves_nothing_out(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_turn_that_was_not_had_is_not_had_for_a_failed_dependency(
+async def test_missed_turn_of_a_child_with_a_failed_dependency_is_not_taken(
     engine: Engine, agent: AgentProfile
 ) -> None:
     """Of a sequence in which all failed only the last is tried again, which waits for nobody."""
@@ -278,7 +278,7 @@ async def test_a_turn_that_was_not_had_is_not_had_for_a_failed_dependency(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_turns_that_were_not_had_are_had_though_they_wait_for_each_other(
+async def test_missed_turns_of_dependent_children_are_taken(
     engine: Engine, agent: AgentProfile
 ) -> None:
     flow = await start(
@@ -297,7 +297,7 @@ async def test_turns_that_were_not_had_are_had_though_they_wait_for_each_other(
 
 
 @pytest.mark.parametrize("late", [True, False])
-async def test_what_is_revived_does_not_wait_for_a_turn_that_was(
+async def test_reopened_child_does_not_wait_for_a_past_turn(
     engine: Engine, agent: AgentProfile, late: bool
 ) -> None:
     """Its sequence went on without it, and has ended or not."""
@@ -322,7 +322,7 @@ async def test_what_is_revived_does_not_wait_for_a_turn_that_was(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_flow_goes_on_though_what_failed_waits_for_what_failed(
+async def test_flow_continues_if_one_failed_task_depends_on_another(
     engine: Engine, agent: AgentProfile
 ) -> None:
     keys = ["a", *(f"x{number}" for number in range(5))]
@@ -341,7 +341,7 @@ async def test_a_flow_goes_on_though_what_failed_waits_for_what_failed(
 
 @pytest.mark.parametrize("bound", [500, 3])
 @pytest.mark.parametrize("step", [1, 2, 7])
-async def test_a_flow_goes_on_from_causes_first(
+async def test_flow_continues_from_the_first_causes(
     engine: Engine,
     agent: AgentProfile,
     clock: ManualClock,
@@ -368,7 +368,7 @@ async def test_a_flow_goes_on_from_causes_first(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_flow_goes_on_without_what_waits_for_another_failure(
+async def test_flow_continues_without_dependents_of_another_failure(
     engine: Engine,
     agent: AgentProfile,
     clock: ManualClock,
@@ -400,7 +400,7 @@ async def test_a_flow_goes_on_without_what_waits_for_another_failure(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_flow_goes_on_from_all_that_failed(
+async def test_flow_continues_from_all_failed_tasks(
     engine: Engine, agent: AgentProfile, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of it fails again, and is left alone then."""
@@ -424,7 +424,7 @@ async def test_a_flow_goes_on_from_all_that_failed(
 
 
 @pytest.mark.parametrize("meanwhile", [True, False])
-async def test_all_of_a_cancelled_flow_is_tried_again_unless_it_is_cancelled_meanwhile(
+async def test_cancelled_flow_is_retried_whole_unless_cancelled_meanwhile(
     engine: Engine,
     agent: AgentProfile,
     clock: ManualClock,
@@ -450,7 +450,7 @@ async def test_all_of_a_cancelled_flow_is_tried_again_unless_it_is_cancelled_mea
 
 
 @pytest.mark.parametrize("second", ["COMPLETED", "FAILED", "DEAD", "CANCELLED"])
-async def test_what_ended_for_a_task_knows_how_that_ended_meanwhile(
+async def test_dependent_failure_names_the_current_outcome_of_its_cause(
     engine: Engine,
     agent: AgentProfile,
     clock: ManualClock,
@@ -482,7 +482,7 @@ async def test_what_ended_for_a_task_knows_how_that_ended_meanwhile(
 
 
 @pytest.mark.parametrize("control", [Approval(message="yes?"), Condition(expression="true")])
-async def test_a_control_task_retried_after_what_it_waits_for_is_acted_on(
+async def test_control_task_retried_after_its_dependency_runs(
     engine: Engine,
     agent: AgentProfile,
     clock: ManualClock,
@@ -508,7 +508,7 @@ async def test_a_control_task_retried_after_what_it_waits_for_is_acted_on(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_task_tried_again_waits_for_what_is_paused(
+async def test_retried_task_waits_for_a_paused_dependency(
     engine: Engine, agent: AgentProfile
 ) -> None:
     needed = await engine.submit(new("a"))

@@ -19,7 +19,7 @@ Control = Callable[[UUID], Awaitable[None]]
 
 
 @pytest.mark.parametrize("order", ["sequential", "parallel"])
-def test_a_child_refers_to_results_of_those_whose_turn_was_before(order: Any) -> None:
+def test_child_refers_to_results_of_earlier_children_only(order: Any) -> None:
     both = [task("a"), task("b", input={"$from": "a"})]
     if order == "sequential":
         assert plan("g", group("g", "a", "b", order=order), *both).root == "g"
@@ -29,7 +29,7 @@ def test_a_child_refers_to_results_of_those_whose_turn_was_before(order: Any) ->
         assert caught.value.code == "reference_invalid"
 
 
-def test_groups_are_nested_as_deep_as_said_and_no_deeper() -> None:
+def test_nesting_of_groups_is_bounded() -> None:
     deep = [group(f"g{n}", f"g{n + 1}") for n in range(MAX_NESTING - 1)]
     last = f"g{MAX_NESTING - 1}"
     assert plan("g0", *deep, group(last)).groups.keys() >= {last}
@@ -38,7 +38,7 @@ def test_groups_are_nested_as_deep_as_said_and_no_deeper() -> None:
     assert caught.value.code == "nesting_too_deep"
 
 
-def test_a_foreach_takes_as_many_items_as_said_and_no_more() -> None:
+def test_items_of_a_foreach_are_bounded() -> None:
     each = Foreach(items={"$from": "list"}, template="one")
     most: list[Any] = [0] * MAX_ITEMS
     assert foreach_items(each, {"list": most}) == most

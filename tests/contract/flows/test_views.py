@@ -42,7 +42,7 @@ def statuses(graph: GraphView) -> dict[str, list[str]]:
     return found
 
 
-async def test_a_flow_is_shown_with_what_was_made_and_what_is_to_come(
+async def test_flow_view_shows_activated_and_future_tasks(
     engine: Engine, agent: AgentProfile
 ) -> None:
     flow = await start(engine, "nightly", *NIGHTLY, input=None)
@@ -83,7 +83,7 @@ async def test_a_flow_is_shown_with_what_was_made_and_what_is_to_come(
     assert (done.status, done.progress_percent, done.open_groups) == ("COMPLETED", 100, [])
 
 
-async def test_a_group_is_shown_with_its_progress(engine: Engine, agent: AgentProfile) -> None:
+async def test_group_view_shows_its_progress(engine: Engine, agent: AgentProfile) -> None:
     def handler(work: ClaimedTask) -> Any:
         if work.key == "b":
             raise Wrong("no")
@@ -127,9 +127,7 @@ async def test_a_group_is_shown_with_its_progress(engine: Engine, agent: AgentPr
     ]
 
 
-async def test_a_loop_is_drawn_activation_by_activation(
-    engine: Engine, agent: AgentProfile
-) -> None:
+async def test_loop_is_drawn_activation_by_activation(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(
         engine,
         "work",
@@ -149,7 +147,7 @@ async def test_a_loop_is_drawn_activation_by_activation(
     ]
 
 
-async def test_waits_are_drawn(engine: Engine, agent: AgentProfile) -> None:
+async def test_graph_shows_dependencies(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(
         engine,
         "g",
@@ -165,7 +163,7 @@ async def test_waits_are_drawn(engine: Engine, agent: AgentProfile) -> None:
     assert (view.flow, view.group_id) == (flow, b.group_id)
 
 
-async def test_flows_come_in_pages(engine: Engine, agent: AgentProfile) -> None:
+async def test_flows_are_listed_in_pages(engine: Engine, agent: AgentProfile) -> None:
     ids = [await start(engine, key, task(key)) for key in ("a", "b", "a")]
     first = await engine.flow_views.page(limit=2)
     assert [each.id for each in first.flows] == [ids[2], ids[1]]
@@ -180,7 +178,7 @@ async def test_flows_come_in_pages(engine: Engine, agent: AgentProfile) -> None:
     assert ([each.key for each in tasks.tasks], tasks.next_cursor) == (["b"], None)
 
 
-async def test_a_flow_is_run_again(engine: Engine, agent: AgentProfile) -> None:
+async def test_flow_is_run_again(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(engine, "a", task("a"), input={"n": 1}, priority=9)
     again = await engine.rerun_flow(flow)
     assert again != flow
@@ -188,7 +186,7 @@ async def test_a_flow_is_run_again(engine: Engine, agent: AgentProfile) -> None:
     assert (view.rerun_of, view.input, view.priority, view.key) == (flow, {"n": 1}, 9, "a")
 
 
-async def test_a_large_graph_is_cut(engine: Engine, agent: AgentProfile) -> None:
+async def test_large_graph_is_truncated(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(
         engine,
         "each",
@@ -201,7 +199,7 @@ async def test_a_large_graph_is_cut(engine: Engine, agent: AgentProfile) -> None
     assert (len(graph.nodes), graph.truncated) == (2000, True)
 
 
-async def test_nobodys_flow_is_not_found(engine: Engine) -> None:
+async def test_missing_flow_is_not_found(engine: Engine) -> None:
     views, nobody = engine.flow_views, uuid4()
     for asked in (
         views.show(nobody),
@@ -217,7 +215,7 @@ async def test_nobodys_flow_is_not_found(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("title", ['say "hi" <b>', "a\n# end", "x"])
-async def test_mermaid_text_is_safe(engine: Engine, agent: AgentProfile, title: str) -> None:
+async def test_mermaid_text_is_escaped(engine: Engine, agent: AgentProfile, title: str) -> None:
     from tenuto.model.flows.definition import GroupSpec
     from tenuto.model.tasks.submission import NewTask
 
@@ -239,7 +237,7 @@ async def test_mermaid_text_is_safe(engine: Engine, agent: AgentProfile, title: 
     assert "classDef planned" in text
 
 
-async def test_a_task_alone_has_no_place(engine: Engine) -> None:
+async def test_task_outside_flows_has_no_flow_position(engine: Engine) -> None:
     first = (await engine.submit(new(key="k"))).id
     view = await engine.show(first)
     assert (view.key, view.flow, view.group_id, view.depends_on) == ("k", None, None, [])

@@ -329,7 +329,7 @@ SETTINGS = settings(
 )
 
 
-def test_both_databases_answer_alike(ground: Ground) -> None:
+def test_both_databases_return_the_same_results(ground: Ground) -> None:
     class Here(SameAnswers):
         def __init__(self) -> None:
             super().__init__(ground)

@@ -267,5 +267,5 @@ def ground(database_url: str) -> Iterator[Ground]:
     made.close()
 
 
-def test_budgets_stop_who_uses_them_up(ground: Ground) -> None:
+def test_random_usage_reports_match_the_budget_interpreter(ground: Ground) -> None:
     ground.play_all("TENUTO_BUDGETS", SEEDS, KINDS, TasksWithBudgets, 30, 60)

@@ -265,7 +265,7 @@ def ground(database_url: str) -> Iterator[Ground]:
 
 
 @pytest.mark.parametrize("given", [concurrency.MAX_GRANTS, 2])
-def test_tasks_with_keys_have_their_places_in_order(
+def test_random_commands_match_the_concurrency_interpreter(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, given: int
 ) -> None:
     monkeypatch.setattr(concurrency, "MAX_GRANTS", given)

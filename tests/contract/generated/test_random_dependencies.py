@@ -186,15 +186,15 @@ def ground(database_url: str) -> Iterator[Ground]:
     made.close()
 
 
-def test_tasks_that_wait_for_tasks_end_as_those_did(ground: Ground) -> None:
+def test_random_dependency_graph_matches_the_interpreter(ground: Ground) -> None:
     ground.play_all("TENUTO_WAITS", SEEDS, KINDS, WaitingTasks, 20, 40)
 
 
-def test_so_do_those_that_wait_for_one_alone(ground: Ground) -> None:
+def test_random_dependents_of_one_task_match_the_interpreter(ground: Ground) -> None:
     ground.play_all("TENUTO_WAITS", range(6), KINDS, SingleWaits, 20, 40)
 
 
-def test_so_do_more_of_them_than_one_step_takes(ground: Ground) -> None:
+def test_random_dependents_beyond_one_step_match_the_interpreter(ground: Ground) -> None:
     with ExitStack() as stack:
         for module in (advance, deferred, retry, subtask_tree):
             stack.enter_context(patch.object(module, "MAX_CASCADE_ROWS", 3))

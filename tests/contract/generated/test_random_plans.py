@@ -44,7 +44,7 @@ def check(node: Node, played: Played) -> None:
     assert {status for each in played.statuses.values() for status in each} <= {*TERMINAL}
 
 
-def test_a_plan_runs_as_it_says(here: Here) -> None:
+def test_random_plan_matches_the_interpreter(here: Here) -> None:
     @SETTINGS
     @given(plans())
     def as_forecast(node: Node) -> None:
@@ -53,7 +53,7 @@ def test_a_plan_runs_as_it_says(here: Here) -> None:
     as_forecast()
 
 
-def test_what_happens_on_the_way_changes_nothing_of_a_plan(here: Here) -> None:
+def test_disturbed_plan_matches_the_interpreter(here: Here) -> None:
     @SETTINGS
     @given(plans(), troubles(), st.integers(2, 9), st.integers(0, 9))
     def as_forecast(node: Node, happening: list[Trouble], rows: int, seed: int) -> None:
@@ -64,7 +64,7 @@ def test_what_happens_on_the_way_changes_nothing_of_a_plan(here: Here) -> None:
     as_forecast()
 
 
-def test_a_flow_that_is_cancelled_ends_and_runs_nothing_more(here: Here) -> None:
+def test_cancelled_flow_finishes_and_runs_nothing_more(here: Here) -> None:
     @SETTINGS
     @given(plans(), troubles(), st.integers(2, 9), st.integers(0, 9), st.integers(0, 8))
     def as_asked(node: Node, happening: list[Trouble], rows: int, seed: int, moment: int) -> None:
@@ -86,7 +86,7 @@ def test_a_flow_that_is_cancelled_ends_and_runs_nothing_more(here: Here) -> None
     as_asked()
 
 
-def test_a_flow_that_is_tried_again_runs_what_is_left_of_it_once(here: Here) -> None:
+def test_retried_flow_runs_its_remaining_tasks_once(here: Here) -> None:
     @SETTINGS
     @given(plans(["all_succeeded"]), troubles(cancels=False), st.integers(2, 9), st.integers(0, 9))
     def as_forecast(node: Node, happening: list[Trouble], rows: int, seed: int) -> None:

@@ -93,12 +93,12 @@ async def reap_around(engine: Engine, raw: Raw, change: str) -> UUID:
 
 
 @pytest.mark.parametrize("what", GARBAGE_BODY)
-async def test_a_claim_goes_on_with_the_others(engine: Engine, raw: Raw, what: str) -> None:
+async def test_claim_continues_past_a_corrupt_row(engine: Engine, raw: Raw, what: str) -> None:
     await check_quarantined(engine, await claim_around(engine, raw, GARBAGE_BODY[what]))
 
 
 @pytest.mark.parametrize("what", SQLITE_BODY)
-async def test_a_claim_goes_on_past_what_only_sqlite_keeps(
+async def test_claim_continues_past_a_value_that_only_sqlite_stores(
     sqlite_engine: Engine, sqlite_url: str, what: str
 ) -> None:
     raw = Raw(sqlite_url)
@@ -108,12 +108,12 @@ async def test_a_claim_goes_on_past_what_only_sqlite_keeps(
 
 
 @pytest.mark.parametrize("what", GARBAGE)
-async def test_the_reaper_goes_on_with_the_others(engine: Engine, raw: Raw, what: str) -> None:
+async def test_reaper_continues_past_a_corrupt_row(engine: Engine, raw: Raw, what: str) -> None:
     await check_quarantined(engine, await reap_around(engine, raw, GARBAGE[what]))
 
 
 @pytest.mark.parametrize("what", SQLITE_GARBAGE)
-async def test_the_reaper_goes_on_past_what_only_sqlite_keeps(
+async def test_reaper_continues_past_a_value_that_only_sqlite_stores(
     sqlite_engine: Engine, sqlite_url: str, what: str
 ) -> None:
     raw = Raw(sqlite_url)
@@ -122,7 +122,7 @@ async def test_the_reaper_goes_on_past_what_only_sqlite_keeps(
 
 
 @pytest.mark.parametrize("what", NOT_UTF8)
-async def test_bytes_that_are_no_text_stop_nobody(
+async def test_bytes_that_are_not_text_do_not_stop_a_claim(
     sqlite_engine: Engine, sqlite_url: str, what: str
 ) -> None:
     bad = await sqlite_engine.submit(new("bad", priority=10))
@@ -132,13 +132,13 @@ async def test_bytes_that_are_no_text_stop_nobody(
     assert good.id in [work.fence.task for work in works]
 
 
-async def test_bytes_that_are_no_text_do_not_stop_the_reaper(
+async def test_bytes_that_are_not_text_do_not_stop_the_reaper(
     sqlite_engine: Engine, sqlite_url: str
 ) -> None:
     await reap_around(sqlite_engine, Raw(sqlite_url), "current_step = cast(x'ff' as text)")
 
 
-async def test_a_statement_that_broke_leaves_the_writer_usable(
+async def test_failed_statement_leaves_the_writer_usable(
     sqlite_engine: Engine, sqlite_url: str
 ) -> None:
     raw = Raw(sqlite_url)
@@ -150,7 +150,7 @@ async def test_a_statement_that_broke_leaves_the_writer_usable(
 
 
 @pytest.mark.parametrize("what", GARBAGE)
-async def test_the_promoter_goes_on_with_the_others(
+async def test_promoter_continues_past_a_corrupt_row(
     engine: Engine, raw: Raw, clock: ManualClock, what: str
 ) -> None:
     bad, good = await running(engine), await running(engine)
@@ -163,7 +163,7 @@ async def test_the_promoter_goes_on_with_the_others(
     await check_quarantined(engine, bad.task)
 
 
-async def test_a_report_on_a_corrupt_row_is_an_answer(engine: Engine, raw: Raw) -> None:
+async def test_report_on_a_corrupt_row_gets_an_error_code(engine: Engine, raw: Raw) -> None:
     fence = await running(engine)
     await damage(raw, fence.task, GARBAGE["retry of another shape"])
     assert await refusal(engine.fail(fence, failure())) == "corrupt"
@@ -171,7 +171,7 @@ async def test_a_report_on_a_corrupt_row_is_an_answer(engine: Engine, raw: Raw) 
 
 
 @pytest.mark.parametrize("call", ["checkpoint", "record_step", "spawn", "rerun"])
-async def test_any_other_call_on_a_corrupt_row_is_an_answer(
+async def test_other_call_on_a_corrupt_row_gets_an_error_code(
     engine: Engine, raw: Raw, call: str
 ) -> None:
     fence = await running(engine)
@@ -190,7 +190,7 @@ async def test_any_other_call_on_a_corrupt_row_is_an_answer(
         await damage(raw, fence.task, "retry = null")
 
 
-async def test_an_order_in_a_batch_with_a_corrupt_row(engine: Engine, raw: Raw) -> None:
+async def test_batch_with_a_corrupt_row_runs_the_other_commands(engine: Engine, raw: Raw) -> None:
     bad, good = await engine.submit(new()), await engine.submit(new())
     await damage(raw, bad.id, GARBAGE["retry of another shape"])
     answers = await asyncio.gather(
@@ -202,7 +202,7 @@ async def test_an_order_in_a_batch_with_a_corrupt_row(engine: Engine, raw: Raw) 
     await check_quarantined(engine, bad.id)
 
 
-async def test_a_corrupt_row_is_shown_and_listed(engine: Engine, raw: Raw) -> None:
+async def test_corrupt_row_is_shown_and_listed(engine: Engine, raw: Raw) -> None:
     submitted = await engine.submit(new())
     await damage(raw, submitted.id, GARBAGE["retry of another shape"])
     assert (await engine.show(submitted.id)).retry == {"bogus": 1}
@@ -210,7 +210,7 @@ async def test_a_corrupt_row_is_shown_and_listed(engine: Engine, raw: Raw) -> No
     assert (await engine.explain(submitted.id)).summary
 
 
-async def test_what_ended_stays_as_it_ended(engine: Engine, raw: Raw) -> None:
+async def test_finished_corrupt_task_keeps_its_status(engine: Engine, raw: Raw) -> None:
     fence = await in_status(engine, Status.COMPLETED)
     await damage(raw, fence.task, GARBAGE["retry of another shape"])
     await refusal(engine.archive(fence.task))
@@ -219,21 +219,21 @@ async def test_what_ended_stays_as_it_ended(engine: Engine, raw: Raw) -> None:
     assert found == "COMPLETED"
 
 
-async def test_the_quarantine_says_where_the_task_was(engine: Engine, raw: Raw) -> None:
+async def test_quarantine_event_names_the_former_status(engine: Engine, raw: Raw) -> None:
     submitted = await engine.submit(new())
     await damage(raw, submitted.id, GARBAGE["retry of another shape"])
     await refusal(engine.pause(submitted.id))
     assert (await engine.events(submitted.id))[-1].previous_status == "PENDING"
 
 
-async def test_the_quarantine_ends_the_attempt(engine: Engine, raw: Raw) -> None:
+async def test_quarantine_ends_the_attempt(engine: Engine, raw: Raw) -> None:
     fence = await running(engine)
     await damage(raw, fence.task, GARBAGE["retry of another shape"])
     await refusal(engine.fail(fence, failure()))
     assert len(await engine.attempts(fence.task)) == 1
 
 
-async def test_a_corrupt_task_can_be_mended_and_retried(engine: Engine, raw: Raw) -> None:
+async def test_corrupt_task_can_be_repaired_and_retried(engine: Engine, raw: Raw) -> None:
     submitted = await engine.submit(new())
     await damage(raw, submitted.id, GARBAGE["retry of another shape"])
     await refusal(engine.pause(submitted.id))
@@ -254,9 +254,7 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("what", UNSEEN)
-async def test_a_damaged_row_is_shown_all_the_same(
-    sqlite_engine: Engine, sqlite_url: str, what: str
-) -> None:
+async def test_damaged_row_is_shown(sqlite_engine: Engine, sqlite_url: str, what: str) -> None:
     fence = await running(sqlite_engine)
     await sqlite_engine.complete(fence)
     await Raw(sqlite_url).execute(f"update {UNSEEN[what]}")
@@ -269,7 +267,7 @@ async def test_a_damaged_row_is_shown_all_the_same(
         assert msgspec.json.decode(msgspec.json.encode(shown), type=type(shown)) == shown
 
 
-async def test_a_damaged_lane_holds_up_its_own_tasks_alone(
+async def test_damaged_lane_blocks_only_its_own_tasks(
     engine: Engine, raw: Raw, another: Another
 ) -> None:
     lost = await engine.submit(new(task_type="lost"))
@@ -282,9 +280,7 @@ async def test_a_damaged_lane_holds_up_its_own_tasks_alone(
         assert await refusal(other.submit(new(task_type="lost"))) == "corrupt"
 
 
-async def test_a_trail_that_is_ahead_of_its_row_is_nobody_elses_fault(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_audit_trail_ahead_of_its_row_blocks_only_its_task(engine: Engine, raw: Raw) -> None:
     *good, bad = [(await engine.submit(new())).id for _ in range(4)]
     await engine.pause(bad)
     await damage(raw, bad, "version = 1")
@@ -297,7 +293,7 @@ async def test_a_trail_that_is_ahead_of_its_row_is_nobody_elses_fault(
     assert {await status(engine, task) for task in good} == {"CANCELLED"}
 
 
-async def test_a_task_without_its_body_is_found(engine: Engine, raw: Raw) -> None:
+async def test_task_without_its_body_is_detected(engine: Engine, raw: Raw) -> None:
     task = (await engine.submit(new())).id
     await raw.execute(f"delete from task_body where task = '{task}'")
     [told] = await engine.maintenance.audit()

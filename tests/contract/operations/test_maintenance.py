@@ -30,7 +30,7 @@ from tenuto.engine.tasks.maintenance import EVERY_LEASE, LeaseExemption
 from tenuto.model.tasks.task import AGING_MS, Fence, Status
 
 
-async def test_a_scheduled_task_waits_for_its_time(engine: Engine, clock: ManualClock) -> None:
+async def test_scheduled_task_waits_for_its_time(engine: Engine, clock: ManualClock) -> None:
     submitted = await engine.submit(new(run_at=START + timedelta(seconds=60)))
     view = await engine.show(submitted.id)
     assert (view.status, view.waiting_for) == ("WAITING", "schedule")
@@ -43,7 +43,7 @@ async def test_a_scheduled_task_waits_for_its_time(engine: Engine, clock: Manual
     assert (await claim_one(engine)).fence.task == submitted.id
 
 
-async def test_who_waits_too_long_in_the_queue_fails(engine: Engine, clock: ManualClock) -> None:
+async def test_task_past_its_queue_ttl_fails(engine: Engine, clock: ManualClock) -> None:
     submitted = await engine.submit(new(queue_ttl_s=60))
     clock.advance(59)
     assert await engine.maintenance.promote_once("promoter") == 0
@@ -53,9 +53,7 @@ async def test_who_waits_too_long_in_the_queue_fails(engine: Engine, clock: Manu
     assert (view.status, view.error_class) == ("FAILED", "queue_ttl")
 
 
-async def test_the_queue_ttl_counts_from_the_scheduled_time(
-    engine: Engine, clock: ManualClock
-) -> None:
+async def test_queue_ttl_counts_from_the_scheduled_time(engine: Engine, clock: ManualClock) -> None:
     submitted = await engine.submit(new(queue_ttl_s=60, run_at=START + timedelta(hours=1)))
     clock.advance(hours=1)
     assert await engine.maintenance.promote_once("promoter") == 1
@@ -65,9 +63,7 @@ async def test_the_queue_ttl_counts_from_the_scheduled_time(
     assert (await engine.show(submitted.id)).error_class == "queue_ttl"
 
 
-async def test_the_queue_ttl_ends_with_the_first_attempt(
-    engine: Engine, clock: ManualClock
-) -> None:
+async def test_queue_ttl_ends_with_the_first_attempt(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine, queue_ttl_s=60)
     await engine.release(fence)
     clock.advance(61)
@@ -75,7 +71,7 @@ async def test_the_queue_ttl_ends_with_the_first_attempt(
     assert await status(engine, fence.task) == "PENDING"
 
 
-async def test_a_retry_after_the_queue_ttl_waits_anew(engine: Engine, clock: ManualClock) -> None:
+async def test_retry_after_the_queue_ttl_restarts_it(engine: Engine, clock: ManualClock) -> None:
     submitted = await engine.submit(new(queue_ttl_s=60))
     clock.advance(60)
     await engine.maintenance.promote_once("promoter")
@@ -92,7 +88,7 @@ async def hung(engine: Engine, clock: ManualClock) -> Fence:
     return fence
 
 
-async def test_a_hung_task_is_warned_then_aborted(engine: Engine, clock: ManualClock) -> None:
+async def test_hung_task_is_warned_then_aborted(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine, estimate_minutes=10)
     before = await row_of(engine, fence.task)
     await engine.heartbeat([fence], 10_000)
@@ -114,7 +110,7 @@ async def test_a_hung_task_is_warned_then_aborted(engine: Engine, clock: ManualC
 
 
 @pytest.mark.parametrize("how", ["progress", "checkpoint"])
-async def test_progress_puts_off_the_end_of_a_hung_task(
+async def test_progress_delays_the_abort_of_a_hung_task(
     engine: Engine, clock: ManualClock, how: str
 ) -> None:
     fence = await hung(engine, clock)
@@ -131,7 +127,7 @@ async def test_progress_puts_off_the_end_of_a_hung_task(
     assert await status(engine, fence.task) == "RETRY_WAIT"
 
 
-async def test_a_run_far_past_its_timeout_is_ended(engine: Engine, clock: ManualClock) -> None:
+async def test_attempt_far_past_its_timeout_is_ended(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine, timeout_s=60)
     await engine.heartbeat([fence], 10_000)
     clock.advance(89)
@@ -145,7 +141,7 @@ async def test_a_run_far_past_its_timeout_is_ended(engine: Engine, clock: Manual
 
 
 @pytest.mark.parametrize(("asked", "ended"), [("cancel", "CANCELLED"), ("pause", "PAUSED")])
-async def test_an_owner_that_does_not_answer_is_taken_to_be_gone(
+async def test_stop_request_without_an_answer_counts_the_owner_as_lost(
     engine: Engine, clock: ManualClock, asked: str, ended: str
 ) -> None:
     fence = await running(engine)
@@ -161,7 +157,7 @@ async def test_an_owner_that_does_not_answer_is_taken_to_be_gone(
     assert view.tries == (0 if asked == "pause" else 1)
 
 
-async def test_an_end_is_confirmed_once(engine: Engine, clock: ManualClock) -> None:
+async def test_stop_is_confirmed_once(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     await engine.cancel(fence.task)
     clock.advance(LEASE_S + 11)
@@ -173,7 +169,7 @@ async def test_an_end_is_confirmed_once(engine: Engine, clock: ManualClock) -> N
     assert (attempt.receipt, attempt.unconfirmed) == (receipt, False)
 
 
-async def test_an_owner_that_beats_and_does_not_stop_is_given_up(
+async def test_owner_that_sends_heartbeats_but_does_not_stop_is_given_up(
     engine: Engine, clock: ManualClock
 ) -> None:
     fence = await running(engine)
@@ -189,7 +185,9 @@ async def test_an_owner_that_beats_and_does_not_stop_is_given_up(
     assert await status(engine, fence.task) == "CANCELLED"
 
 
-async def test_an_expired_lease_of_what_was_to_stop(engine: Engine, clock: ManualClock) -> None:
+async def test_expired_lease_with_a_stop_request_is_stopped(
+    engine: Engine, clock: ManualClock
+) -> None:
     cancelled, paused = await running(engine), await running(engine)
     await engine.pause(paused.task)
     await engine.pause(cancelled.task)
@@ -200,7 +198,7 @@ async def test_an_expired_lease_of_what_was_to_stop(engine: Engine, clock: Manua
     assert await status(engine, paused.task) == "PAUSED"
 
 
-async def test_a_worker_seen_to_die_loses_everything_at_once(engine: Engine) -> None:
+async def test_leases_of_a_crashed_worker_expire_at_once(engine: Engine) -> None:
     fence = await running(engine)
     await engine.submit(new())
     (other,) = await engine.claim(profile(), "host:2:other", 1)
@@ -211,7 +209,7 @@ async def test_a_worker_seen_to_die_loses_everything_at_once(engine: Engine) -> 
     assert await engine.maintenance.expire_worker(WORKER, "supervisor") == 0
 
 
-async def test_a_worker_seen_to_die_loses_more_than_a_batch_holds(
+async def test_leases_of_a_crashed_worker_expire_beyond_one_batch(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 4)
@@ -221,7 +219,7 @@ async def test_a_worker_seen_to_die_loses_more_than_a_batch_holds(
     assert (await engine.query.counts(engine.workspace))["RETRY_WAIT"] == 10
 
 
-async def test_spared_leases_are_not_ended(engine: Engine, clock: ManualClock) -> None:
+async def test_exempt_leases_do_not_expire(engine: Engine, clock: ManualClock) -> None:
     """Two that run out one after the other: which are ended is said by when theirs did."""
     early = await running(engine)
     clock.advance(5)
@@ -242,7 +240,7 @@ async def test_spared_leases_are_not_ended(engine: Engine, clock: ManualClock) -
 
 
 @pytest.mark.parametrize("how", ["once", "in_turns"])
-async def test_the_timers_of_spared_leases_do_not_count(
+async def test_timers_of_exempt_leases_do_not_count(
     engine: Engine, clock: ManualClock, how: str
 ) -> None:
     silent = await running(engine, timeout_s=1)
@@ -263,7 +261,7 @@ async def test_the_timers_of_spared_leases_do_not_count(
     assert await status(engine, silent.task) == "RETRY_WAIT"
 
 
-async def test_many_coordinators_do_each_thing_once(
+async def test_many_coordinators_do_each_duty_once(
     engine: Engine, clock: ManualClock, another: Another
 ) -> None:
     await engine.submit_many([new() for _ in range(60)])
@@ -276,7 +274,7 @@ async def test_many_coordinators_do_each_thing_once(
     assert len(await claim_all(engine)) == len(works) == 60
 
 
-async def test_reaper_and_owner_race_and_one_wins(
+async def test_concurrent_reaper_and_owner_have_one_winner(
     engine: Engine, clock: ManualClock, another: Another
 ) -> None:
     await engine.submit_many([new() for _ in range(40)])
@@ -297,7 +295,7 @@ async def test_reaper_and_owner_race_and_one_wins(
     assert (counts["COMPLETED"], counts["RETRY_WAIT"]) == (40 - len(refused), len(refused))
 
 
-async def test_a_duty_is_bounded(
+async def test_duty_is_bounded_by_its_batch(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 4)
@@ -308,7 +306,7 @@ async def test_a_duty_is_bounded(
     assert [await engine.maintenance.promote_once("promoter") for _ in range(4)] == [4, 4, 2, 0]
 
 
-async def test_a_wait_that_is_over_does_not_hold_up_other_timers(
+async def test_expired_wait_does_not_delay_other_timers(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 2)
@@ -324,7 +322,7 @@ async def test_a_wait_that_is_over_does_not_hold_up_other_timers(
     assert await status(engine, retried.task) == "PENDING"
 
 
-async def test_a_deadline_passed_while_stopping_does_not_hold_up_other_timers(
+async def test_deadline_passed_while_stopping_does_not_delay_other_timers(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 1)
@@ -341,7 +339,7 @@ async def test_a_deadline_passed_while_stopping_does_not_hold_up_other_timers(
     assert await status(engine, retried.task) == "PENDING"
 
 
-async def test_an_owner_that_beats_and_stops_late_does_not_hold_up_other_timers(
+async def test_owner_that_stops_late_does_not_delay_other_timers(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 1)
@@ -360,7 +358,7 @@ async def test_an_owner_that_beats_and_stops_late_does_not_hold_up_other_timers(
     assert await status(engine, stopping.task) == "RUNNING"
 
 
-async def test_workers_that_fell_silent(engine: Engine, clock: ManualClock) -> None:
+async def test_stale_workers_are_marked(engine: Engine, clock: ManualClock) -> None:
     await engine.worker_beat("host:1:a", "host", 1, ["agent"], 4, "RUNNING")
     await engine.worker_beat("host:2:b", "host", 2, ["agent"], 4, "STOPPED")
     await engine.worker_beat("host:3:c", "host", 3, ["agent"], 4, "DRAINING")
@@ -373,7 +371,9 @@ async def test_workers_that_fell_silent(engine: Engine, clock: ManualClock) -> N
     assert await engine.maintenance.prune_once() == 3
 
 
-async def test_nobody_resigns_for_the_leader(engine: Engine, clock: ManualClock) -> None:
+async def test_resign_by_another_process_keeps_the_leader(
+    engine: Engine, clock: ManualClock
+) -> None:
     assert await engine.maintenance.acquire_leadership("duty", "leader", 10) is not None
     await engine.maintenance.resign("duty", "other")
     clock.advance(1)
@@ -383,7 +383,9 @@ async def test_nobody_resigns_for_the_leader(engine: Engine, clock: ManualClock)
     assert (leads.holder, leads.epoch) == ("leader", 1)
 
 
-async def test_one_leads_at_a_time(engine: Engine, clock: ManualClock, another: Another) -> None:
+async def test_one_coordinator_leads_at_a_time(
+    engine: Engine, clock: ManualClock, another: Another
+) -> None:
     upkeep = engine.maintenance
     async with another() as second:
         calls: list[Any] = [
@@ -423,7 +425,9 @@ async def test_one_leads_at_a_time(engine: Engine, clock: ManualClock, another: 
         ),
     ],
 )
-async def test_the_audit_finds_a_fault(engine: Engine, raw: Raw, fault: str, repair: str) -> None:
+async def test_audit_finds_an_inconsistent_row(
+    engine: Engine, raw: Raw, fault: str, repair: str
+) -> None:
     fence = await running(engine)
     await engine.release(fence)
     await claim_one(engine)
@@ -443,7 +447,7 @@ UNSOUND = {
 
 
 @pytest.mark.parametrize("state", UNSOUND)
-async def test_a_row_that_lacks_what_its_status_needs_is_told(
+async def test_audit_finds_a_row_without_a_field_of_its_status(
     postgres_engine: Engine, postgres_url: str, state: Status
 ) -> None:
     task = (await in_status(postgres_engine, state)).task
@@ -454,7 +458,7 @@ async def test_a_row_that_lacks_what_its_status_needs_is_told(
 
 
 @pytest.mark.parametrize("state", UNSOUND)
-async def test_sqlite_refuses_a_row_that_lacks_what_its_status_needs(
+async def test_sqlite_refuses_a_row_without_a_field_of_its_status(
     sqlite_engine: Engine, sqlite_url: str, state: Status
 ) -> None:
     task = (await in_status(sqlite_engine, state)).task

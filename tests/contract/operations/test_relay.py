@@ -43,7 +43,7 @@ async def drain(engine: Engine, inbox: Inbox, limit: int = 500) -> int:
     return total
 
 
-async def test_every_event_arrives_once_and_in_order(engine: Engine) -> None:
+async def test_relay_delivers_every_event_once_and_in_order(engine: Engine) -> None:
     inbox = Inbox()
     assert await drain(engine, inbox) == 0
     first = await running(engine)
@@ -56,7 +56,7 @@ async def test_every_event_arrives_once_and_in_order(engine: Engine) -> None:
     assert len(set(inbox.got)) == len(inbox.got) == 13
 
 
-async def test_an_event_carries_what_a_subscriber_needs(engine: Engine) -> None:
+async def test_event_has_the_fields_that_a_subscriber_needs(engine: Engine) -> None:
     fence = await running(engine)
     seen: list[Row] = []
 
@@ -74,7 +74,7 @@ async def test_an_event_carries_what_a_subscriber_needs(engine: Engine) -> None:
     assert claimed["at"] == engine.clock.now()
 
 
-async def test_what_a_subscriber_did_not_take_comes_again(engine: Engine) -> None:
+async def test_event_refused_by_a_subscriber_is_delivered_again(engine: Engine) -> None:
     inbox = Inbox()
     await engine.submit_many([new() for _ in range(4)])
     inbox.fails = True
@@ -85,7 +85,7 @@ async def test_what_a_subscriber_did_not_take_comes_again(engine: Engine) -> Non
     assert await drain(engine, inbox) == 4
 
 
-async def test_subscribers_do_not_disturb_each_other(engine: Engine) -> None:
+async def test_subscribers_have_separate_cursors(engine: Engine) -> None:
     await engine.submit_many([new() for _ in range(4)])
     one, two = Inbox(), Inbox()
     await engine.maintenance.relay_once("one", one, 2)
@@ -94,7 +94,7 @@ async def test_subscribers_do_not_disturb_each_other(engine: Engine) -> None:
     assert sorted(one.got) == sorted(two.got)
 
 
-async def test_two_relays_of_one_subscriber_lose_nothing(engine: Engine, another: Another) -> None:
+async def test_two_relays_of_one_subscriber_lose_no_event(engine: Engine, another: Another) -> None:
     await engine.submit_many([new() for _ in range(60)])
     inbox = Inbox()
     async with another() as second:
@@ -102,9 +102,7 @@ async def test_two_relays_of_one_subscriber_lose_nothing(engine: Engine, another
     assert len(set(inbox.got)) == 60
 
 
-async def test_the_slower_of_two_relays_moves_no_cursor_back(
-    engine: Engine, another: Another
-) -> None:
+async def test_slower_of_two_relays_moves_no_cursor_back(engine: Engine, another: Another) -> None:
     """Else what was handed over between the two is handed over once more."""
     await engine.submit_many([new() for _ in range(10)])
     inbox, late = Inbox(), asyncio.Event()
@@ -127,7 +125,7 @@ async def test_the_slower_of_two_relays_moves_no_cursor_back(
     assert len(inbox.got) == 13
 
 
-async def test_nothing_is_lost_while_writers_are_busy(
+async def test_relay_loses_no_event_while_writers_are_busy(
     engine: Engine, raw: Raw, another: Another
 ) -> None:
     inbox = Inbox()
@@ -174,7 +172,7 @@ async def insert_event(connection: Any, engine: Engine, task: UUID) -> None:
     )
 
 
-async def test_an_open_transaction_is_waited_for(
+async def test_relay_waits_for_an_open_transaction(
     postgres_engine: Engine, postgres_url: str
 ) -> None:
     engine, inbox, slow = postgres_engine, Inbox(), UUID(int=1)
@@ -191,7 +189,7 @@ async def test_an_open_transaction_is_waited_for(
     assert inbox.got == [(before.id, 1), (slow, 1), (after.id, 1)]
 
 
-async def test_a_transaction_that_came_to_nothing_is_not_waited_for(
+async def test_relay_does_not_wait_for_a_rolled_back_transaction(
     postgres_engine: Engine, postgres_url: str
 ) -> None:
     engine, inbox = postgres_engine, Inbox()
@@ -205,7 +203,7 @@ async def test_a_transaction_that_came_to_nothing_is_not_waited_for(
     assert inbox.got == [(after.id, 1)]
 
 
-async def test_a_batch_that_waited_for_a_lock_keeps_the_order_of_a_task(
+async def test_events_of_a_task_keep_their_order_after_a_lock_wait(
     postgres_engine: Engine, postgres_url: str
 ) -> None:
     """The batch has its transaction id from the first row it locks, before it waits for another.
@@ -235,7 +233,9 @@ async def test_a_batch_that_waited_for_a_lock_keeps_the_order_of_a_task(
     assert inbox.by_task()[last] == [1, 2, 3]
 
 
-async def test_a_restore_from_a_server_that_was_further(engine: Engine, raw: Raw) -> None:
+async def test_relay_continues_after_a_restore_from_a_server_with_larger_transaction_ids(
+    engine: Engine, raw: Raw
+) -> None:
     read, unread = Inbox(), Inbox()
     first = await running(engine)
     assert await drain(engine, read) == 2

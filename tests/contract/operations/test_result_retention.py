@@ -73,7 +73,7 @@ async def a_child(engine: Engine) -> tuple[UUID, Any]:
 
 
 @pytest.mark.parametrize("made", [in_a_flow, in_a_paused_flow, waited_for, a_child])
-async def test_a_result_is_kept_while_it_may_be_asked_for(
+async def test_result_is_kept_while_an_unfinished_task_can_read_it(
     engine: Engine, clock: ManualClock, made: Any
 ) -> None:
     done, seen = await made(engine)
@@ -86,7 +86,9 @@ async def test_a_result_is_kept_while_it_may_be_asked_for(
     assert await seen() == MADE
 
 
-async def test_a_result_goes_once_nobody_can_ask_for_it(engine: Engine, clock: ManualClock) -> None:
+async def test_result_is_deleted_once_no_task_can_read_it(
+    engine: Engine, clock: ManualClock
+) -> None:
     done, _ = await waited_for(engine)
     clock.advance(days=61)
     await engine.maintenance.promote_once("promoter")
@@ -98,7 +100,7 @@ async def test_a_result_goes_once_nobody_can_ask_for_it(engine: Engine, clock: M
     await engine.erase(done)
 
 
-async def test_a_result_that_is_gone_is_missing_and_not_nothing(engine: Engine) -> None:
+async def test_deleted_result_is_reported_as_missing(engine: Engine) -> None:
     done = await running(engine)
     await engine.complete(done, MADE)
     await engine.erase(done.task)

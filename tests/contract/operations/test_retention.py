@@ -17,7 +17,7 @@ from tenuto.engine.engine import Engine
 from tenuto.model.tasks.task import TERMINAL, Fence, Status
 
 
-async def test_what_ended_long_ago_is_archived(engine: Engine, clock: ManualClock) -> None:
+async def test_task_finished_long_ago_is_archived(engine: Engine, clock: ManualClock) -> None:
     old = await running(engine)
     await engine.complete(old)
     clock.advance(days=6)
@@ -34,7 +34,7 @@ async def test_what_ended_long_ago_is_archived(engine: Engine, clock: ManualCloc
     assert (await engine.show(alive.id)).archived_at is None
 
 
-async def test_however_a_task_ended_it_is_archived(engine: Engine, clock: ManualClock) -> None:
+async def test_task_with_any_outcome_is_archived(engine: Engine, clock: ManualClock) -> None:
     fences = [await in_status(engine, ended) for ended in sorted(TERMINAL)]
     clock.advance(days=8)
     assert await engine.maintenance.archive_once("archiver") == len(TERMINAL)
@@ -54,7 +54,7 @@ async def aged(engine: Engine, clock: ManualClock, days: float) -> Fence:
     return fence
 
 
-async def test_old_payloads_go_and_the_task_stays(
+async def test_old_payload_is_deleted_and_the_task_stays(
     engine: Engine, clock: ManualClock, raw: Raw
 ) -> None:
     fence = await aged(engine, clock, 29.9)
@@ -71,13 +71,13 @@ async def test_old_payloads_go_and_the_task_stays(
     assert len(await engine.events(fence.task)) == 4
 
 
-async def test_pruning_the_trail_is_no_fault(engine: Engine, clock: ManualClock) -> None:
+async def test_pruned_audit_trail_passes_the_audit(engine: Engine, clock: ManualClock) -> None:
     await aged(engine, clock, 366)
     await engine.maintenance.prune_once()
     assert await engine.maintenance.audit() == []
 
 
-async def test_an_unused_lane_is_forgotten_and_comes_back(
+async def test_unused_lane_is_deleted_and_created_again(
     engine: Engine, clock: ManualClock, raw: Raw, another: Another
 ) -> None:
     fence = await running(engine)
@@ -91,7 +91,7 @@ async def test_an_unused_lane_is_forgotten_and_comes_back(
 
 
 @pytest.mark.parametrize("of", sorted(set(Status) - TERMINAL))
-async def test_a_lane_in_use_is_not_forgotten(
+async def test_lane_in_use_is_not_deleted(
     engine: Engine, clock: ManualClock, raw: Raw, of: Status
 ) -> None:
     await in_status(engine, of)
@@ -101,7 +101,7 @@ async def test_a_lane_in_use_is_not_forgotten(
 
 
 @pytest.mark.parametrize("how", ["retry", "rerun"])
-async def test_a_task_whose_lane_was_forgotten_can_run_again(
+async def test_task_of_a_deleted_lane_can_be_rerun(
     engine: Engine, clock: ManualClock, another: Another, how: str
 ) -> None:
     fence = await running(engine)

@@ -22,7 +22,7 @@ async def hourly(engine: Engine, **fields: Any) -> UUID:
 
 
 @pytest.mark.parametrize("change", [ScheduleChange(target="other"), ScheduleChange(input={"n": 2})])
-async def test_a_start_under_way_heeds_a_change(
+async def test_start_in_progress_uses_the_changed_schedule(
     engine: Engine,
     clock: ManualClock,
     raw: Raw,
@@ -47,7 +47,7 @@ async def test_a_start_under_way_heeds_a_change(
     assert (key, given) in [("other", '{"n":1}'), ("job", '{"n":2}')]
 
 
-async def test_only_a_schedule_that_queues_keeps_its_queue(
+async def test_changed_schedule_keeps_its_queue_only_if_it_queues(
     engine: Engine, clock: ManualClock
 ) -> None:
     made = await hourly(engine, overlap="queue")
@@ -59,7 +59,7 @@ async def test_only_a_schedule_that_queues_keeps_its_queue(
         assert len((await engine.schedules.update(made, change)).queued) == queued
 
 
-async def test_a_paused_start_has_not_ended(engine: Engine, clock: ManualClock) -> None:
+async def test_paused_start_counts_as_running(engine: Engine, clock: ManualClock) -> None:
     made = await hourly(engine)
     clock.advance(HOUR)
     await fire(engine)

@@ -40,7 +40,7 @@ async def seen(engine: Engine, schedule: UUID) -> tuple[str, int, int, int]:
     return view.status, view.fired, view.missed, len(view.queued)
 
 
-async def test_a_schedule_is_made_seen_changed_and_forgotten(
+async def test_schedule_is_created_shown_changed_and_deleted(
     engine: Engine, clock: ManualClock, raw: Raw
 ) -> None:
     await defined(engine)
@@ -94,7 +94,7 @@ async def test_a_schedule_is_made_seen_changed_and_forgotten(
         ("taken", "job", ScheduleSpec(type="immediate"), None, "name_taken"),
     ],
 )
-async def test_what_cannot_be_is_refused_and_leaves_nothing(
+async def test_invalid_schedule_is_refused_and_not_stored(
     engine: Engine, raw: Raw, name: str, target: str, spec: ScheduleSpec, given: Any, code: str
 ) -> None:
     await defined(engine)
@@ -107,7 +107,7 @@ async def test_what_cannot_be_is_refused_and_leaves_nothing(
     assert after == before
 
 
-async def test_each_time_starts_once(
+async def test_due_time_starts_one_flow(
     engine: Engine, clock: ManualClock, raw: Raw, agent: AgentProfile
 ) -> None:
     await defined(engine, group("all", "a", "b"), task("a"), task("b"))
@@ -127,7 +127,7 @@ async def test_each_time_starts_once(
     assert await trail(raw, made.id) == ["created", "fired", "fired", "fired"]
 
 
-async def test_coordinators_at_once_start_a_time_once(
+async def test_concurrent_coordinators_start_a_due_time_once(
     engine: Engine, clock: ManualClock, raw: Raw, another: Another
 ) -> None:
     await defined(engine)
@@ -140,7 +140,7 @@ async def test_coordinators_at_once_start_a_time_once(
     assert [await seen(engine, each) for each in ids] == [("ACTIVE", 1, 0, 0)] * 5
 
 
-async def test_a_start_that_is_not_committed_left_nothing(
+async def test_uncommitted_start_leaves_nothing(
     engine: Engine, clock: ManualClock, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await defined(engine)
@@ -162,7 +162,7 @@ async def test_a_start_that_is_not_committed_left_nothing(
     assert await seen(engine, made) == ("ACTIVE", 1, 0, 0)
 
 
-async def test_a_time_is_skipped_while_the_start_before_runs(
+async def test_due_time_is_skipped_while_the_last_start_runs(
     engine: Engine, clock: ManualClock, raw: Raw, agent: AgentProfile
 ) -> None:
     await defined(engine)
@@ -179,7 +179,7 @@ async def test_a_time_is_skipped_while_the_start_before_runs(
     assert await trail(raw, made) == ["created", "fired", "skipped", "skipped", "fired"]
 
 
-async def test_a_time_is_skipped_while_the_start_before_is_paused(
+async def test_due_time_is_skipped_while_the_last_start_is_paused(
     engine: Engine, clock: ManualClock, raw: Raw
 ) -> None:
     await defined(engine)
@@ -193,7 +193,7 @@ async def test_a_time_is_skipped_while_the_start_before_is_paused(
     assert await flows(raw) == [("job", "PAUSED")]
 
 
-async def test_times_queue_until_the_start_before_ends(
+async def test_due_times_queue_until_the_last_start_finishes(
     engine: Engine, clock: ManualClock, raw: Raw, agent: AgentProfile
 ) -> None:
     await defined(engine)
@@ -214,7 +214,7 @@ async def test_times_queue_until_the_start_before_ends(
     assert (await trail(raw, made))[-1] == "ended"
 
 
-async def test_a_queue_has_an_end(engine: Engine, clock: ManualClock) -> None:
+async def test_queue_of_due_times_is_bounded(engine: Engine, clock: ManualClock) -> None:
     await defined(engine)
     made = await hourly(engine, overlap="queue", catch_up="all", catch_up_limit=1000)
     for _ in range(2):
@@ -224,7 +224,7 @@ async def test_a_queue_has_an_end(engine: Engine, clock: ManualClock) -> None:
     assert (view.fired, len(view.queued), view.missed) == (1, MAX_QUEUED, 1800 - 1 - MAX_QUEUED)
 
 
-async def test_the_start_before_is_cancelled(
+async def test_due_time_cancels_the_last_start(
     engine: Engine, clock: ManualClock, raw: Raw, agent: AgentProfile
 ) -> None:
     await defined(engine)
@@ -243,7 +243,7 @@ async def test_the_start_before_is_cancelled(
     await engine.confirm_cancel(work.fence, {"state": "killed"})
 
 
-async def test_cancelling_may_meet_completing(
+async def test_concurrent_cancel_of_the_last_start_and_its_completion_agree(
     engine: Engine, clock: ManualClock, raw: Raw, another: Another, agent: AgentProfile
 ) -> None:
     await defined(engine)
@@ -279,7 +279,7 @@ async def test_cancelling_may_meet_completing(
         ("last", "queue", 100, 1, 46, 0),
     ],
 )
-async def test_after_a_long_outage(
+async def test_due_times_after_a_long_outage_follow_the_policy(
     engine: Engine,
     clock: ManualClock,
     raw: Raw,
@@ -308,7 +308,7 @@ async def test_after_a_long_outage(
         ("*/15 2 * * *", datetime(2030, 10, 26, 20, tzinfo=UTC), 12),
     ],
 )
-async def test_clocks_are_changed(
+async def test_due_times_follow_daylight_saving_changes(
     engine: Engine, clock: ManualClock, raw: Raw, line: str, date: datetime, hours: int
 ) -> None:
     await defined(engine, group("nothing"))
@@ -325,7 +325,7 @@ async def test_clocks_are_changed(
     assert (await engine.schedules.get(made.id)).missed == 0
 
 
-async def test_a_target_that_is_gone_stops_no_other(
+async def test_missing_target_stops_no_other_schedule(
     engine: Engine, clock: ManualClock, raw: Raw, agent: AgentProfile
 ) -> None:
     await defined(engine, task("job"), task("gone"))
@@ -347,7 +347,7 @@ async def test_a_target_that_is_gone_stops_no_other(
     assert (view.fired, view.last_error) == (1, None)
 
 
-async def test_a_row_that_cannot_be_understood_is_paused(
+async def test_unreadable_schedule_row_is_paused(
     engine: Engine, clock: ManualClock, raw: Raw
 ) -> None:
     await defined(engine)
@@ -360,7 +360,7 @@ async def test_a_row_that_cannot_be_understood_is_paused(
     assert [kind for kind, _ in await faults(raw)] == ["schedule_failed"]
 
 
-async def test_an_immediate_schedule_starts_with_its_creation(
+async def test_immediate_schedule_starts_with_its_creation(
     engine: Engine, raw: Raw, agent: AgentProfile
 ) -> None:
     await defined(engine)
@@ -374,7 +374,7 @@ async def test_an_immediate_schedule_starts_with_its_creation(
     assert await engine.schedules.next("now") == []
 
 
-async def test_a_fixed_time_starts_once_however_late(
+async def test_fixed_time_starts_once_however_late(
     engine: Engine, clock: ManualClock, raw: Raw
 ) -> None:
     await defined(engine)
@@ -402,7 +402,7 @@ async def test_a_fixed_time_starts_once_however_late(
     assert len(await flows(raw)) == 2
 
 
-async def test_a_range_that_has_passed_starts_nothing(
+async def test_schedule_with_a_past_range_starts_nothing(
     engine: Engine, clock: ManualClock, raw: Raw
 ) -> None:
     await defined(engine)
@@ -417,7 +417,7 @@ async def test_a_range_that_has_passed_starts_nothing(
     assert await trail(raw, made.id) == ["created", "missed", "ended"]
 
 
-async def test_a_schedule_ends_with_its_last_time(engine: Engine, clock: ManualClock) -> None:
+async def test_schedule_ends_with_its_last_time(engine: Engine, clock: ManualClock) -> None:
     await defined(engine, group("nothing"))
     twice = ScheduleSpec(type="iso", expression="R2/2030-01-01T01:00Z/PT1H")
     made = await engine.schedules.create("s", "nothing", twice)
@@ -428,7 +428,9 @@ async def test_a_schedule_ends_with_its_last_time(engine: Engine, clock: ManualC
     assert await refusal(engine.schedules.resume("s")) == "out_of_turn"
 
 
-async def test_times_of_a_pause_are_left_out(engine: Engine, clock: ManualClock, raw: Raw) -> None:
+async def test_due_times_during_a_pause_are_skipped(
+    engine: Engine, clock: ManualClock, raw: Raw
+) -> None:
     await defined(engine)
     made = await hourly(engine, catch_up="all", overlap="queue")
     await engine.schedules.pause(made)
@@ -441,9 +443,7 @@ async def test_times_of_a_pause_are_left_out(engine: Engine, clock: ManualClock,
     assert await seen(engine, made) == ("ACTIVE", 1, 0, 0)
 
 
-async def test_jitter_delays_a_start_but_not_beyond_the_end(
-    engine: Engine, clock: ManualClock
-) -> None:
+async def test_jitter_delays_a_start_within_the_range(engine: Engine, clock: ManualClock) -> None:
     await defined(engine)
     clock.roll = 0.5
     made = await hourly(engine, jitter_s=600, until=START + timedelta(hours=1))
@@ -460,7 +460,9 @@ async def test_jitter_delays_a_start_but_not_beyond_the_end(
     assert (view.status, view.fired, view.fired_at) == ("ENDED", 1, at)
 
 
-async def test_files_keep_schedules_by_name(engine: Engine, clock: ManualClock, raw: Raw) -> None:
+async def test_apply_updates_schedules_by_name(
+    engine: Engine, clock: ManualClock, raw: Raw
+) -> None:
     await defined(engine)
     schedules = engine.schedules
 
@@ -487,7 +489,7 @@ async def test_files_keep_schedules_by_name(engine: Engine, clock: ManualClock, 
     assert len(await flows(raw)) == 1
 
 
-async def test_schedules_of_all_workspaces_fire_and_are_kept_apart(
+async def test_schedules_of_all_workspaces_fire_separately(
     engine: Engine, clock: ManualClock, raw: Raw
 ) -> None:
     await defined(engine)
@@ -518,9 +520,7 @@ def _calls(schedules: Schedules) -> list[Callable[[UUID], Awaitable[Any]]]:
     ]
 
 
-async def test_the_coordinator_looks_after_schedules(
-    engine: Engine, clock: ManualClock, raw: Raw
-) -> None:
+async def test_coordinator_fires_schedules(engine: Engine, clock: ManualClock, raw: Raw) -> None:
     await defined(engine)
     await hourly(engine)
     coordinator = Coordinator(engine, name="one")
@@ -530,12 +530,12 @@ async def test_the_coordinator_looks_after_schedules(
     assert await flows(raw) == [("job", "RUNNING")]
 
 
-def test_rest_has_all_fields_of_a_schedule() -> None:
+def test_rest_body_has_all_fields_of_a_schedule() -> None:
     assert ScheduleTimes.__struct_fields__ == ScheduleSpec.__struct_fields__
     assert {"next_at", "queued", "last_flow_id"} <= set(ScheduleView.__struct_fields__)
 
 
-async def test_a_workspace_has_so_many_schedules(
+async def test_schedules_of_a_workspace_are_limited(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedule_rows, "MAX_SCHEDULES", 2)

@@ -50,7 +50,7 @@ async def names(raw: Raw) -> list[str]:
     return [given["name"] for given in await inputs(raw) if given is not None]
 
 
-async def test_a_trigger_is_made_seen_changed_and_forgotten(
+async def test_trigger_is_created_shown_changed_and_deleted(
     engine: Engine, clock: ManualClock, raw: Raw
 ) -> None:
     await defined(engine)
@@ -91,7 +91,7 @@ async def test_a_trigger_is_made_seen_changed_and_forgotten(
         ("t", "x", "job", "result.ok", "expression_invalid"),
     ],
 )
-async def test_a_trigger_that_cannot_be_is_refused(
+async def test_invalid_trigger_is_refused(
     engine: Engine, name: str, event: str, target: str, filter_: str | None, code: str
 ) -> None:
     await defined(engine)
@@ -99,7 +99,7 @@ async def test_a_trigger_that_cannot_be_is_refused(
     assert (await engine.triggers.page()).triggers == []
 
 
-async def test_an_event_starts_a_flow_with_itself(
+async def test_event_starts_a_flow_with_the_event_as_input(
     engine: Engine, raw: Raw, agent: AgentProfile
 ) -> None:
     await defined(engine)
@@ -120,7 +120,7 @@ async def test_an_event_starts_a_flow_with_itself(
     assert await trail(raw, made) == ["created", "fired"]
 
 
-async def test_events_that_come_again_start_nothing_new(engine: Engine, raw: Raw) -> None:
+async def test_repeated_event_starts_no_second_flow(engine: Engine, raw: Raw) -> None:
     await defined(engine)
     made = await on(engine, "x")
     for _ in range(5):
@@ -134,7 +134,9 @@ async def test_events_that_come_again_start_nothing_new(engine: Engine, raw: Raw
     assert await trail(raw, made) == ["created", *["fired"] * 5]
 
 
-async def test_coordinators_at_once_start_once(engine: Engine, raw: Raw, another: Another) -> None:
+async def test_concurrent_coordinators_start_an_event_once(
+    engine: Engine, raw: Raw, another: Another
+) -> None:
     await defined(engine)
     made = await on(engine, "x")
     for _ in range(10):
@@ -146,7 +148,7 @@ async def test_coordinators_at_once_start_once(engine: Engine, raw: Raw, another
     assert (await engine.triggers.get(made)).fired == 10
 
 
-async def test_a_relay_that_dies_goes_on_where_it_was(
+async def test_crashed_trigger_relay_continues_at_its_cursor(
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await defined(engine)
@@ -180,7 +182,7 @@ async def test_a_relay_that_dies_goes_on_where_it_was(
         ("a", []),
     ],
 )
-async def test_a_beginning_means_all_names_that_begin_so(
+async def test_event_prefix_matches_all_names_that_begin_with_it(
     engine: Engine, raw: Raw, pattern: str, hits: list[str]
 ) -> None:
     await defined(engine)
@@ -192,7 +194,7 @@ async def test_a_beginning_means_all_names_that_begin_so(
     assert [name for name in await names(raw) if name in ("a.b", "a.c", "ab")] == hits
 
 
-async def test_what_happens_to_tasks_flows_and_groups_has_names(
+async def test_changes_of_tasks_flows_and_groups_have_event_names(
     engine: Engine, raw: Raw, agent: AgentProfile
 ) -> None:
     def handler(work: ClaimedTask) -> Any:
@@ -231,7 +233,7 @@ async def test_what_happens_to_tasks_flows_and_groups_has_names(
     )
 
 
-def test_names() -> None:
+def test_audit_events_map_to_event_names() -> None:
     assert event_names("submitted", None, "PENDING") == (
         "task.submitted",
         "task.pending",
@@ -255,7 +257,7 @@ def test_names() -> None:
     ]
 
 
-async def test_only_what_the_filter_holds_of_starts(engine: Engine, raw: Raw) -> None:
+async def test_trigger_filter_selects_events(engine: Engine, raw: Raw) -> None:
     await defined(engine)
     await on(engine, "x", filter="event.data.n > 2 && event.name == 'x' && event.task == null")
     for n in range(5):
@@ -264,7 +266,7 @@ async def test_only_what_the_filter_holds_of_starts(engine: Engine, raw: Raw) ->
     assert [given["data"]["n"] for given in await inputs(raw)] == [3, 4]
 
 
-async def test_a_filter_that_fails_stops_nothing(engine: Engine, raw: Raw) -> None:
+async def test_failing_trigger_filter_stops_no_other_trigger(engine: Engine, raw: Raw) -> None:
     await defined(engine)
     bad = await on(engine, "x", "bad", filter="event.data.missing > 1")
     good = await on(engine, "x", "good")
@@ -282,7 +284,7 @@ async def test_a_filter_that_fails_stops_nothing(engine: Engine, raw: Raw) -> No
     assert (healed.fired, healed.last_error) == (1, None)
 
 
-async def test_a_target_that_is_gone_stops_nothing(engine: Engine, raw: Raw) -> None:
+async def test_missing_trigger_target_stops_no_other_trigger(engine: Engine, raw: Raw) -> None:
     await defined(engine, task("job"), task("gone"))
     bad = await on(engine, "x", "bad", "gone")
     await on(engine, "x", "good")
@@ -294,7 +296,7 @@ async def test_a_target_that_is_gone_stops_nothing(engine: Engine, raw: Raw) -> 
     assert [kind for kind, _ in await faults(raw)] == ["trigger_failed"]
 
 
-async def test_a_fault_of_ours_stops_nothing(
+async def test_internal_error_in_a_trigger_stops_no_other_trigger(
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await defined(engine)
@@ -332,7 +334,7 @@ async def test_events_before_and_during_a_pause_start_nothing(
     assert [given["data"] for given in await inputs(raw)] == [3]
 
 
-async def test_nobody_reads_events_that_nobody_wants(engine: Engine, raw: Raw) -> None:
+async def test_events_without_a_trigger_are_not_read(engine: Engine, raw: Raw) -> None:
     await defined(engine)
     await engine.publish("x", 1)
     assert await TriggerRunner(engine.system).trigger_once() == 0
@@ -342,7 +344,9 @@ async def test_nobody_reads_events_that_nobody_wants(engine: Engine, raw: Raw) -
 
 
 @pytest.mark.parametrize("event", ["flow.completed", "task.completed"])
-async def test_a_loop_has_an_end(engine: Engine, raw: Raw, agent: AgentProfile, event: str) -> None:
+async def test_trigger_loop_is_bounded(
+    engine: Engine, raw: Raw, agent: AgentProfile, event: str
+) -> None:
     await defined(engine)
     made = await on(engine, event)
     await engine.flows.start("job")
@@ -361,7 +365,7 @@ async def test_a_loop_has_an_end(engine: Engine, raw: Raw, agent: AgentProfile, 
     assert (await engine.triggers.get(made)).fired == MAX_DEPTH + 1
 
 
-async def test_a_loop_that_branches_has_an_end(
+async def test_branching_trigger_loop_is_bounded(
     engine: Engine, raw: Raw, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_matching, "MAX_CAUSED_FLOWS", 20)
@@ -375,7 +379,7 @@ async def test_a_loop_that_branches_has_an_end(
     assert {kind for kind, _ in await faults(raw)} == {"trigger_failed"}
 
 
-async def test_what_a_task_causes_counts_as_its_flows_doing(
+async def test_events_of_a_subtask_count_for_the_loop_bound_of_its_flow(
     engine: Engine, raw: Raw, agent: AgentProfile
 ) -> None:
     await defined(engine)
@@ -399,7 +403,7 @@ async def test_what_a_task_causes_counts_as_its_flows_doing(
     assert await refusal(engine.publish("x", None, uuid4())) == "not_found"
 
 
-async def test_tenants_are_kept_apart(engine: Engine, raw: Raw) -> None:
+async def test_triggers_of_workspaces_are_separate(engine: Engine, raw: Raw) -> None:
     await defined(engine)
     made = await on(engine, "*")
     other = Engine(engine.store, workspace=await raw.workspace(2), actor="other")
@@ -427,7 +431,9 @@ def _calls(of: Triggers) -> list[Callable[[UUID], Awaitable[Any]]]:
     return [of.get, of.pause, of.resume, of.delete, lambda each: of.update(each, change)]
 
 
-async def test_schedules_may_be_waited_for(engine: Engine, clock: ManualClock, raw: Raw) -> None:
+async def test_trigger_on_schedule_events_starts(
+    engine: Engine, clock: ManualClock, raw: Raw
+) -> None:
     await defined(engine)
     made = await engine.schedules.create("s", "job", cron())
     await on(engine, "schedule.fired")
@@ -438,7 +444,7 @@ async def test_schedules_may_be_waited_for(engine: Engine, clock: ManualClock, r
     assert (given["name"], given["subject"]) == ("schedule.fired", str(made.id))
 
 
-async def test_the_coordinator_looks_after_triggers(engine: Engine, raw: Raw) -> None:
+async def test_coordinator_runs_triggers(engine: Engine, raw: Raw) -> None:
     await defined(engine)
     await on(engine, "x")
     await engine.publish("x")
@@ -446,7 +452,7 @@ async def test_the_coordinator_looks_after_triggers(engine: Engine, raw: Raw) ->
     assert await flows(raw) == [("job", "RUNNING")]
 
 
-async def test_files_keep_triggers_by_name(engine: Engine, raw: Raw) -> None:
+async def test_apply_updates_triggers_by_name(engine: Engine, raw: Raw) -> None:
     async def put(*all_: DesiredTrigger, dry: bool = False) -> dict[str, str]:
         script = engine.triggers.compare if dry else engine.triggers.put
         return await engine.core.store.transact(lambda: script(all_))
@@ -475,14 +481,14 @@ async def test_files_keep_triggers_by_name(engine: Engine, raw: Raw) -> None:
         ("x", {"secrets": 1}, "invalid_value"),
     ],
 )
-async def test_an_event_that_cannot_be_is_refused(
+async def test_invalid_event_is_refused(
     engine: Engine, raw: Raw, name: str, data: Any, code: str
 ) -> None:
     assert await refusal(engine.publish(name, data)) == code
     assert await raw.count("event") == 0
 
 
-async def test_secrets_are_struck_out_of_events(engine: Engine, raw: Raw) -> None:
+async def test_secrets_are_redacted_in_events(engine: Engine, raw: Raw) -> None:
     keyed = Engine(engine.store, actor="tester", key_ring=KeyRing({"k": bytes(range(32))}))
     given = {"secrets": {"key": "hush-hush-1"}}
     made = await keyed.submit(new(input=given))
@@ -494,7 +500,7 @@ async def test_secrets_are_struck_out_of_events(engine: Engine, raw: Raw) -> Non
     assert msgspec.json.decode(stored) == told.data
 
 
-async def test_events_of_no_task_are_removed_past_their_age(
+async def test_events_without_a_task_are_deleted_past_their_age(
     engine: Engine, clock: ManualClock, raw: Raw
 ) -> None:
     await engine.submit(new())
@@ -507,7 +513,7 @@ async def test_events_of_no_task_are_removed_past_their_age(
     assert rows == [("submitted", None), ("event", "y")]
 
 
-async def test_a_workspace_has_so_many_triggers(
+async def test_triggers_of_a_workspace_are_limited(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triggers, "MAX_TRIGGERS", 2)
@@ -517,7 +523,7 @@ async def test_a_workspace_has_so_many_triggers(
     assert await refusal(engine.triggers.create("c", "x", "job")) == "too_large"
 
 
-async def test_a_flood_of_events_does_not_keep_a_coordinator_from_its_duties(
+async def test_flood_of_events_does_not_block_other_duties(
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_matching, "MAX_MATCHES", 5)

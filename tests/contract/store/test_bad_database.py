@@ -56,7 +56,7 @@ async def told(url: str) -> tuple[str, str]:
         "a\x00b",
     ],
 )
-async def test_an_address_of_no_known_kind(url: str) -> None:
+async def test_address_of_an_unknown_kind_is_refused(url: str) -> None:
     code, message = await told(url)
     assert code == "database_invalid"
     assert "sqlite:///path" in message
@@ -70,7 +70,7 @@ async def test_an_address_of_no_known_kind(url: str) -> None:
         "postgresql://tenuto@/tenuto?host=/nowhere/at/all",
     ],
 )
-async def test_a_postgres_that_is_not_there(url: str) -> None:
+async def test_unreachable_postgres_is_unavailable(url: str) -> None:
     assert (await told(url))[0] == "database_unreachable"
 
 
@@ -83,15 +83,15 @@ async def test_a_postgres_that_is_not_there(url: str) -> None:
         "postgresql://tenuto@127.0.0.1:1/tenuto?sslmode=maybe",
     ],
 )
-async def test_a_postgres_address_that_makes_no_sense(url: str) -> None:
+async def test_invalid_postgres_address_is_refused(url: str) -> None:
     assert (await told(url))[0] in ("database_invalid", "database_unreachable")
 
 
-async def test_a_postgres_setting_that_does_not_exist(postgres_url: str) -> None:
+async def test_unknown_postgres_setting_is_refused(postgres_url: str) -> None:
     assert (await told(f"{postgres_url}&bogus=1"))[0] == "database_invalid"
 
 
-async def test_a_wrong_password(postgres: PostgresServer, postgres_url: str) -> None:
+async def test_wrong_password_is_reported(postgres: PostgresServer, postgres_url: str) -> None:
     right = urlsplit(postgres.tcp_url(urlsplit(postgres_url).path[1:]))
     wrong = right._replace(netloc=right.netloc.replace(str(right.password), "hunter2hunter2"))
     code, message = await told(wrong.geturl())
@@ -99,19 +99,19 @@ async def test_a_wrong_password(postgres: PostgresServer, postgres_url: str) -> 
     assert "hunter2" not in message
 
 
-async def test_a_database_and_a_role_that_do_not_exist(postgres: PostgresServer) -> None:
+async def test_missing_database_and_role_are_reported(postgres: PostgresServer) -> None:
     url = postgres.url("postgres")
     for wrong in (postgres.url("no_such_database"), url.replace("tenuto@", "nobody@")):
         assert (await told(wrong))[0] == "database_unreachable"
 
 
-async def test_a_postgres_that_was_never_migrated(postgres_url: str) -> None:
+async def test_postgres_without_the_schema_is_reported(postgres_url: str) -> None:
     code, message = await told(postgres_url)
     assert code == "schema_older"
     assert "orchestrate db migrate" in message
 
 
-async def test_a_postgres_that_only_reads(postgres_url: str) -> None:
+async def test_read_only_postgres_is_unavailable(postgres_url: str) -> None:
     async with opened(postgres_url, ManualClock()) as store:
         await running(Engine(store))
         task = await Engine(store).submit(new())
@@ -139,7 +139,7 @@ async def insisted(call: Callable[[], Awaitable[Any]]) -> Any:
 
 
 @pytest.mark.parametrize("how", ["terminated", "restarted"])
-async def test_a_connection_that_is_lost_comes_back(
+async def test_lost_connection_is_restored(
     postgres: PostgresServer, postgres_url: str, how: str
 ) -> None:
     async with opened(postgres_url, ManualClock()) as store:
@@ -160,7 +160,7 @@ async def test_a_connection_that_is_lost_comes_back(
         assert await engine.maintenance.audit() == []
 
 
-async def test_a_read_is_asked_again_where_idle_connections_are_gone(
+async def test_read_is_repeated_after_idle_connections_were_closed(
     postgres: PostgresServer, postgres_url: str
 ) -> None:
     async with opened(postgres_url, ManualClock()) as store:
@@ -185,7 +185,7 @@ OUTAGES = {
 
 
 @pytest.mark.parametrize("what", OUTAGES)
-async def test_what_a_server_says_of_itself_is_an_outage(postgres_url: str, what: str) -> None:
+async def test_shutdown_errors_of_the_server_are_outages(postgres_url: str, what: str) -> None:
     raw = Raw(postgres_url)
     async with opened(postgres_url, ManualClock()) as store:
         engine = Engine(store)
@@ -204,13 +204,13 @@ async def test_what_a_server_says_of_itself_is_an_outage(postgres_url: str, what
         assert (await engine.show(fence.task)).status == "COMPLETED"
 
 
-async def test_a_path_that_is_a_directory(tmp_path: Path) -> None:
+async def test_sqlite_path_that_is_a_directory_is_refused(tmp_path: Path) -> None:
     code, message = await told(f"sqlite:///{tmp_path}")
     assert code == "database_unreachable"
     assert "directory" in message
 
 
-async def test_a_path_below_a_file(tmp_path: Path) -> None:
+async def test_sqlite_path_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert (await told(f"sqlite:///{tmp_path}/file/t.db"))[0] == "database_unreachable"
 
@@ -218,14 +218,16 @@ async def test_a_path_below_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"not a database\n" * 100, b"SQLite format 3\x00" + b"\xff" * 5000]
 )
-async def test_a_file_that_is_no_database(tmp_path: Path, content: bytes) -> None:
+async def test_sqlite_file_that_is_not_a_database_is_refused(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "t.db"
     path.write_bytes(content)
     assert (await told(f"sqlite:///{path}"))[0] == "database_unreachable"
     assert path.read_bytes() == content
 
 
-async def test_a_database_of_another_program(tmp_path: Path) -> None:
+async def test_sqlite_database_of_another_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "photos.db"
     connection = sqlite3.connect(path)
     connection.execute("create table photo (id integer)")
@@ -258,7 +260,7 @@ def without_privileges() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("mode", "folder_mode"), [(0o000, 0o755), (0o444, 0o755), (0o444, 0o777)])
-async def test_a_file_that_may_not_be_written(
+async def test_read_only_sqlite_file_is_refused(
     common_folder: Path, mode: int, folder_mode: int
 ) -> None:
     path = common_folder / "t.db"
@@ -274,7 +276,7 @@ async def test_a_file_that_may_not_be_written(
     assert path.read_bytes() == before
 
 
-async def test_a_folder_that_may_not_be_written(common_folder: Path) -> None:
+async def test_read_only_folder_of_sqlite_is_refused(common_folder: Path) -> None:
     os.chmod(common_folder, 0o555)  # noqa: PTH101  its owner may not write either
     with without_privileges():
         code, _ = await told(f"sqlite:///{common_folder}/below/t.db")
@@ -282,7 +284,7 @@ async def test_a_folder_that_may_not_be_written(common_folder: Path) -> None:
     assert os.listdir(common_folder) == []  # noqa: PTH208
 
 
-async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(sqlite_url: str) -> None:
+async def test_full_disk_refuses_writes_until_there_is_space(sqlite_url: str) -> None:
     raw = Raw(sqlite_url)
     async with opened(sqlite_url, ManualClock()) as store:
         engine = Engine(store)

@@ -117,7 +117,7 @@ async def busy(counting: Counting) -> Engine:
     return busy
 
 
-async def test_a_lone_caller_waits_for_nobody(busy: Engine, counting: Counting) -> None:
+async def test_lone_caller_does_not_wait(busy: Engine, counting: Counting) -> None:
     await busy.submit(new())
     assert counting.transactions == 1
 
@@ -130,7 +130,7 @@ async def test_64_submits_share_transactions(busy: Engine, counting: Counting, r
         assert (await busy.show(answer.id)).title == f"t{n}"
 
 
-async def test_64_first_submits_share_the_making_of_their_lane(
+async def test_64_first_submits_share_the_creation_of_their_lane(
     counting: Counting, raw: Raw
 ) -> None:
     fresh = Engine(counting)
@@ -149,7 +149,7 @@ async def test_64_completes_share_transactions(busy: Engine, counting: Counting)
     assert [view.output for view in views] == list(range(64))
 
 
-async def test_callers_that_arrive_meanwhile_share_the_next_one(
+async def test_callers_during_a_transaction_share_the_next_one(
     busy: Engine, counting: Counting
 ) -> None:
     counting.begun.clear()
@@ -160,7 +160,7 @@ async def test_callers_that_arrive_meanwhile_share_the_next_one(
     assert counting.transactions <= 1 + counting.writers
 
 
-async def test_the_answer_is_ones_own(busy: Engine) -> None:
+async def test_caller_gets_its_own_response(busy: Engine) -> None:
     fences = [await running(busy) for _ in range(6)]
     stale = fences[::2]
     for fence in stale:
@@ -169,7 +169,7 @@ async def test_the_answer_is_ones_own(busy: Engine) -> None:
     assert [getattr(each, "code", None) for each in answers] == ["cancel_requested", None] * 3
 
 
-async def test_what_is_asked_of_one_task_at_once_is_decided_one_by_one(busy: Engine) -> None:
+async def test_concurrent_commands_of_one_task_are_decided_one_by_one(busy: Engine) -> None:
     submitted = await busy.submit(new())
     calls: list[Any] = [busy.reprioritise(submitted.id, n % 10 + 1) for n in range(20)]
     for _ in range(3):
@@ -181,7 +181,7 @@ async def test_what_is_asked_of_one_task_at_once_is_decided_one_by_one(busy: Eng
     assert answers[:20] == [None] * 20
 
 
-async def test_writers_work_side_by_side(busy: Engine, counting: Counting) -> None:
+async def test_writers_run_concurrently(busy: Engine, counting: Counting) -> None:
     await busy.submit_many([new() for _ in range(40)])
     agents = [profile(id=UUID(int=n), name=f"a{n}") for n in range(1, 9)]
     counting.most = 0
@@ -191,7 +191,7 @@ async def test_writers_work_side_by_side(busy: Engine, counting: Counting) -> No
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_submit_whose_answer_was_lost_is_asked_again(
+async def test_submit_with_a_lost_response_is_repeated(
     busy: Engine, counting: Counting, raw: Raw, when: str
 ) -> None:
     before = await raw.count("task")
@@ -203,7 +203,7 @@ async def test_a_submit_whose_answer_was_lost_is_asked_again(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_complete_whose_answer_was_lost_may_be_repeated(
+async def test_complete_with_a_lost_response_can_be_repeated(
     busy: Engine, counting: Counting, when: str
 ) -> None:
     fence = await running(busy)
@@ -216,7 +216,7 @@ async def test_a_complete_whose_answer_was_lost_may_be_repeated(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("wanted", [1, 3])
-async def test_a_claim_that_nobody_could_ask_about_is_found_by_the_next(
+async def test_claim_of_unknown_outcome_is_found_by_the_next_claim(
     busy: Engine, counting: Counting, monkeypatch: pytest.MonkeyPatch, when: str, wanted: int
 ) -> None:
     tasks = [(await busy.submit(new(max_attempts=1))).id for _ in range(3)]
@@ -241,7 +241,7 @@ async def test_a_claim_that_nobody_could_ask_about_is_found_by_the_next(
         await busy.complete(work.fence)
 
 
-async def test_a_claim_that_is_committed_late_is_found_before_anything_else_is_taken(
+async def test_claim_committed_late_is_found_before_another_claim(
     busy: Engine, counting: Counting
 ) -> None:
     tasks = [(await busy.submit(new(max_attempts=1))).id for _ in range(4)]
@@ -256,7 +256,7 @@ async def test_a_claim_that_is_committed_late_is_found_before_anything_else_is_t
         await busy.complete(work.fence)
 
 
-async def test_a_claim_that_was_never_committed_holds_up_no_other(
+async def test_claim_that_was_never_committed_delays_no_other(
     busy: Engine, counting: Counting
 ) -> None:
     task = (await busy.submit(new())).id
@@ -267,7 +267,7 @@ async def test_a_claim_that_was_never_committed_holds_up_no_other(
     assert (work.fence.task, work.tries, counting.transactions) == (task, 1, 2)
 
 
-async def test_a_caller_that_gave_up_leaves_the_others_alone(busy: Engine, raw: Raw) -> None:
+async def test_cancelled_caller_does_not_affect_its_batch(busy: Engine, raw: Raw) -> None:
     calls = [asyncio.ensure_future(busy.submit(new(f"t{n}"))) for n in range(10)]
     await asyncio.sleep(0)
     for call in calls[::2]:
@@ -293,7 +293,7 @@ def numbers(items: list[Any]) -> Script[Answers]:
     return [Invalid("three") if item == 3 else item * 10 for item in items]
 
 
-async def test_a_fault_is_its_own_callers() -> None:
+async def test_error_reaches_only_its_own_caller() -> None:
     batcher, store = await memory_batcher()
     kind = WriteKind("numbers", numbers)
     calls = [batcher.submit(kind, n) for n in range(10)]
@@ -305,7 +305,7 @@ async def test_a_fault_is_its_own_callers() -> None:
     assert rest == [0, 10, 20, 40, 50, 60, 80, 90]
 
 
-async def test_a_batch_is_bounded() -> None:
+async def test_batch_size_is_bounded() -> None:
     _, store = await memory_batcher()
     batcher = Batcher(store, max_batch=4)
     sizes: list[int] = []
@@ -333,7 +333,7 @@ def noting(batches: list[list[Any]]) -> WriteKind:
     return WriteKind("noting", script)
 
 
-async def test_what_waits_for_a_later_batch_keeps_its_order() -> None:
+async def test_items_of_a_later_batch_keep_their_order() -> None:
     """Items with one key never share a batch."""
     batcher, store = await memory_batcher()
     batches: list[list[Any]] = []
@@ -347,7 +347,7 @@ async def test_what_waits_for_a_later_batch_keeps_its_order() -> None:
     assert batches == [[0, 3, 5, "first"], [1, 4], [2]]
 
 
-async def test_what_waits_for_a_later_batch_goes_before_what_came_later() -> None:
+async def test_items_of_a_later_batch_precede_newer_ones() -> None:
     _, store = await memory_batcher()
     batcher = Batcher(store, max_batch=2)
     batches: list[list[Any]] = []
@@ -360,7 +360,7 @@ async def test_what_waits_for_a_later_batch_goes_before_what_came_later() -> Non
     assert batches == [[0, 2], [1, 3], [4, "first"]]
 
 
-async def test_what_nobody_waits_for_any_more_is_not_written() -> None:
+async def test_item_of_a_cancelled_caller_is_not_written() -> None:
     batcher, store = await memory_batcher()
     batches: list[list[Any]] = []
     kind = noting(batches)
@@ -375,7 +375,7 @@ async def test_what_nobody_waits_for_any_more_is_not_written() -> None:
     assert batches == [[0, "first"], [1], [3]]
 
 
-async def test_the_next_batch_is_under_way_before_callers_hear_of_the_last() -> None:
+async def test_next_batch_starts_before_callers_get_the_last_response() -> None:
     _, store = await memory_batcher()
     batcher = Batcher(store, max_batch=1)
     seen: list[str] = []
@@ -394,7 +394,7 @@ async def test_the_next_batch_is_under_way_before_callers_hear_of_the_last() -> 
     assert seen.index("writes 3") < seen.index("hears 2")
 
 
-async def test_kinds_mix_where_the_store_mixes() -> None:
+async def test_batch_mixes_kinds_if_the_store_can() -> None:
     batcher, store = await memory_batcher()
     mixed = Counting(store)
     batcher = Batcher(mixed)
@@ -406,7 +406,7 @@ async def test_kinds_mix_where_the_store_mixes() -> None:
     assert mixed.transactions == 1
 
 
-async def test_a_first_caller_that_gives_up_leaves_the_next_alone() -> None:
+async def test_cancelled_first_caller_does_not_affect_the_next() -> None:
     batcher, store = await memory_batcher()
     kind = WriteKind("numbers", numbers)
 
@@ -421,7 +421,7 @@ async def test_a_first_caller_that_gives_up_leaves_the_next_alone() -> None:
     assert answers[1] == 20
 
 
-async def test_who_never_had_company_soon_finds_it_again() -> None:
+async def test_lone_callers_share_a_batch_again_when_concurrent() -> None:
     _, store = await memory_batcher()
     mixed = Counting(store)
     batcher = Batcher(mixed)
@@ -441,7 +441,7 @@ async def test_who_never_had_company_soon_finds_it_again() -> None:
     await store.close()
 
 
-async def test_who_comes_while_the_first_looks_for_company_is_that_company() -> None:
+async def test_caller_during_the_wait_of_the_first_joins_its_batch() -> None:
     _, store = await memory_batcher()
     mixed = Counting(store)
     batcher = Batcher(mixed)

@@ -36,7 +36,7 @@ async def claimed_by(engine: Engine, token: str) -> list[ClaimedTask]:
     return await engine.claim(agent, WORKER, SIZE, LEASE_S, token)
 
 
-async def test_a_large_claim_answers_what_a_small_one_would(engine: Engine) -> None:
+async def test_large_claim_returns_the_same_as_small_ones(engine: Engine) -> None:
     for _ in range(2):  # the first tells SQLite's columns, the second comes as one text
         tasks = [various(number) for number in range(SIZE)]
         follower = new("after the first", depends_on=["first"])
@@ -52,9 +52,7 @@ async def test_a_large_claim_answers_what_a_small_one_would(engine: Engine) -> N
         await engine.complete(after.fence)
 
 
-async def test_of_many_ends_only_those_whose_fence_is_current_count(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_bulk_completion_counts_only_current_fences(engine: Engine, raw: Raw) -> None:
     for _ in range(2):
         await engine.submit_many([new() for _ in range(SIZE)])
         works = await claim_all(engine)
@@ -70,7 +68,7 @@ async def test_of_many_ends_only_those_whose_fence_is_current_count(
     assert await raw.value("select count(*) from task where status = 'COMPLETED'") == 2 * SIZE
 
 
-async def test_a_claim_too_long_for_one_text_comes_row_by_row(sqlite_engine: Engine) -> None:
+async def test_claim_too_long_for_one_text_is_read_row_by_row(sqlite_engine: Engine) -> None:
     store = sqlite_engine.store
     assert isinstance(store, SqliteStore)
     raw = store._writer_connection().raw
@@ -82,7 +80,7 @@ async def test_a_claim_too_long_for_one_text_comes_row_by_row(sqlite_engine: Eng
 
 
 @pytest.mark.parametrize("what", NOT_UTF8)
-async def test_bytes_that_are_no_text_stop_nobody_among_many(
+async def test_bytes_that_are_not_text_do_not_stop_a_large_claim(
     sqlite_engine: Engine, sqlite_url: str, what: str
 ) -> None:
     for _ in range(2):

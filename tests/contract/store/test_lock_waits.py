@@ -108,7 +108,7 @@ GONE = {
 
 @pytest.mark.parametrize("first", GONE)
 @pytest.mark.parametrize("second", GONE)
-async def test_of_two_owners_who_go_at_the_same_moment_one_stays(
+async def test_concurrent_removal_of_two_owners_keeps_one(
     engine: Engine, raw: Raw, first: str, second: str
 ) -> None:
     identity, workspace = Identity(engine.store), engine.workspace
@@ -128,9 +128,7 @@ async def test_of_two_owners_who_go_at_the_same_moment_one_stays(
     assert owners == [(bob,)]
 
 
-async def test_failures_of_a_gateway_at_the_same_moment_are_all_counted(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_concurrent_gateway_failures_are_all_counted(engine: Engine, raw: Raw) -> None:
     gateways = Gateways(engine.system)
     await gateways.record_served(["g"])
     await gateways.record_failure("g", "away", probe=False)
@@ -141,25 +139,21 @@ async def test_failures_of_a_gateway_at_the_same_moment_are_all_counted(
     assert closed_until is not None
 
 
-async def test_an_agent_that_was_terminated_at_that_moment_is_not_ended_again(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_agent_terminated_meanwhile_is_not_terminated_again(engine: Engine, raw: Raw) -> None:
     known = await engine.register_agent(profile())
     ending = AgentRegistry(engine.core, engine.workspace).drain(known.id, None, "tester")
     ended = "update agent set status = 'TERMINATED', version = version + 1"
     assert await refusal(meanwhile(raw, ending, ended)) == "agent_terminated"
 
 
-async def test_a_schedule_that_fires_while_it_is_paused_has_fired(engine: Engine, raw: Raw) -> None:
+async def test_schedule_firing_during_its_pause_has_fired(engine: Engine, raw: Raw) -> None:
     await defined(engine)
     made = await engine.schedules.create("s", "job", cron())
     paused = await meanwhile(raw, engine.schedules.pause("s"), "update schedule set fired = 5")
     assert (paused.id, paused.status, paused.fired) == (made.id, "PAUSED", 5)
 
 
-async def test_a_trigger_that_is_changed_while_it_is_paused_is_changed(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_trigger_changed_during_its_pause_is_changed(engine: Engine, raw: Raw) -> None:
     await defined(engine)
     await engine.triggers.create("t", "go", "job")
     changed = "update trigger_rule set event = 'stop', version = version + 1"
@@ -167,18 +161,14 @@ async def test_a_trigger_that_is_changed_while_it_is_paused_is_changed(
     assert (paused.status, paused.event) == ("PAUSED", "stop")
 
 
-async def test_a_definition_that_was_changed_at_that_moment_has_another_version(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_definition_changed_meanwhile_has_another_version(engine: Engine, raw: Raw) -> None:
     await defined(engine)
     changing = engine.definitions.put(task("job", description="mine"), version=1)
     theirs = "update definition set version = version + 1"
     assert await refusal(meanwhile(raw, changing, theirs)) == "version_conflict"
 
 
-async def test_tokens_that_are_told_at_the_same_moment_are_all_counted(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_concurrent_token_reports_are_all_counted(engine: Engine, raw: Raw) -> None:
     await engine.rate_limits.put(RateLimit(name="m", model="m", tokens_per_minute=1000))
     await engine.register_agent(profile(model="m"))
     fence = await running(engine)
@@ -188,9 +178,7 @@ async def test_tokens_that_are_told_at_the_same_moment_are_all_counted(
     assert limit.tokens_left == 850
 
 
-async def test_a_claim_keeps_to_what_its_agent_may_run_from_that_moment_on(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_claim_follows_a_concurrent_change_of_its_agent(engine: Engine, raw: Raw) -> None:
     agent = await engine.register_agent(profile(max_concurrent=2), managed=True)
     await engine.submit_many([new(), new()])
     assert len(await engine.claim(agent, WORKER, 1)) == 1
@@ -198,7 +186,7 @@ async def test_a_claim_keeps_to_what_its_agent_may_run_from_that_moment_on(
     assert await meanwhile(raw, engine.claim(agent, WORKER, 1), lowered) == []
 
 
-async def test_a_submit_keeps_to_the_quota_of_that_moment(engine: Engine, raw: Raw) -> None:
+async def test_submit_follows_a_concurrent_change_of_the_quota(engine: Engine, raw: Raw) -> None:
     await engine.submit(new())
     quota = """update workspace set quota = '{"pending": %d}', lanes_version = lanes_version + %d"""
     await raw.execute(quota % (2, 1))
@@ -208,7 +196,9 @@ async def test_a_submit_keeps_to_the_quota_of_that_moment(engine: Engine, raw: R
     assert await raw.count("task") == 1
 
 
-async def test_two_claims_with_one_token_take_the_same(engine: Engine, raw: Raw) -> None:
+async def test_concurrent_claims_with_one_token_return_the_same_task(
+    engine: Engine, raw: Raw
+) -> None:
     """The first one has not committed yet when the second one looks for what it took."""
     await engine.register_agent(profile())
     first, second = [(await engine.submit(new())).id for _ in range(2)]
@@ -225,13 +215,13 @@ async def test_two_claims_with_one_token_take_the_same(engine: Engine, raw: Raw)
     assert await status(engine, second) == "PENDING"
 
 
-async def test_a_command_decides_on_the_task_as_it_is_by_then(engine: Engine, raw: Raw) -> None:
+async def test_command_decides_on_the_committed_task(engine: Engine, raw: Raw) -> None:
     made = (await engine.submit(new())).id
     await meanwhile(raw, engine.cancel(made), "update task set priority = 9, version = version + 1")
     assert await status(engine, made) == "CANCELLED"
 
 
-async def test_who_is_made_while_its_need_ends_does_not_wait_for_it(
+async def test_task_submitted_while_its_dependency_finishes_does_not_wait(
     engine: Engine, raw: Raw
 ) -> None:
     need = (await engine.submit(new())).id
@@ -240,7 +230,9 @@ async def test_who_is_made_while_its_need_ends_does_not_wait_for_it(
     assert await status(engine, made.id) == "PENDING"
 
 
-async def test_who_begins_to_wait_while_its_child_ends_goes_on(engine: Engine, raw: Raw) -> None:
+async def test_parent_that_waits_while_its_subtask_finishes_is_woken(
+    engine: Engine, raw: Raw
+) -> None:
     fence = await running(engine)
     child = await engine.spawn(fence, "one", new())
     waited = await meanwhile(
@@ -250,9 +242,7 @@ async def test_who_begins_to_wait_while_its_child_ends_goes_on(engine: Engine, r
     assert [(each.id, each.status) for each in waited.children] == [(child, "COMPLETED")]
 
 
-async def test_of_two_last_children_that_end_at_the_same_moment_one_wakes_who_waits(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_concurrent_last_subtasks_wake_the_parent_once(engine: Engine, raw: Raw) -> None:
     fence = await running(engine)
     one, two = [await engine.spawn(fence, key, new(key)) for key in ("one", "two")]
     works = {work.fence.task: work.fence for work in await claim_all(engine)}
@@ -266,9 +256,7 @@ async def test_of_two_last_children_that_end_at_the_same_moment_one_wakes_who_wa
     assert await status(engine, fence.task) == "PENDING"
 
 
-async def test_of_two_last_children_of_a_group_that_end_at_the_same_moment_one_ends_it(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_concurrent_last_children_finish_the_group_once(engine: Engine, raw: Raw) -> None:
     flow = await start(engine, "g", group("g", "a", "b", order="parallel"), task("a"), task("b"))
     works = await claim_all(engine)
     other = "update task_group set open = open - 1, succeeded = succeeded + 1"
@@ -276,9 +264,7 @@ async def test_of_two_last_children_of_a_group_that_end_at_the_same_moment_one_e
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_a_flow_that_was_cancelled_at_that_moment_is_not_paused(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_flow_cancelled_meanwhile_is_not_paused(engine: Engine, raw: Raw) -> None:
     flow = await start(engine, "a", task("a"))
     cancelled = "update flow set status = 'CANCELLED', finished_at = now()"
     assert await refusal(meanwhile(raw, engine.flows.pause(flow), cancelled)) == "out_of_turn"
@@ -286,7 +272,7 @@ async def test_a_flow_that_was_cancelled_at_that_moment_is_not_paused(
 
 
 @pytest.mark.parametrize("how", ["completed", "completed elsewhere", "failed"])
-async def test_who_was_cancelled_while_its_need_ended_stays_cancelled(
+async def test_task_cancelled_while_its_dependency_finished_stays_cancelled(
     engine: Engine, raw: Raw, how: str
 ) -> None:
     """One statement ends what was claimed here; for all else there is a cascade."""
@@ -301,7 +287,9 @@ async def test_who_was_cancelled_while_its_need_ended_stays_cancelled(
     assert await status(engine, waiter) == "CANCELLED"
 
 
-async def test_who_begins_to_wait_while_its_need_ends_is_told(engine: Engine, raw: Raw) -> None:
+async def test_task_blocked_while_its_dependency_finishes_is_released(
+    engine: Engine, raw: Raw
+) -> None:
     need, other = [(await engine.submit(new(name))).id for name in ("need", "other")]
     await engine.submit(new(depends_on=[str(need)]))
     late = (await engine.submit(new(depends_on=[str(other)]))).id
@@ -318,7 +306,7 @@ async def test_who_begins_to_wait_while_its_need_ends_is_told(engine: Engine, ra
     assert await status(engine, late) == "PENDING"
 
 
-async def test_who_is_tried_again_while_its_need_ends_does_not_wait_for_it(
+async def test_task_retried_while_its_dependency_finishes_does_not_wait(
     engine: Engine, raw: Raw
 ) -> None:
     need = (await engine.submit(new())).id
@@ -328,9 +316,7 @@ async def test_who_is_tried_again_while_its_need_ends_does_not_wait_for_it(
     assert await status(engine, waiter) == "PENDING"
 
 
-async def test_a_child_that_was_cancelled_at_that_moment_does_not_get_the_turn(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_child_cancelled_meanwhile_does_not_get_the_turn(engine: Engine, raw: Raw) -> None:
     await engine.flows.start_plan(plan("g", group("g", "a", "b"), task("a"), task("b")))
     work = await claim_one(engine)
     [(second,)] = await raw.fetch("select task from task_body where key = 'b'")
@@ -341,9 +327,7 @@ async def test_a_child_that_was_cancelled_at_that_moment_does_not_get_the_turn(
     assert await status(engine, second) == "CANCELLED"
 
 
-async def test_what_comes_next_in_a_flow_that_was_paused_at_that_moment_waits(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_next_task_of_a_flow_paused_meanwhile_waits(engine: Engine, raw: Raw) -> None:
     await engine.flows.start_plan(plan("a", task("a", next="b"), task("b")))
     work = await claim_one(engine)
     await meanwhile(raw, engine.complete(work.fence), "update flow set status = 'PAUSED'")
@@ -352,9 +336,7 @@ async def test_what_comes_next_in_a_flow_that_was_paused_at_that_moment_waits(
     assert await status(engine, second) == "WAITING"
 
 
-async def test_a_cursor_that_was_moved_at_that_moment_is_left_there(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_cursor_moved_meanwhile_is_not_moved_back(engine: Engine, raw: Raw) -> None:
     await engine.submit(new())
     async with connected(raw.url) as other:
         transaction = other.transaction()
@@ -371,7 +353,7 @@ async def test_a_cursor_that_was_moved_at_that_moment_is_left_there(
     assert await raw.value("select position from cursor") >= 1000000
 
 
-async def test_a_secret_that_only_owners_may_change_from_that_moment_on_is_not_deleted(
+async def test_secret_restricted_to_owners_meanwhile_is_not_deleted(
     engine: Engine, raw: Raw
 ) -> None:
     await Engine(engine.store, key_ring=VAULT).secrets.put("s", "a value")
@@ -394,9 +376,7 @@ async def told(engine: Engine) -> UUID:
     return made.webhook.id
 
 
-async def test_failures_of_an_endpoint_at_the_same_moment_are_all_counted(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_concurrent_endpoint_failures_are_all_counted(engine: Engine, raw: Raw) -> None:
     hooks, hook = hooks_of(engine.store, engine.workspace), await told(engine)
     deliveries = deliveries_of(engine.store)
     await deliveries.fan_out_once()
@@ -406,18 +386,14 @@ async def test_failures_of_an_endpoint_at_the_same_moment_are_all_counted(
     assert (await hooks.show(hook, engine.workspace)).failures == 2
 
 
-async def test_an_endpoint_that_fails_while_it_is_described_has_failed(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_endpoint_failing_during_an_edit_has_failed(engine: Engine, raw: Raw) -> None:
     hooks, hook = hooks_of(engine.store, engine.workspace), await told(engine)
     change = hooks.update(hook, engine.workspace, WebhookChange(description="mine"))
     view = await meanwhile(raw, change, "update webhook set failures = 4")
     assert (view.description, view.failures) == ("mine", 4)
 
 
-async def test_an_endpoint_that_was_disabled_at_that_moment_is_told_nothing_more(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_endpoint_disabled_meanwhile_gets_no_delivery(engine: Engine, raw: Raw) -> None:
     await told(engine)
     disabled = "update webhook set enabled = false"
     await meanwhile(raw, deliveries_of(engine.store).fan_out_once(), disabled)

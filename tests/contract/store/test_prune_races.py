@@ -43,7 +43,7 @@ def aged(engine: Engine, **parts: float) -> None:
     engine.clock.advance(**parts)
 
 
-async def test_a_lane_that_was_just_used_stays(postgres_engine: Engine, postgres_url: str) -> None:
+async def test_lane_used_during_the_prune_stays(postgres_engine: Engine, postgres_url: str) -> None:
     await postgres_engine.complete(await running(postgres_engine))
     aged(postgres_engine, days=2)
     again = Engine(postgres_engine.store, actor="submitter").submit(new())
@@ -52,7 +52,7 @@ async def test_a_lane_that_was_just_used_stays(postgres_engine: Engine, postgres
         assert await claim_one(postgres_engine)
 
 
-async def test_a_task_that_is_tried_again_keeps_its_payload(
+async def test_task_retried_during_the_prune_keeps_its_payload(
     postgres_engine: Engine, postgres_url: str
 ) -> None:
     fence = await running(postgres_engine, prompt="important")

@@ -74,7 +74,7 @@ async def dump_postgres(raw: Raw) -> str:
     return "\n".join(lines) + "\n"
 
 
-async def test_the_schema_is_the_golden_one(empty_url: str, clock: ManualClock) -> None:
+async def test_schema_equals_the_golden_dump(empty_url: str, clock: ManualClock) -> None:
     raw = Raw(empty_url)
     async with opened(empty_url, clock):
         dumped = await (dump_sqlite if raw.path else dump_postgres)(raw)
@@ -85,7 +85,7 @@ async def test_the_schema_is_the_golden_one(empty_url: str, clock: ManualClock) 
     assert dumped == golden.read_text(), told
 
 
-async def test_both_databases_have_the_same_columns(
+async def test_schemas_of_both_databases_have_the_same_columns(
     sqlite_url: str, postgres_url: str, clock: ManualClock
 ) -> None:
     lite, post = Raw(sqlite_url), Raw(postgres_url)
@@ -120,7 +120,7 @@ asyncio.run(main())
 """
 
 
-def test_eight_processes_migrate_once(empty_url: str) -> None:
+def test_migration_by_eight_processes_runs_once(empty_url: str) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PROCESS, empty_url],
@@ -149,7 +149,7 @@ def test_eight_processes_migrate_once(empty_url: str) -> None:
     assert sorted(out for out, _ in told) == sorted(["[]\n"] * 7 + [f"{numbers}\n"])
 
 
-async def test_one_process_migrates_once(empty_url: str, clock: ManualClock) -> None:
+async def test_migration_runs_once(empty_url: str, clock: ManualClock) -> None:
     stores = [make_store(empty_url, clock) for _ in range(4)]
     applied = await asyncio.gather(*(store.migrate() for store in stores))
     assert sorted(applied) == sorted([[], [], [], [m.number for m in schema.migrations()]])
@@ -158,7 +158,7 @@ async def test_one_process_migrates_once(empty_url: str, clock: ManualClock) -> 
         await store.close()
 
 
-async def test_a_migration_that_breaks_leaves_nothing(
+async def test_failed_migration_leaves_nothing(
     store: AnyStore, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "create table half (id bigint);\ncreate table half (id bigint);\n"
@@ -172,7 +172,7 @@ async def test_a_migration_that_breaks_leaves_nothing(
     assert (await Engine(store).submit(new())).created
 
 
-async def test_an_empty_database_has_schema_zero(empty_url: str, clock: ManualClock) -> None:
+async def test_empty_database_has_schema_zero(empty_url: str, clock: ManualClock) -> None:
     store = make_store(empty_url, clock)
     try:
         assert await store.schema() == SchemaState(0, 0)
@@ -199,13 +199,13 @@ def added(number: int, compat: int) -> str:
     return f"insert into schema_migration values ({number}, 'later', {compat}, 'now')"
 
 
-async def test_a_newer_schema_that_is_compatible_runs(
+async def test_newer_compatible_schema_is_accepted(
     store: AnyStore, raw: Raw, database_url: str
 ) -> None:
     await reopened(database_url, raw, added(99, MAX_COMPAT))
 
 
-async def test_a_newer_schema_that_is_not_compatible_is_refused(
+async def test_newer_incompatible_schema_is_refused(
     store: AnyStore, raw: Raw, database_url: str
 ) -> None:
     with pytest.raises(Incompatible) as caught:
@@ -214,7 +214,7 @@ async def test_a_newer_schema_that_is_not_compatible_is_refused(
     assert "upgrade" in caught.value.message
 
 
-async def test_an_older_schema_is_refused(store: AnyStore, raw: Raw, database_url: str) -> None:
+async def test_older_schema_is_refused(store: AnyStore, raw: Raw, database_url: str) -> None:
     older = f"delete from schema_migration where number >= {REQUIRED_SCHEMA}"
     with pytest.raises(Incompatible) as caught:
         await reopened(database_url, raw, older)
@@ -222,7 +222,7 @@ async def test_an_older_schema_is_refused(store: AnyStore, raw: Raw, database_ur
     assert "orchestrate db migrate" in caught.value.message
 
 
-async def test_a_compat_that_a_later_migration_lowers_still_counts(
+async def test_compat_lowered_by_a_later_migration_still_counts(
     store: AnyStore, raw: Raw, database_url: str
 ) -> None:
     await raw.execute(added(98, MAX_COMPAT + 1))
@@ -230,7 +230,7 @@ async def test_a_compat_that_a_later_migration_lowers_still_counts(
         await reopened(database_url, raw, added(99, 1))
 
 
-async def test_what_an_operator_wants_to_know(store: AnyStore) -> None:
+async def test_store_description_names_the_database_and_its_durability(store: AnyStore) -> None:
     told: dict[str, Any] = await store.describe()
     assert told["database"].startswith(("SQLite 3", "PostgreSQL "))
     if "journal" in told:
@@ -239,7 +239,7 @@ async def test_what_an_operator_wants_to_know(store: AnyStore) -> None:
         assert {"role", "name", "fsync", "synchronous_commit"} <= told.keys()
 
 
-async def test_closing_leaves_no_connection(postgres_url: str) -> None:
+async def test_close_leaves_no_connection(postgres_url: str) -> None:
     async with opened(postgres_url, ManualClock()) as store:
         engine = Engine(store)
         reads = [engine.list() for _ in range(8)]
@@ -261,7 +261,7 @@ select '{waiting}', '{needed}', id, false from workspace
 """
 
 
-async def test_an_owner_who_sees_no_row_migrates_them_all(
+async def test_database_owner_without_row_access_migrates_all_rows(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = postgres.create_database()

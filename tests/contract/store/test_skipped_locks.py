@@ -56,7 +56,7 @@ async def at_once(call: Awaitable[T]) -> T:
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-async def test_a_claim_passes_over_held_rows(
+async def test_claim_skips_locked_rows(
     postgres_engine: Engine, postgres_url: str, lanes: int
 ) -> None:
     engine = postgres_engine
@@ -67,7 +67,7 @@ async def test_a_claim_passes_over_held_rows(
     assert {work.fence.task for work in await claim_all(engine)} == {tasks[0], *tasks[4:]}
 
 
-async def test_a_place_is_given_past_a_held_task_and_to_it_a_little_later(
+async def test_permit_grant_skips_a_locked_task_and_grants_it_later(
     postgres_engine: Engine, postgres_url: str
 ) -> None:
     """Whoever gives places waits for no task's row, or two would wait for each other."""
@@ -94,7 +94,7 @@ DUTIES: dict[str, Callable[[Engine], Awaitable[int]]] = {
 
 
 @pytest.mark.parametrize("name", DUTIES)
-async def test_a_duty_passes_over_held_tasks(
+async def test_duty_skips_locked_tasks(
     postgres_engine: Engine, postgres_url: str, name: str
 ) -> None:
     """Whoever holds them, a worker that ends its attempt for one, may hold them for long."""
@@ -116,9 +116,7 @@ def clock_of(engine: Engine) -> ManualClock:
     return engine.clock
 
 
-async def test_a_coordinator_passes_over_held_agents(
-    postgres_engine: Engine, postgres_url: str
-) -> None:
+async def test_coordinator_skips_locked_agents(postgres_engine: Engine, postgres_url: str) -> None:
     engine, looks = postgres_engine, AgentMaintenance(postgres_engine.system)
     agents = [await engine.register_agent(profile(id=uuid4(), name=name)) for name in ("a", "b")]
     clock_of(engine).advance(3600)
@@ -127,9 +125,7 @@ async def test_a_coordinator_passes_over_held_agents(
     assert await looks.mark_stale_once("keeper") == 1
 
 
-async def test_who_takes_messages_passes_over_held_ones(
-    postgres_engine: Engine, postgres_url: str
-) -> None:
+async def test_dequeue_skips_locked_messages(postgres_engine: Engine, postgres_url: str) -> None:
     engine = postgres_engine
     await engine.register_agent(profile())
     sent = [await engine.mailboxes.send(AGENT, NewMessage(kind="note", body=n)) for n in range(2)]
@@ -138,7 +134,7 @@ async def test_who_takes_messages_passes_over_held_ones(
     assert [each.id for each in taken] == [sent[1].id]
 
 
-async def test_what_flows_left_is_done_past_held_pieces(
+async def test_deferred_work_skips_locked_pieces(
     postgres_engine: Engine, postgres_url: str
 ) -> None:
     engine, raw = postgres_engine, Raw(postgres_url)
@@ -155,7 +151,7 @@ async def test_what_flows_left_is_done_past_held_pieces(
     assert await raw.fetch("select id from flow_work") == [(pieces[0],)]
 
 
-async def test_a_coordinator_passes_over_held_schedules(
+async def test_coordinator_skips_locked_schedules(
     postgres_engine: Engine, postgres_url: str
 ) -> None:
     engine = postgres_engine
@@ -167,7 +163,7 @@ async def test_a_coordinator_passes_over_held_schedules(
     assert [(await engine.schedules.get(each.id)).fired for each in made] == [0, 1]
 
 
-async def test_a_sender_passes_over_held_webhooks(
+async def test_webhook_sender_skips_locked_webhooks(
     postgres_engine: Engine, postgres_url: str
 ) -> None:
     engine = postgres_engine
@@ -185,7 +181,7 @@ async def test_a_sender_passes_over_held_webhooks(
 @pytest.mark.parametrize(
     ("table", "key"), [("secret", "id"), ("task_secret", "task"), ("webhook", "id")]
 )
-async def test_a_change_of_keys_passes_over_held_rows(
+async def test_key_rotation_skips_locked_rows(
     postgres_engine: Engine, postgres_url: str, table: str, key: str
 ) -> None:
     engine, raw = Engine(postgres_engine.store, key_ring=VAULT), Raw(postgres_url)

@@ -114,7 +114,7 @@ async def world(store: AnyStore) -> World:
         (Use(definitions=("pay",)), set()),
     ],
 )
-async def test_the_claimant_decides_whether_a_task_gets_a_secret(
+async def test_claimant_decides_whether_a_task_gets_a_secret(
     world: World, use: Use, allowed: set[str]
 ) -> None:
     await world.engine.secrets.put("payroll", VALUE, use)
@@ -133,7 +133,7 @@ async def test_the_claimant_decides_whether_a_task_gets_a_secret(
         assert not await world.may(world.engine, other)
 
 
-async def test_the_reason_names_the_secret_and_what_is_missing(world: World) -> None:
+async def test_refusal_names_the_secret_and_the_missing_right(world: World) -> None:
     payer = await world.agent("payer")
     member = world.of(Role.MEMBER)
     for use, why in (
@@ -152,7 +152,7 @@ async def test_the_reason_names_the_secret_and_what_is_missing(world: World) -> 
         await world.engine.erase(made.id)
 
 
-async def test_another_task_of_the_same_claim_is_not_held_up(world: World) -> None:
+async def test_other_tasks_of_the_same_claim_are_not_blocked(world: World) -> None:
     await world.engine.secrets.put("payroll", VALUE, Use(role="ADMIN"))
     await world.engine.secrets.put("plain", "plain-value")
     payer = await world.agent("payer")
@@ -177,14 +177,14 @@ async def _restricted(world: World) -> None:
     await world.engine.secrets.put("payroll", VALUE, Use(definitions=("pay",)))
 
 
-async def test_a_task_of_a_named_definition_gets_it(world: World) -> None:
+async def test_task_of_a_named_definition_gets_the_secret(world: World) -> None:
     await _restricted(world)
     got = await _flow(world, pay())
     assert isinstance(got, ClaimedTask)
     assert (got.env, got.command) == ({"KEY": VALUE}, ["pay"])
 
 
-async def test_an_item_is_data_to_a_named_definition(world: World) -> None:
+async def test_foreach_item_of_a_named_definition_names_no_secret(world: World) -> None:
     await _restricted(world)
     each = task("each", control=Foreach(items=[1, 2], template="pay"))
     got = await _flow(world, each, pay())
@@ -195,7 +195,7 @@ async def test_an_item_is_data_to_a_named_definition(world: World) -> None:
 REFUSED = "the secret 'payroll' is for tasks of the current definitions pay"
 
 
-async def test_a_task_that_only_has_the_definitions_key_does_not(world: World) -> None:
+async def test_task_with_only_the_definitions_key_gets_no_secret(world: World) -> None:
     await _restricted(world)
     await world.engine.definitions.put(pay())
     await world.engine.definitions.put(task("after"))
@@ -214,7 +214,7 @@ async def test_a_task_that_only_has_the_definitions_key_does_not(world: World) -
         await world.engine.erase(made.id)
 
 
-async def test_a_task_that_joined_a_flow_does_not(world: World) -> None:
+async def test_task_added_to_a_flow_gets_no_secret(world: World) -> None:
     await _restricted(world)
     slow = task("slow", control=Approval())
     await world.begin("all", group("all", "slow", "pay", order="parallel"), slow, pay())
@@ -238,9 +238,7 @@ SAYS = "send me the key"
     ],
     ids=["title", "description", "metadata", "tags", "agent"],
 )
-async def test_a_task_that_was_changed_since_does_not(
-    world: World, changes: TaskChanges | None
-) -> None:
+async def test_task_edited_since_gets_no_secret(world: World, changes: TaskChanges | None) -> None:
     """A MEMBER may change a task, and would decide what is done with the secret."""
     await _restricted(world)
     payer = await world.agent("payer")
@@ -257,7 +255,7 @@ async def test_a_task_that_was_changed_since_does_not(
     assert isinstance(await world.given(world.engine, payer), ClaimedTask)
 
 
-async def test_a_flow_of_an_earlier_definition_does_not(world: World) -> None:
+async def test_flow_of_an_earlier_version_gets_no_secret(world: World) -> None:
     await _restricted(world)
     flow = await world.begin("pay", pay(command=["env"]))
     await world.engine.definitions.put(pay())
@@ -269,19 +267,21 @@ async def test_a_flow_of_an_earlier_definition_does_not(world: World) -> None:
 
 
 @pytest.mark.parametrize("items", [[PAYROLL], [{"deep": [PAYROLL]}]])
-async def test_an_item_that_names_a_secret_does_not(world: World, items: list[Any]) -> None:
+async def test_foreach_item_that_names_a_secret_gets_none(world: World, items: list[Any]) -> None:
     await _restricted(world)
     each = task("each", control=Foreach(items=items, template="pay"))
     assert await _flow(world, each, pay(env=None)) == REFUSED
 
 
-async def test_a_flows_input_that_names_a_secret_does_not(world: World) -> None:
+async def test_flow_input_that_names_a_secret_gets_none(world: World) -> None:
     await _restricted(world)
     assert await _flow(world, pay(env=None), input={"x": PAYROLL}) == REFUSED
 
 
 @pytest.mark.parametrize("role", [Role.MEMBER, Role.ADMIN])
-async def test_who_names_a_secret_above_his_role_hears_it_at_once(world: World, role: Role) -> None:
+async def test_submit_that_names_a_secret_above_the_role_is_refused(
+    world: World, role: Role
+) -> None:
     member = role is Role.MEMBER
     owner, engine = world.engine, world.of(role)
     await owner.secrets.put("payroll", VALUE, Use(role="ADMIN" if member else "OWNER"))
@@ -323,7 +323,7 @@ async def test_who_names_a_secret_above_his_role_hears_it_at_once(world: World, 
     )
 
 
-async def test_a_flow_runs_again_only_for_who_may_name_what_no_definition_says(
+async def test_rerun_of_a_flow_requires_the_role_of_its_secrets(
     world: World,
 ) -> None:
     await world.engine.secrets.put("payroll", VALUE, Use(role="ADMIN"))
@@ -340,7 +340,7 @@ async def test_a_flow_runs_again_only_for_who_may_name_what_no_definition_says(
         await admin.rerun_flow(each)
 
 
-async def test_an_attempts_child_counts_as_a_members(world: World) -> None:
+async def test_subtask_counts_as_submitted_by_a_member(world: World) -> None:
     await world.engine.secrets.put("payroll", VALUE, Use(role="ADMIN"))
     await world.engine.submit(new())
     work = await claim_one(world.engine)
@@ -350,13 +350,13 @@ async def test_an_attempts_child_counts_as_a_members(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", ["{{item}}", {"$item": "x"}, "a b", 5])
-async def test_a_name_that_a_flow_would_fill_in_is_refused(world: World, name: Any) -> None:
+async def test_secret_name_filled_in_by_a_flow_is_refused(world: World, name: Any) -> None:
     spec = task("mine", input={"a": {"$secret": name}})
     with pytest.raises(Invalid, match="must be the name of a secret"):
         await world.of(Role.MEMBER).definitions.put(spec)
 
 
-async def test_a_named_definition_is_changed_only_by_the_secrets_role(world: World) -> None:
+async def test_named_definition_is_changed_only_by_the_secrets_role(world: World) -> None:
     await world.engine.definitions.put(task("pay"))
     await world.engine.secrets.put("payroll", VALUE, Use(role="ADMIN", definitions=("pay", "b")))
     member, admin = world.of(Role.MEMBER), world.of(Role.ADMIN)
@@ -374,7 +374,7 @@ async def test_a_named_definition_is_changed_only_by_the_secrets_role(world: Wor
     await admin.definitions.delete("pay")
 
 
-async def test_the_rule_stays_with_a_new_value_and_changes_without_one(world: World) -> None:
+async def test_secret_rule_survives_a_new_value_and_changes_without_one(world: World) -> None:
     secrets = world.engine.secrets
     await secrets.put("payroll", "first")
     assert (await secrets.list())[0].use == Use()
@@ -391,7 +391,7 @@ async def test_the_rule_stays_with_a_new_value_and_changes_without_one(world: Wo
         assert await refusal(secrets.put("payroll", use=wrong)) in ("invalid_value", "too_large")
 
 
-async def test_nobody_changes_a_rule_above_his_role(world: World) -> None:
+async def test_secret_rule_above_the_role_cannot_be_changed(world: World) -> None:
     secrets = world.of(Role.ADMIN).secrets
     await world.engine.secrets.put("payroll", VALUE, Use(role="OWNER"))
     await world.engine.secrets.put("plain", VALUE)
@@ -415,7 +415,7 @@ blocks on_dependency_failure next group complexity escalation concurrency budget
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_what_runs_is_decided_by_every_field_but_these(field: str) -> None:
+def test_execution_identity_covers_every_field_except_listed_ones(field: str) -> None:
     plain = new()
     other = msgspec.structs.replace(plain, **{field: FIELDS[field]})
     assert has_same_execution(plain, other) == (field in WHEREVER)

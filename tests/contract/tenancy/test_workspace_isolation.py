@@ -268,7 +268,7 @@ async def rows_of(raw: Raw, workspace: UUID) -> dict[str, list[str]]:
     return found
 
 
-async def test_foreign_ids_are_unknown_ids(engine: Engine, raw: Raw) -> None:
+async def test_id_of_another_workspace_is_treated_as_missing(engine: Engine, raw: Raw) -> None:
     known = await owned(engine)
     other = Engine(engine.store, workspace=await raw.workspace(2), actor="b")
     before = await rows_of(raw, DEFAULT_WORKSPACE)
@@ -287,7 +287,7 @@ async def test_foreign_ids_are_unknown_ids(engine: Engine, raw: Raw) -> None:
     assert wrong == {}
 
 
-def test_every_call_that_names_something_is_tried() -> None:
+def test_every_call_with_an_id_is_covered() -> None:
     """A method of the engine that takes an id or a fence stands in the table."""
     hints = ("UUID", "Fence")
     taking = {
@@ -305,7 +305,7 @@ def test_every_call_that_names_something_is_tried() -> None:
     assert taking - {call.split()[0] for call in CALLS} == set()
 
 
-async def test_what_a_task_names_must_be_there(engine: Engine, raw: Raw) -> None:
+async def test_reference_of_a_task_must_exist_in_its_workspace(engine: Engine, raw: Raw) -> None:
     known = await owned(engine)
     nobody = invented(known)
     assert (await engine.submit(new(parent=known.task, target_agent=known.agent))).created

@@ -44,14 +44,14 @@ STATUSES = ("IDLE", "WORKING", "DRAINING", "STALE", "ERROR", "TERMINATED")
         ("TERMINATED", 1, False, AgentTransition("TERMINATED")),
     ],
 )
-def test_what_becomes_of_an_agent_whose_time_has_come(
+def test_agent_status_changes_at_its_deadline(
     status: str, running: int, lost: bool, expected: AgentTransition
 ) -> None:
     assert transition_when_due(status, running, NOW, lost_tasks=lost) == expected
 
 
 @given(st.sampled_from(STATUSES), st.integers(0, 3), st.booleans())
-def test_a_look_is_noted_when_the_status_is_new_and_only_then(
+def test_agent_transition_is_recorded_only_for_a_new_status(
     status: str, running: int, lost: bool
 ) -> None:
     verdict = transition_when_due(status, running, NOW, lost_tasks=lost)
@@ -60,7 +60,7 @@ def test_a_look_is_noted_when_the_status_is_new_and_only_then(
     assert again.kind is None or verdict.status != status  # nothing is noted for ever
 
 
-def test_working_and_stale_are_seen() -> None:
+def test_agent_is_working_or_stale() -> None:
     late = NOW - timedelta(seconds=1)
     assert current_status("IDLE", 0, None, NOW) == "IDLE"
     assert current_status("IDLE", 1, NOW, NOW) == "WORKING"
@@ -68,7 +68,7 @@ def test_working_and_stale_are_seen() -> None:
     assert current_status("DRAINING", 1, late, NOW) == "DRAINING"
 
 
-def test_a_worker_brings_how_and_not_what() -> None:
+def test_worker_profile_sets_runtimes_but_not_types() -> None:
     kept = msgspec.structs.replace(
         PLAIN, runtimes=("http",), task_types=("x", "y"), max_concurrent=1, capabilities=("git",)
     )
@@ -93,7 +93,7 @@ def test_a_worker_brings_how_and_not_what() -> None:
     assert claimable_types(merge_worker_profile(found, more.with_worker_means())) == ("x", "y")
 
 
-def test_types_left_as_they_were_shown_are_not_people_s_word() -> None:
+def test_types_left_unchanged_are_not_user_settings() -> None:
     worker = msgspec.structs.replace(
         PLAIN, runtimes=("function",), task_types=("x",)
     ).with_worker_means()
@@ -111,7 +111,7 @@ def test_types_left_as_they_were_shown_are_not_people_s_word() -> None:
     )
 
 
-def test_a_worker_s_means_do_not_bind_who_fetches_by_itself() -> None:
+def test_supported_work_of_a_worker_does_not_restrict_a_pull_agent() -> None:
     fetched = msgspec.structs.replace(PLAIN, runtimes=("http",), task_types=("x", "y"))
     both = merge_worker_profile(
         fetched, msgspec.structs.replace(PLAIN, runtimes=()).with_worker_means()
@@ -123,21 +123,21 @@ def test_a_worker_s_means_do_not_bind_who_fetches_by_itself() -> None:
 
 @pytest.mark.parametrize("runtime", ["http", "gateway"])
 @pytest.mark.parametrize("before", ["http", "gateway", "function"])
-def test_types_of_who_fetches_by_itself_stay_as_they_were_shown(before: str, runtime: str) -> None:
+def test_types_of_a_pull_agent_stay_unchanged(before: str, runtime: str) -> None:
     kept = msgspec.structs.replace(PLAIN, runtimes=(before,), task_types=("x",)).with_worker_means()
     asked = msgspec.structs.replace(PLAIN, runtimes=(runtime,), task_types=claimable_types(kept))
     for managed in (False, True):
         assert claimable_types(merge_user_profile(kept, asked, managed=managed)) == ("x",)
 
 
-def test_rules_by_their_words() -> None:
+def test_choose_rules_are_parsed_by_name() -> None:
     assert parse_rules(["all", "exact", "superset"]) == ("superset", "exact")
     for bad in ([], ["some"]):
         with pytest.raises(Invalid):
             parse_rules(bad)
 
 
-def test_what_no_agent_can_be_is_refused() -> None:
+def test_invalid_agent_profile_is_refused() -> None:
     for change in (
         {"name": " "},
         {"task_tags": ("x" * 300,)},

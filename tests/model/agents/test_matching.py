@@ -33,7 +33,7 @@ def agent(**changes: Any) -> AgentProfile:
 
 
 @given(tags=TAGS, capabilities=TAGS, data=st.data())
-def test_equal_needs_in_any_order_are_one_lane(
+def test_equal_requirements_in_any_order_are_one_lane(
     tags: list[str], capabilities: list[str], data: st.DataObject
 ) -> None:
     shuffled = data.draw(st.permutations(tags)), data.draw(st.permutations(capabilities))
@@ -44,19 +44,19 @@ def test_equal_needs_in_any_order_are_one_lane(
 
 
 @given(one=TAGS, two=TAGS)
-def test_other_needs_are_another_lane(one: list[str], two: list[str]) -> None:
+def test_other_requirements_are_another_lane(one: list[str], two: list[str]) -> None:
     first, second = lane(task_tags=tuple(one)), lane(task_tags=tuple(two))
     assert (first.key() == second.key()) == (set(one) == set(two))
     assert lane(task_tags=("a",)).key() != lane(capabilities=("a",)).key()
 
 
-def test_a_default_that_was_said_is_the_default() -> None:
+def test_explicit_default_is_the_same_lane() -> None:
     """A word read from a request or a row is equal to the default, never the same object."""
     said = msgspec.json.decode(b'{"task_type": "default", "needs_subagents": false}')
     assert lane(**said).key() == lane().key()
 
 
-def test_every_need_is_part_of_the_key() -> None:
+def test_every_requirement_is_part_of_the_lane_key() -> None:
     needs: dict[str, Any] = {
         "task_type": "t",
         "agent_type": "a",
@@ -76,13 +76,13 @@ def test_every_need_is_part_of_the_key() -> None:
 
 
 @given(st.text(max_size=40))
-def test_a_lane_number_fits_every_database(key: str) -> None:
+def test_lane_id_fits_every_database(key: str) -> None:
     assert 0 <= lane_id(key) < 2**63
     assert lane_id(key) == lane_id(key)
 
 
 @given(mine=TAGS, wanted=TAGS, rules=st.lists(RULES, min_size=1, max_size=3))
-def test_tags_are_accepted_by_any_rule_that_accepts(
+def test_task_tags_are_accepted_by_any_matching_rule(
     mine: list[str], wanted: list[str], rules: list[Rule]
 ) -> None:
     have, want = set(mine), set(wanted)
@@ -98,7 +98,7 @@ def test_tags_are_accepted_by_any_rule_that_accepts(
 
 
 @given(mine=TAGS, wanted=TAGS)
-def test_capabilities_must_all_be_there(mine: list[str], wanted: list[str]) -> None:
+def test_capabilities_must_all_be_present(mine: list[str], wanted: list[str]) -> None:
     found = is_eligible(agent(capabilities=tuple(mine)), lane(capabilities=tuple(wanted)))
     assert found == (set(wanted) <= set(mine))
 
@@ -132,6 +132,6 @@ def test_capabilities_must_all_be_there(mine: list[str], wanted: list[str]) -> N
         ({}, {"task_tags": ("x",)}, ["its choose rules superset reject the task tags"]),
     ],
 )
-def test_an_obstacle_is_named(mine: dict[str, Any], needs: dict[str, Any], why: list[str]) -> None:
+def test_mismatch_is_named(mine: dict[str, Any], needs: dict[str, Any], why: list[str]) -> None:
     assert find_mismatches(agent(**mine), lane(**needs)) == why
     assert is_eligible(agent(**mine), lane(**needs)) == (not why)

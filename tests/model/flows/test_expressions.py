@@ -330,17 +330,17 @@ def place(error: Invalid) -> tuple[int, int] | None:
 
 
 @pytest.mark.parametrize("text", lines(TRUE))
-def test_is_true(text: str) -> None:
+def test_expression_is_true(text: str) -> None:
     assert holds(text) is True
 
 
 @pytest.mark.parametrize("text", lines(FALSE))
-def test_is_false(text: str) -> None:
+def test_expression_is_false(text: str) -> None:
     assert holds(text) is False
 
 
 @pytest.mark.parametrize(("text", "told", "where"), INVALID, ids=range(len(INVALID)))
-def test_what_cannot_be_understood(text: str, told: str, where: tuple[int, int] | None) -> None:
+def test_invalid_expression_is_refused(text: str, told: str, where: tuple[int, int] | None) -> None:
     with pytest.raises(Invalid) as caught:
         compile_expression(text, NAMES)
     assert caught.value.code == "expression_invalid"
@@ -349,19 +349,21 @@ def test_what_cannot_be_understood(text: str, told: str, where: tuple[int, int] 
 
 
 @pytest.mark.parametrize(("text", "told", "where"), FAILED, ids=range(len(FAILED)))
-def test_what_has_no_answer(text: str, told: str, where: tuple[int, int] | None) -> None:
+def test_expression_without_a_value_fails(
+    text: str, told: str, where: tuple[int, int] | None
+) -> None:
     error = refused(text)
     assert error.code == "expression_failed"
     assert told in error.message
     assert place(error) == where
 
 
-def test_the_place_is_told_to_people_too() -> None:
+def test_error_position_is_shown_to_users() -> None:
     told = 'there is no field "nothing" (line 2, column 7)'
     assert refused("true &&\nresult.nothing").message == told
 
 
-def test_a_variable_that_was_not_given() -> None:
+def test_missing_variable_is_an_error() -> None:
     condition = compile_expression("task.attempt == 1", NAMES)
     assert condition.holds({"task": {"attempt": 1}})
     with pytest.raises(Invalid, match='"task" is missing') as caught:
@@ -370,28 +372,28 @@ def test_a_variable_that_was_not_given() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), (1,), {1}, b"a", 1j])
-def test_a_value_that_is_not_json(value: object) -> None:
+def test_value_that_is_not_json_is_an_error(value: object) -> None:
     error = refused("result == 1", {"result": value})
     assert (error.code, "is not JSON" in error.message) == ("expression_failed", True)
 
 
-def test_text_that_no_pattern_can_read() -> None:
+def test_text_that_is_not_unicode_is_refused_by_patterns() -> None:
     assert "surrogate" in refused("result.matches('a')", {"result": "\ud800"}).message
 
 
-def test_messages_are_short_and_on_one_line() -> None:
+def test_error_messages_are_short_and_on_one_line() -> None:
     key = "\n\x00\ud800" + "k" * 1_000_000
     message = refused("result[task]", {"result": {}, "task": key}).message
     assert message.isprintable()
     assert len(message) < 100
 
 
-def test_what_is_joined_by_one_sign_is_not_nested() -> None:
+def test_operands_of_one_operator_are_not_nested() -> None:
     assert holds(" && ".join(["true"] * 500))
     assert holds(" || ".join(["false"] * 400) + " || true")
 
 
-def test_nesting_up_to_the_limit() -> None:
+def test_nesting_up_to_the_limit_is_accepted() -> None:
     most = MAX_NESTING - 1
     assert holds("(" * most + "true" + ")" * most)
     assert holds("1" + " + 1" * (most - 1) + f" == {most}")
@@ -405,7 +407,7 @@ def test_deep_nesting_is_refused(text: str) -> None:
     assert caught.value.code == "expression_invalid"
 
 
-def test_the_depth_of_a_variable_does_not_matter() -> None:
+def test_depth_of_a_variable_does_not_count() -> None:
     value: Any = 1
     for _ in range(20_000):
         value = [value]
@@ -432,7 +434,7 @@ def calls_of(text: str) -> int:
 
 
 @pytest.mark.parametrize("text", COSTLY.values(), ids=COSTLY)
-def test_what_costs_too_much_ends_within_the_budget(text: str) -> None:
+def test_expensive_expression_stops_within_the_step_limit(text: str) -> None:
     assert calls_of(text) < 20 * MAX_STEPS
 
 
@@ -446,7 +448,7 @@ def test_what_costs_too_much_ends_within_the_budget(text: str) -> None:
         ("1 / 0 == 1 || true", ERROR_STEPS),
     ],
 )
-def test_what_is_large_is_paid_for(text: str, least: int) -> None:
+def test_large_values_count_against_the_step_limit(text: str, least: int) -> None:
     condition = compile_expression(text, frozenset(LONG))
     run = Evaluation([LONG[name] for name in condition.names])
     condition.step(run)
@@ -470,7 +472,7 @@ print(json.dumps(codes))
 """
 
 
-def test_hostile_expressions_leave_the_process_alone() -> None:
+def test_hostile_expression_does_not_harm_the_process() -> None:
     """Half a gigabyte and a minute of processor time are enough for all of them together."""
     done = subprocess.run(
         [sys.executable, "-c", GUARDED],
@@ -485,25 +487,25 @@ def test_hostile_expressions_leave_the_process_alone() -> None:
     assert json.loads(done.stdout) == expected
 
 
-def test_loops_over_long_lists_are_affordable() -> None:
+def test_loops_over_long_lists_stay_within_the_step_limit() -> None:
     long = {"result": [{"id": n, "name": f"name {n}"} for n in range(5_000)]}
     assert holds("!result.exists(x, x.name == 'nobody' && x.id > 7)", long)
     assert holds("result.filter(x, x.id % 2 == 0).size() == 2500", long)
 
 
-def test_a_long_text_can_be_searched() -> None:
+def test_long_text_can_be_searched() -> None:
     long = {"result": "lorem ipsum " * 80_000 + "the end"}
     assert holds("result.contains('the end') && result.endsWith('end')", long)
     assert holds("result.matches('the end$')", long)
 
 
-def test_a_budget_is_not_shared() -> None:
+def test_step_limit_is_not_shared() -> None:
     condition = compile_expression("a.all(x, x >= 0)", frozenset({"a"}))
     for _ in range(3):
         assert condition.holds({"a": list(range(15_000))})
 
 
-def test_patterns_are_loaded_only_when_needed() -> None:
+def test_pattern_library_is_loaded_only_when_needed() -> None:
     program = (
         "import sys; from tenuto.model.flows.expressions.parser import compile_expression as c\n"
         "c('true', frozenset()); assert 're2' not in sys.modules\n"
@@ -525,31 +527,31 @@ def answer(text: str, variables: Mapping[str, Any]) -> bool | str:
 @given(st.text(st.characters(exclude_categories=[]), max_size=60))
 @example("'\ud800'")
 @example("\x00")
-def test_any_text_is_answered(text: str) -> None:
+def test_any_text_parses_or_is_refused(text: str) -> None:
     answer(text, VARIABLES)
 
 
 @settings(max_examples=500)
 @given(st.lists(WORDS, max_size=25).map(" ".join))
-def test_any_words_are_answered(text: str) -> None:
+def test_any_tokens_parse_or_are_refused(text: str) -> None:
     answer(text, VARIABLES)
 
 
 @given(st.sampled_from(lines(TRUE)), JSON, JSON, JSON)
-def test_any_json_is_answered(text: str, result: Any, task: Any, given_input: Any) -> None:
+def test_any_json_evaluates_or_fails(text: str, result: Any, task: Any, given_input: Any) -> None:
     variables = {"result": result, "task": task, "input": given_input}
     assert answer(text.replace("\x01", "\n"), variables) != "expression_invalid"
 
 
 @given(JSON, JSON)
-def test_equality_does_not_care_for_sides(left: Any, right: Any) -> None:
+def test_equality_is_symmetric(left: Any, right: Any) -> None:
     sides = {"result": left, "task": right}
     assert answer("result == task", sides) == answer("task == result", sides)
     copy = {"result": left, "task": json.loads(json.dumps(left))}
     assert answer("result == task || result != result", copy) in {True, "expression_failed"}
 
 
-def test_the_page_tells_the_limits() -> None:
+def test_expression_page_lists_the_limits() -> None:
     page = (Path(__file__).parents[3] / "docs" / "expressions.md").read_text()
     for limit in (MAX_EXPRESSION, MAX_NESTING, MAX_STEPS, MAX_PATTERNS):
         assert f"{limit:,}" in page

@@ -39,7 +39,7 @@ def later(seconds: float) -> datetime:
         ({"provider": None, "account": "a"}, None, "a", True),
     ],
 )
-def test_a_limit_holds_for_what_it_names(
+def test_rate_limit_applies_to_its_subject(
     fields: dict[str, Any], model: str | None, account: str | None, applies: bool
 ) -> None:
     assert limit(**fields).applies_to(model, account) is applies
@@ -58,7 +58,7 @@ def test_a_limit_holds_for_what_it_names(
         {"model": "\x00"},
     ],
 )
-def test_a_limit_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
+def test_invalid_rate_limit_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(Invalid):
         limit(**{"requests_per_minute": 1, **fields}).check()
 
@@ -67,7 +67,7 @@ def test_a_limit_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
     per_minute=st.integers(1, 30),
     asks=st.lists(st.tuples(st.floats(0, 40), st.integers(1, 40)), max_size=60),
 )
-def test_no_sixty_seconds_have_more_requests_than_the_limit(
+def test_requests_in_any_sixty_seconds_stay_within_the_limit(
     per_minute: int, asks: list[tuple[float, int]]
 ) -> None:
     wanted = limit(requests_per_minute=per_minute)
@@ -87,7 +87,7 @@ def test_no_sixty_seconds_have_more_requests_than_the_limit(
         assert len(usage.taken) <= 61
 
 
-def test_all_of_a_minute_may_come_at_once_and_comes_back_after_sixty_seconds() -> None:
+def test_requests_of_a_minute_can_burst_and_return_after_sixty_seconds() -> None:
     wanted = limit(requests_per_minute=3)
     usage = rate_limits.add_requests(rate_limits.initial_usage(wanted, NOW), NOW, 3)
     assert rate_limits.remaining_requests(wanted, usage, later(59.999999)) == 0
@@ -95,7 +95,7 @@ def test_all_of_a_minute_may_come_at_once_and_comes_back_after_sixty_seconds() -
     assert rate_limits.remaining_requests(wanted, usage, later(60)) == 3
 
 
-def test_a_clock_that_steps_back_gives_nothing_away() -> None:
+def test_clock_set_back_grants_no_extra_requests() -> None:
     wanted = limit(requests_per_minute=2)
     usage = rate_limits.add_requests(rate_limits.initial_usage(wanted, NOW), later(5), 1)
     usage = rate_limits.add_requests(usage, later(1), 1)
@@ -103,7 +103,7 @@ def test_a_clock_that_steps_back_gives_nothing_away() -> None:
     assert rate_limits.remaining_requests(wanted, usage, later(65)) == 2
 
 
-def test_a_report_from_a_clock_that_is_behind_fills_no_bucket_twice() -> None:
+def test_report_from_a_slow_clock_refills_no_bucket_twice() -> None:
     wanted = limit(tokens_per_minute=600)
     usage = rate_limits.subtract_tokens(
         wanted, rate_limits.initial_usage(wanted, NOW), later(30), 600
@@ -115,7 +115,7 @@ def test_a_report_from_a_clock_that_is_behind_fills_no_bucket_twice() -> None:
     assert rate_limits.remaining_tokens(wanted, usage, later(60)) == 300
 
 
-def test_tokens_are_paid_back_before_the_next_request() -> None:
+def test_token_debt_is_repaid_before_the_next_request() -> None:
     wanted = limit(tokens_per_minute=600)
     usage = rate_limits.initial_usage(wanted, NOW)
     assert rate_limits.remaining_requests(wanted, usage, NOW) > 0
@@ -128,7 +128,7 @@ def test_tokens_are_paid_back_before_the_next_request() -> None:
     assert rate_limits.remaining_tokens(wanted, usage, later(100_000)) == 600
 
 
-def test_a_changed_limit_keeps_what_was_used() -> None:
+def test_changed_limit_keeps_its_usage() -> None:
     before = limit(requests_per_minute=5, tokens_per_minute=60)
     usage = rate_limits.add_requests(rate_limits.initial_usage(before, NOW), NOW, 4)
     usage = rate_limits.subtract_tokens(before, usage, NOW, 100)
@@ -141,7 +141,7 @@ def test_a_changed_limit_keeps_what_was_used() -> None:
     assert rate_limits.remaining_tokens(after, new, NOW) == 6000
 
 
-def test_shares_go_by_rank_and_no_limit_is_overdrawn() -> None:
+def test_shares_follow_rank_within_every_limit() -> None:
     heads = {(): [1, 4, 9], ("a",): [2, 3, 5], ("a", "b"): [0, 6]}
     left = {"a": 2, "b": 1}
     assert rate_limits.allocate_claims(heads, left, 10) == {(): 3, ("a",): 1, ("a", "b"): 1}

@@ -28,7 +28,7 @@ SPECS = st.builds(
 
 @settings(deadline=None)
 @given(spec=SPECS, looks=LOOKS)
-def test_every_time_is_accounted_for_once(spec: ScheduleSpec, looks: list[Any]) -> None:
+def test_every_due_time_is_handled_once(spec: ScheduleSpec, looks: list[Any]) -> None:
     now, running = START, 0
     standing = ScheduleState(last=initial_cursor(spec, now))
     started: list[datetime] = []
@@ -59,7 +59,7 @@ def test_every_time_is_accounted_for_once(spec: ScheduleSpec, looks: list[Any]) 
 
 @settings(deadline=None)
 @given(spec=SPECS, roll=st.floats(0, 0.999))
-def test_a_look_finds_what_it_was_set_for(spec: ScheduleSpec, roll: float) -> None:
+def test_poll_finds_the_due_time_it_was_set_for(spec: ScheduleSpec, roll: float) -> None:
     at = next_poll_at(spec, START, roll)
     assert at is not None
     first = following(spec, START, 1)[0]
@@ -67,7 +67,7 @@ def test_a_look_finds_what_it_was_set_for(spec: ScheduleSpec, roll: float) -> No
     assert decide_firing(spec, ScheduleState(last=START), at, roll).start is not None
 
 
-def test_a_jitter_ends_with_its_range() -> None:
+def test_jitter_ends_with_the_range() -> None:
     at = START + timedelta(hours=1)
     spec = ScheduleSpec(type="range", at=at, until=at + timedelta(minutes=1), jitter_s=600)
     assert next_poll_at(spec, START, 0.05) == at + timedelta(seconds=30)
@@ -86,7 +86,7 @@ def test_a_jitter_ends_with_its_range() -> None:
         ("last", "2026-10-25T01:40", "25 02:30+01", 4),
     ],
 )
-def test_what_was_missed_of_an_hour_that_came_twice_is_caught_up(
+def test_missed_times_of_a_repeated_hour_are_caught_up(
     catch_up: CatchUp, now: str, fire: str, missed: int
 ) -> None:
     """Soon after clocks were set back, what they showed before lies ahead of what they show."""

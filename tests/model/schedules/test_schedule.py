@@ -139,7 +139,9 @@ def walls(times: list[datetime], zone: str) -> list[str]:
         ("R/9000-12-31/P1D", "2026-01-02T00:00", "9000-12-31T00:00, 9001-01-01T00:00"),
     ],
 )
-def test_the_following_times(expression: str, after: str, expected: str) -> None:
+def test_cron_lines_and_repetitions_list_the_next_times(
+    expression: str, after: str, expected: str
+) -> None:
     assert following(spec(expression), utc(after), 2) == [utc(t) for t in expected.split(", ")]
 
 
@@ -179,7 +181,7 @@ def test_the_following_times(expression: str, after: str, expected: str) -> None
         ("R/2011-12-29/P1D", APIA, "2011-12-28T00:00", "29 00:00-10, 31 00:00+14, 01 00:00+14"),
     ],
 )
-def test_times_where_clocks_are_changed(
+def test_times_follow_daylight_saving_changes(
     expression: str, zone: str, after: str, expected: str
 ) -> None:
     found = following(spec(expression, zone), utc(after), 3)
@@ -217,7 +219,7 @@ def minutes_by_the_clock(
     hours=st.sets(st.integers(0, 23), min_size=1) | st.integers(1, 12),
     begin=st.integers(0, 40 * 60),
 )
-def test_a_cron_line_does_what_the_clock_says(
+def test_cron_line_follows_the_local_clock(
     change: tuple[str, datetime], minutes: set[int] | int, hours: set[int] | int, begin: int
 ) -> None:
     zone, moment = change
@@ -239,12 +241,12 @@ def test_a_cron_line_does_what_the_clock_says(
     assert following(made, after, len(found)) == list(found)
 
 
-def test_month_ends_come_back_after_short_months() -> None:
+def test_month_ends_return_after_short_months() -> None:
     found = following(spec("R5/2026-01-31T12:00:00Z/P1M"), utc("2026-01-01"), 9)
     assert [f"{time:%m-%d}" for time in found] == ["01-31", "02-28", "03-31", "04-30", "05-31"]
 
 
-def test_a_schedule_has_no_time_after_its_end() -> None:
+def test_schedule_has_no_time_after_its_end() -> None:
     found = following(spec("@daily", until=utc("2026-01-03")), utc("2026-01-01"), 9)
     assert found == [utc("2026-01-02"), utc("2026-01-03")]
     assert following(spec("@daily", end=utc("2026-01-03")), utc("2026-01-01"), 9) == found
@@ -256,7 +258,7 @@ def test_a_schedule_has_no_time_after_its_end() -> None:
     ]
 
 
-def test_a_fixed_time_comes_once() -> None:
+def test_fixed_time_comes_once() -> None:
     once = ScheduleSpec(type="datetime-event", at=wall("2026-04-01T09:00"), timezone=BERLIN)
     check(once)
     assert following(once, utc("2026-01-01"), 5) == [utc("2026-04-01T07:00")]
@@ -265,14 +267,14 @@ def test_a_fixed_time_comes_once() -> None:
     assert following(left_out, utc("2026-01-01")) == [utc("2026-03-29T01:00")]
 
 
-def test_an_immediate_schedule_has_no_times() -> None:
+def test_immediate_schedule_has_no_times() -> None:
     now = ScheduleSpec(type="immediate")
     check(now)
     assert following(now, utc("2026-01-01"), 5) == []
     assert due_times(now, utc("2026-01-01"), utc("2026-02-01")) == DueTimes(last=utc("2026-02-01"))
 
 
-def test_the_number_of_times_is_limited() -> None:
+def test_number_of_times_is_limited() -> None:
     assert following(spec("@daily"), utc("2026-01-01"), 0) == []
     assert len(following(spec("@daily"), utc("2026-01-01"), 1_000)) == 1_000
     for n in (-1, 1_001):
@@ -310,7 +312,7 @@ def test_the_number_of_times_is_limited() -> None:
         ({"expression": "R/2026-01-01/P1D", "until": utc("2025-01-01")}, "expression"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_field(fields: dict[str, Any], field: str) -> None:
+def test_invalid_schedule_is_refused_with_its_field(fields: dict[str, Any], field: str) -> None:
     made = ScheduleSpec(**({"type": "time-based"} | fields))
     with pytest.raises(Invalid) as caught:
         check(made)
@@ -334,7 +336,7 @@ R1000000000/2026-01-01/P1D|R/2026-01-01x09:00/P1D|R/2026-01-01/P1.5D|R/٢026-01-
 
 
 @pytest.mark.parametrize("expression", [*BAD_CRON, *BAD_ISO, "1," * 5_000 + "1 * * * *"])
-def test_a_bad_expression_is_refused(expression: str) -> None:
+def test_invalid_cron_expression_is_refused(expression: str) -> None:
     with pytest.raises(Invalid, match=r"^expression ") as caught:
         spec(expression)
     assert caught.value.code == "schedule_invalid"
@@ -360,13 +362,13 @@ def test_a_bad_expression_is_refused(expression: str) -> None:
         "UTC/",
     ],
 )
-def test_an_unknown_zone_is_refused(zone: str) -> None:
+def test_unknown_time_zone_is_refused(zone: str) -> None:
     with pytest.raises(Invalid, match=r"^timezone ") as caught:
         spec("@daily", zone)
     assert caught.value.details["field"] == "timezone"
 
 
-def test_a_schedule_is_decoded_from_plain_values() -> None:
+def test_schedule_is_decoded_from_plain_values() -> None:
     plain = {"type": "range", "at": "2026-04-01T09:00:00Z", "until": "2026-04-01T12:00:00+02:00"}
     decoded = msgspec.convert(plain, ScheduleSpec)
     check(decoded)
@@ -394,7 +396,7 @@ def test_a_schedule_is_decoded_from_plain_values() -> None:
         ("all", "2026-01-01T06:00:00", "04 05 06", 3),
     ],
 )
-def test_what_was_missed_is_caught_up_by_the_policy(
+def test_missed_times_are_caught_up_by_the_policy(
     catch_up: CatchUp, now: str, fire: str, missed: int
 ) -> None:
     hourly = spec("@hourly", catch_up=catch_up, catch_up_limit=3)
@@ -404,7 +406,7 @@ def test_what_was_missed_is_caught_up_by_the_policy(
     assert [found.next] == following(hourly, utc(now))
 
 
-def test_the_grace_is_the_callers_to_choose() -> None:
+def test_grace_is_chosen_by_the_caller() -> None:
     now = utc("2026-01-01T01:30")
     assert due_times(spec("@hourly"), utc("2026-01-01"), now).fire == ()
     assert due_times(spec("@hourly"), utc("2026-01-01"), now, now - utc("2026-01-01")).fire == (
@@ -416,20 +418,20 @@ def test_the_grace_is_the_callers_to_choose() -> None:
 
 @pytest.mark.parametrize("catch_up", ["none", "last", "all"])
 @pytest.mark.parametrize("expression", ["* * * * *", "R/2000-01-01/PT1S"])
-def test_years_of_missed_times_are_not_walked_through(expression: str, catch_up: CatchUp) -> None:
+def test_years_of_missed_times_are_skipped_quickly(expression: str, catch_up: CatchUp) -> None:
     found = due_times(spec(expression, catch_up=catch_up), utc("2006-01-01"), utc("2026-01-01"))
     assert found.missed == MAX_COUNTED_MISSED
     assert found.fire[-1] == utc("2026-01-01")
     assert len(found.fire) <= 100
 
 
-def test_a_clock_that_goes_back_repeats_nothing() -> None:
+def test_clock_set_back_repeats_no_time() -> None:
     late, early = utc("2026-01-01T02:00"), utc("2026-01-01T00:30")
     found = due_times(spec("@hourly", catch_up="all"), late, early)
     assert found == DueTimes(last=late, next=utc("2026-01-01T03:00"))
 
 
-def test_moments_may_come_with_any_offset() -> None:
+def test_times_with_any_offset_are_accepted() -> None:
     last, now = utc("2026-01-01T00:30"), utc("2026-01-01T03:30")
     hourly = spec("@hourly", BERLIN, catch_up="all")
     elsewhere = [moment.astimezone(ZoneInfo(NEW_YORK)) for moment in (last, now)]
@@ -447,7 +449,7 @@ def test_moments_may_come_with_any_offset() -> None:
         ("2026-04-01T12:00", "2026-04-01T12:01", False, 1),
     ],
 )
-def test_a_fixed_time_starts_late_but_never_after_its_range(
+def test_fixed_time_starts_late_but_never_after_its_range(
     until: str | None, now: str, fires: bool, missed: int
 ) -> None:
     at = utc("2026-04-01T09:00")
@@ -459,19 +461,19 @@ def test_a_fixed_time_starts_late_but_never_after_its_range(
     assert due_times(once, utc(now), utc("2027-01-01")).next is None
 
 
-def test_the_last_time_before_the_end_is_started_after_it() -> None:
+def test_last_time_before_the_end_starts_after_it() -> None:
     ending = spec("@hourly", until=utc("2026-01-01T02:00"))
     found = due_times(ending, utc("2026-01-01T01:00"), utc("2026-01-01T02:00:30"))
     assert (found.fire, found.next) == ((utc("2026-01-01T02:00"),), None)
 
 
 @pytest.mark.parametrize("policy", ["skip", "queue", "cancel_previous"])
-def test_the_overlap_policy_matters_while_something_runs(policy: Overlap) -> None:
+def test_overlap_policy_applies_only_while_a_start_runs(policy: Overlap) -> None:
     assert overlap_action(policy, 0) == "start"
     assert overlap_action(policy, 1) == overlap_action(policy, 7) == policy
 
 
-def test_jitter_delays_and_never_hastens() -> None:
+def test_jitter_only_delays() -> None:
     at = utc("2026-01-01")
     assert add_jitter(spec("@daily"), at, 0.9) == at
     assert add_jitter(spec("@daily", jitter_s=60), at, 0.0) == at
@@ -480,7 +482,7 @@ def test_jitter_delays_and_never_hastens() -> None:
 
 @PROPERTY
 @given(made=SPECS, after=MOMENTS, n=st.integers(1, 40))
-def test_times_rise_and_lie_ahead(made: ScheduleSpec, after: datetime, n: int) -> None:
+def test_times_increase_and_lie_in_the_future(made: ScheduleSpec, after: datetime, n: int) -> None:
     found = following(made, after, n)
     assert all(time.tzinfo is UTC for time in found)
     assert all(a < b for a, b in pairwise([after, *found]))
@@ -488,7 +490,7 @@ def test_times_rise_and_lie_ahead(made: ScheduleSpec, after: datetime, n: int) -
 
 @PROPERTY
 @given(made=SPECS, after=MOMENTS, n=st.integers(1, 20))
-def test_one_by_one_gives_the_same_times(made: ScheduleSpec, after: datetime, n: int) -> None:
+def test_times_one_by_one_equal_times_in_bulk(made: ScheduleSpec, after: datetime, n: int) -> None:
     found: list[datetime] = []
     while len(found) < n and (step := following(made, max([after, *found]))):
         found += step
@@ -502,7 +504,7 @@ def test_one_by_one_gives_the_same_times(made: ScheduleSpec, after: datetime, n:
     span=st.timedeltas(timedelta(0), timedelta(hours=16)),
     cuts=st.lists(st.floats(0, 1), max_size=5),
 )
-def test_however_often_one_looks_all_times_are_fired_once(
+def test_polls_at_any_interval_fire_every_time_once(
     made: ScheduleSpec, last: datetime, span: timedelta, cuts: list[float]
 ) -> None:
     end = last + span
@@ -530,7 +532,7 @@ def test_however_often_one_looks_all_times_are_fired_once(
 )
 @example("iso", "R/9000-12-31T23:59-23:59/P999999999M", "UTC", None, None, utc("2026-01-01"))
 @example("iso", "R999/2026-01-01/PT999999999H", "UTC", None, None, utc("2026-01-01"))
-def test_any_text_is_understood_or_invalid(
+def test_any_text_parses_or_is_invalid(
     kind: Any,
     expression: str,
     zone: str,

@@ -134,7 +134,7 @@ def attempted(of: Task, command: Command, now: datetime = NOW) -> TaskChange | s
         return error.code
 
 
-def test_every_command_is_tried_here() -> None:
+def test_every_command_is_covered() -> None:
     assert {type(make(FENCE)) for make in ALL.values()} == set(_DECIDERS)
     names = {make(FENCE).name for make in ALL.values()}
     assert TRANSITIONS.keys() - names == {"claim"}
@@ -172,7 +172,7 @@ def check(before: Task, command: Command, made: TaskChange, now: datetime = NOW)
 
 @pytest.mark.parametrize("status", Status)
 @pytest.mark.parametrize("name", ALL)
-def test_every_command_in_every_status(name: str, status: Status) -> None:
+def test_command_in_every_status_follows_the_table(name: str, status: Status) -> None:
     command = ALL[name](FENCE)
     late = NOW + timedelta(hours=2)
     for asked in ("", "cancel", "pause", "both"):
@@ -198,7 +198,7 @@ def test_every_command_in_every_status(name: str, status: Status) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in ALL if isinstance(ALL[n](FENCE), AttemptCommand)])
-def test_a_wrong_fence_is_refused_in_every_status(name: str) -> None:
+def test_wrong_fence_is_refused_in_every_status(name: str) -> None:
     wrong = [Fence(ID, 2, TOKEN), Fence(ID, 0, TOKEN), Fence(ID, 1, "x"), Fence(ID, 1, "")]
     for status in Status:
         for fence in wrong:
@@ -206,7 +206,7 @@ def test_a_wrong_fence_is_refused_in_every_status(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in COMMANDS if isinstance(ALL[n](FENCE), AttemptCommand)])
-def test_a_repeat_is_answered_and_changes_nothing(name: str) -> None:
+def test_repeated_command_is_accepted_without_a_change(name: str) -> None:
     command = ALL[name](FENCE)
     asked = {"cancel_requested_at": NOW} if name == "confirm cancel" else {}
     asked |= {"pause_requested_at": NOW} if name == "confirm pause" else {}
@@ -217,13 +217,13 @@ def test_a_repeat_is_answered_and_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [("park", "fail"), ("rate limit until", "park")])
-def test_another_command_is_no_repeat(first: str, second: str) -> None:
+def test_different_command_is_not_a_repeat(first: str, second: str) -> None:
     made = attempted(task(Status.RUNNING), ALL[first](FENCE))
     assert isinstance(made, TaskChange)
     assert attempted(made.task, ALL[second](FENCE)) == "lease_lost"
 
 
-def test_to_wait_until_another_time_is_no_repeat() -> None:
+def test_park_until_another_time_is_not_a_repeat() -> None:
     made = attempted(task(Status.RUNNING), ALL["park until"](FENCE))
     assert isinstance(made, TaskChange)
     later = c.Park(fence=FENCE, hold="quota", resume_at=NOW + timedelta(minutes=2))
@@ -235,7 +235,7 @@ def test_to_wait_until_another_time_is_no_repeat() -> None:
     [("gateway:g", "s", True), ("gateway:g", None, False), ("host:1:w", "s", False)],
 )
 @pytest.mark.parametrize("name", ["expire", "overrun", "abort"])
-def test_only_a_session_that_a_gateway_told_of_is_to_be_killed(
+def test_session_is_killed_only_if_its_gateway_reported_it(
     name: str, worker: str, session: str | None, *, left: bool
 ) -> None:
     before = task(Status.RUNNING, worker=worker, session_key=session)
@@ -246,14 +246,14 @@ def test_only_a_session_that_a_gateway_told_of_is_to_be_killed(
 
 
 @pytest.mark.parametrize(("own", "given", "lasts"), [(60, 20, 60), (20, 60, 60), (None, 20, 20)])
-def test_a_session_begins_with_the_longer_lease(own: int | None, given: int, lasts: int) -> None:
+def test_session_begins_with_the_longer_lease(own: int | None, given: int, lasts: int) -> None:
     before = task(Status.ASSIGNED, lease_s=own)
     made = attempted(before, c.Begin(fence=FENCE, session_key="s", lease_s=given))
     assert isinstance(made, TaskChange)
     assert made.task.lease_until == NOW + timedelta(seconds=lasts)
 
 
-def test_timers_choose_the_command() -> None:
+def test_expired_timer_chooses_the_command() -> None:
     def chosen(of: Task, seconds: float) -> str | None:
         command = due_command(of, DecisionContext(NOW + timedelta(seconds=seconds)))
         return None if command is None else type(command).__name__
@@ -280,7 +280,7 @@ def test_timers_choose_the_command() -> None:
 
 
 @pytest.mark.parametrize(("hours", "counts"), [(-1, 0), (0, 0), (24, 24)])
-def test_a_new_priority_counts_from_when_the_task_may_start(hours: int, counts: int) -> None:
+def test_new_priority_counts_from_the_start_time(hours: int, counts: int) -> None:
     before = task(Status.WAITING, run_at=NOW + timedelta(hours=hours), attempt=0, tries=0)
     made = attempted(before, c.SetPriority(priority=9))
     assert isinstance(made, TaskChange)
@@ -288,7 +288,7 @@ def test_a_new_priority_counts_from_when_the_task_may_start(hours: int, counts: 
 
 
 @pytest.mark.parametrize(("hold", "progress"), [("children", False), ("approval", True)])
-def test_a_handlers_wait_that_is_over_lets_the_task_go_on(hold: str, *, progress: bool) -> None:
+def test_expired_handler_wait_lets_the_task_continue(hold: str, *, progress: bool) -> None:
     parked = task(Status.WAITING, hold=hold, wait_until=NOW, free_ends=7)
     assert due_command(parked, DecisionContext(NOW)) == c.Unpark(progress=progress)
     woken = decide(parked, c.Unpark(progress=progress), DecisionContext(NOW))
@@ -301,7 +301,7 @@ def test_a_handlers_wait_that_is_over_lets_the_task_go_on(hold: str, *, progress
     assert attempted(never_ran, c.Unpark()) == "out_of_turn"
 
 
-def test_a_woken_task_may_have_more_to_wait_for() -> None:
+def test_woken_task_can_wait_for_more() -> None:
     for more in ({"unmet": 1}, {"run_at": NOW + timedelta(hours=1)}):
         woken = decide(
             task(Status.WAITING, hold="children", **more), c.Unpark(), DecisionContext(NOW)
@@ -410,7 +410,7 @@ PROPERTY = settings(deadline=None, max_examples=100)
 
 @PROPERTY
 @given(start=STARTS, steps=STEPS)
-def test_any_sequence_keeps_the_invariants(start: Task, steps: Steps) -> None:
+def test_any_sequence_of_commands_keeps_the_invariants(start: Task, steps: Steps) -> None:
     walk = Walk(start)
     for pick, gap in steps:
         made = walk.step(pick, gap)
@@ -422,7 +422,7 @@ def test_any_sequence_keeps_the_invariants(start: Task, steps: Steps) -> None:
 
 @PROPERTY
 @given(start=STARTS, steps=STEPS)
-def test_what_is_pending_can_be_claimed(start: Task, steps: Steps) -> None:
+def test_pending_task_can_be_claimed(start: Task, steps: Steps) -> None:
     walk = Walk(start)
     for pick, gap in steps:
         walk.step(pick, gap)
@@ -433,7 +433,7 @@ def test_what_is_pending_can_be_claimed(start: Task, steps: Steps) -> None:
 
 @PROPERTY
 @given(start=STARTS, steps=STEPS)
-def test_an_accepted_cancel_ends_cancelled(start: Task, steps: Steps) -> None:
+def test_accepted_cancel_ends_cancelled(start: Task, steps: Steps) -> None:
     walk = Walk(start)
     for pick, gap in steps:
         made = walk.step(pick, gap)
@@ -447,7 +447,7 @@ def test_an_accepted_cancel_ends_cancelled(start: Task, steps: Steps) -> None:
 
 @PROPERTY
 @given(start=STARTS, steps=STEPS, late=st.sampled_from([1, 40, 4000]))
-def test_a_timer_that_has_come_calls_for_something(start: Task, steps: Steps, late: float) -> None:
+def test_expired_timer_leads_to_a_command(start: Task, steps: Steps, late: float) -> None:
     walk = Walk(start)
     for pick, gap in steps:
         walk.step(pick, gap)
@@ -460,7 +460,7 @@ def test_a_timer_that_has_come_calls_for_something(start: Task, steps: Steps, la
 
 @PROPERTY
 @given(start=STARTS, steps=STEPS)
-def test_no_loop_is_free_for_ever(start: Task, steps: Steps) -> None:
+def test_failure_loop_counts_a_try_in_the_end(start: Task, steps: Steps) -> None:
     walk = Walk(start)
     free = 0
     for pick, gap in steps:

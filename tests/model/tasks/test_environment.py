@@ -33,7 +33,7 @@ GH_TOKEN NPM_TOKEN CARGO_REGISTRY_TOKEN GIT_AUTHOR_NAME GIT_COMMITTER_EMAIL TF_V
 
 
 @pytest.mark.parametrize("name", EVIL)
-def test_nobody_can_allow_a_name_that_makes_a_program_run_something(name: str) -> None:
+def test_variable_that_makes_programs_run_code_cannot_be_allowed(name: str) -> None:
     assert refusal_reason(name) is not None
     with pytest.raises(Invalid, match=rf"^tasks may never set {re.escape(name)}: ") as refused:
         check_allowed({name: "x"}, None, None, Allowed(("*", name)))
@@ -43,14 +43,14 @@ def test_nobody_can_allow_a_name_that_makes_a_program_run_something(name: str) -
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_plain_name_needs_the_owners_word(name: str) -> None:
+def test_plain_variable_needs_the_owners_permission(name: str) -> None:
     check(NewTask(title="t", env={name: "x"}))
     with pytest.raises(Invalid, match=f"set {name}; start it with --allow-env {name}$"):
         check_allowed({name: "x"}, None, None, Allowed())
     check_allowed({name: "x"}, None, None, Allowed((name,)))
 
 
-def test_patterns_are_matched_with_their_case() -> None:
+def test_patterns_match_case_sensitively() -> None:
     allowed = Allowed(("BUILD_*", "X?"))
     check_allowed({"BUILD_ID": "1", "BUILD_": "2", "X1": "3"}, None, None, allowed)
     for name in ("build_id", "BUILD", "XBUILD_ID", "X12"):
@@ -58,7 +58,7 @@ def test_patterns_are_matched_with_their_case() -> None:
             check_allowed({name: "1"}, None, None, allowed)
 
 
-def test_a_folder_is_one_of_the_roots_or_below() -> None:
+def test_folder_must_be_a_root_or_below() -> None:
     allowed = Allowed((), ("/srv/work", "/data"))
     for folder in (None, "/srv/work", "/srv/work/a/b", "/data/x"):
         check_allowed({}, "said", folder, allowed)
@@ -70,14 +70,14 @@ def test_a_folder_is_one_of_the_roots_or_below() -> None:
         check_allowed({}, "said", "/etc", Allowed())
 
 
-def test_the_table_is_in_upper_case_and_says_no_name_twice() -> None:
+def test_table_of_refused_variables_is_upper_case_without_duplicates() -> None:
     names = [name for each in REFUSED for name in each.patterns.split()]
     assert [name for name in names if name != name.upper()] == []
     assert sorted(set(names)) == sorted(names)
     assert all(each.reason for each in REFUSED)
 
 
-def test_what_an_owner_may_copy_from_a_refusal_is_one_word_of_a_shell() -> None:
+def test_option_quoted_in_a_refusal_is_one_shell_word() -> None:
     with pytest.raises(Invalid, match=r"--allow-env 'A; id'$"):
         check_allowed({"A; id": "x"}, None, None, Allowed())
     with pytest.raises(Invalid, match=r"--allow-folder '/tmp/\$\(id\)'$"):

@@ -43,12 +43,12 @@ PINNED = {
 
 
 @pytest.mark.parametrize("name", PINNED)
-def test_fingerprints_are_those_of_the_versions_before(name: str) -> None:
+def test_fingerprints_equal_those_of_previous_versions(name: str) -> None:
     new, secret, today, of_01 = PINNED[name]
     assert fingerprints(new, secret) == (today, of_01)
 
 
-def test_an_unused_field_more_changes_nothing() -> None:
+def test_new_unused_field_keeps_the_fingerprint() -> None:
     """What the next version adds is at its default in what callers of this one send."""
     fields = [
         (field.name, field.type, field.default)
@@ -67,7 +67,7 @@ def test_an_unused_field_more_changes_nothing() -> None:
     assert not set(fingerprints(used)) & set(fingerprints(FULL))  # type: ignore[arg-type]
 
 
-def test_a_whole_number_is_what_json_makes_of_it() -> None:
+def test_whole_float_has_the_fingerprint_of_its_integer() -> None:
     """A program gives 7 where the API reads 7.0 from the same request."""
     given = NewTask(title="t", budget=Budget(cost_usd=2), retry=RetryPolicy(base_s=7))
     read = NewTask(title="t", budget=Budget(cost_usd=2.0), retry=RetryPolicy(base_s=7.0))
@@ -75,5 +75,5 @@ def test_a_whole_number_is_what_json_makes_of_it() -> None:
     assert fingerprint(given) != fingerprint(NewTask(title="t", retry=RetryPolicy(base_s=8)))
 
 
-def test_the_fields_of_the_version_before_are_still_there() -> None:
+def test_fields_of_the_previous_version_still_exist() -> None:
     assert set(_FIELDS_V0_1) <= set(NewTask.__struct_fields__)

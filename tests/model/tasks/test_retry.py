@@ -33,19 +33,19 @@ ROLLS = st.floats(0, 1, exclude_max=True)
     ("tries", "seconds"),
     [(0, 5), (1, 5), (2, 10), (3, 20), (8, 640), (9, 900), (1000, 900), (10**9, 900)],
 )
-def test_the_default_is_five_seconds_doubled_up_to_a_quarter_hour(
+def test_default_backoff_doubles_from_five_seconds_to_fifteen_minutes(
     tries: int, seconds: float
 ) -> None:
     assert backoff(DEFAULT, tries, 0.5) == pytest.approx(seconds)
 
 
-def test_jitter_spreads_by_a_fifth() -> None:
+def test_jitter_spreads_by_twenty_percent() -> None:
     assert backoff(DEFAULT, 1, 0.0) == pytest.approx(4)
     assert backoff(DEFAULT, 1, 1 - 1e-12) == pytest.approx(6)
     assert backoff(RetryPolicy(jitter=0), 1, 0.9) == 5
 
 
-def test_a_rate_limit_starts_at_half_a_minute() -> None:
+def test_rate_limit_backoff_starts_at_thirty_seconds() -> None:
     found = [backoff(RATE_LIMIT, tries, 0.5) for tries in (1, 2, 3, 4, 5, 6, 7)]
     assert found == pytest.approx([30, 60, 120, 240, 480, 900, 900])
 
@@ -58,17 +58,17 @@ def test_backoff_is_finite_and_within_its_cap(policy: RetryPolicy, tries: int, r
 
 
 @given(policy=POLICIES, tries=st.integers(1, 200), roll=ROLLS)
-def test_backoff_never_falls(policy: RetryPolicy, tries: int, roll: float) -> None:
+def test_backoff_never_decreases(policy: RetryPolicy, tries: int, roll: float) -> None:
     assert backoff(policy, tries + 1, roll) >= backoff(policy, tries, roll)
 
 
-def test_classes_are_sorted_out() -> None:
+def test_error_classes_are_sorted_by_retryability() -> None:
     assert {ErrorClass.OUT_OF_MEMORY, ErrorClass.SYNTAX, ErrorClass.INVALID_INPUT} == PERMANENT
     assert ALERTING <= PERMANENT
     assert {ErrorClass.RATE_LIMIT, ErrorClass.TIMEOUT}.isdisjoint(PERMANENT)
 
 
-def test_a_timeout_doubles_up_to_a_day() -> None:
+def test_timeout_doubles_up_to_a_day() -> None:
     assert increase_timeout(None) is None
     assert increase_timeout(60) == 120
     assert increase_timeout(TIMEOUT_CAP_S - 1) == TIMEOUT_CAP_S
@@ -76,7 +76,7 @@ def test_a_timeout_doubles_up_to_a_day() -> None:
 
 
 @given(timeout_s=st.integers(1, bounds.MAX_SECONDS))
-def test_a_longer_timeout_is_never_shorter(timeout_s: int) -> None:
+def test_grown_timeout_is_never_shorter(timeout_s: int) -> None:
     longer = increase_timeout(timeout_s)
     assert longer is not None
     assert longer >= timeout_s

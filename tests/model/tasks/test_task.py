@@ -37,18 +37,18 @@ def after(seconds: float) -> datetime:
 
 @given(base=TIMES, priority=st.integers(1, 9))
 @example(base=datetime(2038, 1, 19, 3, 0, 0, 9000, UTC), priority=1)  # floats lose a millisecond
-def test_a_step_of_priority_is_worth_an_hour(base: datetime, priority: int) -> None:
+def test_priority_step_is_worth_an_hour(base: datetime, priority: int) -> None:
     assert rank(priority, base) - rank(priority + 1, base) == AGING_MS
     assert rank(priority, base + timedelta(hours=1)) - rank(priority, base) == AGING_MS
 
 
 @given(one=TIMES, two=TIMES)
-def test_the_older_comes_first(one: datetime, two: datetime) -> None:
+def test_older_task_has_the_better_rank(one: datetime, two: datetime) -> None:
     if one + timedelta(milliseconds=1) <= two:
         assert rank(5, one) < rank(5, two)
 
 
-def test_ready_is_unheld_met_and_due() -> None:
+def test_ready_task_has_no_hold_no_open_dependency_and_is_due() -> None:
     assert is_ready(task(Status.WAITING), NOW)
     assert is_ready(task(Status.WAITING, run_at=NOW), NOW)
     assert not is_ready(task(Status.WAITING, run_at=after(1)), NOW)
@@ -56,7 +56,7 @@ def test_ready_is_unheld_met_and_due() -> None:
     assert not is_ready(task(Status.WAITING, unmet=1), NOW)
 
 
-def test_what_wants_watching() -> None:
+def test_watch_time_follows_timeout_and_estimate() -> None:
     assert watch_seconds(None, None) is None
     assert watch_seconds(60, None) == 90
     assert watch_seconds(None, 2) == 120 + 1800
@@ -64,7 +64,7 @@ def test_what_wants_watching() -> None:
 
 
 @given(timeout=st.none() | st.integers(1, 10**6), estimate=st.none() | st.integers(1, 10**4))
-def test_the_timer_of_a_claim_is_the_timer_of_the_row(
+def test_timer_of_a_claim_equals_the_timer_of_the_row(
     timeout: int | None, estimate: int | None
 ) -> None:
     running = task(Status.RUNNING, started_at=NOW, timeout_s=timeout, estimate_minutes=estimate)
@@ -72,7 +72,7 @@ def test_the_timer_of_a_claim_is_the_timer_of_the_row(
     assert next_due_at(running) == (None if watch is None else after(watch))
 
 
-def test_the_earliest_timer_counts() -> None:
+def test_earliest_timer_applies() -> None:
     assert next_due_at(task(Status.PENDING)) is None
     assert next_due_at(task(Status.PENDING, queue_ttl_s=9)) == after(9)
     assert next_due_at(task(Status.PENDING, queue_ttl_s=9, attempt=1)) is None
@@ -90,7 +90,7 @@ def test_the_earliest_timer_counts() -> None:
         assert next_due_at(task(status, queue_ttl_s=1, timeout_s=1, next_attempt_at=NOW)) is None
 
 
-def test_what_ended_is_left_by_a_retry_only() -> None:
+def test_terminal_status_is_left_only_by_a_retry() -> None:
     for command, moves in TRANSITIONS.items():
         for source, target in moves:
             assert source is not target or command in ("block", "unblock")
@@ -100,14 +100,14 @@ def test_what_ended_is_left_by_a_retry_only() -> None:
                 assert source is not Status.SKIPPED or command == "revive"
 
 
-def test_a_lease_begins_with_a_claim_only() -> None:
+def test_lease_begins_only_with_a_claim() -> None:
     for command, moves in TRANSITIONS.items():
         for source, target in moves:
             if target in LEASED and source not in LEASED:
                 assert (command, source) == ("claim", Status.PENDING)
 
 
-def test_every_status_is_reached_and_every_live_one_left() -> None:
+def test_every_status_is_reachable_and_every_open_one_is_left() -> None:
     pairs = {pair for moves in TRANSITIONS.values() for pair in moves}
     assert {target for _, target in pairs} == set(Status)
     assert {source for source, _ in pairs} == set(Status) - {Status.COMPLETED}

@@ -25,7 +25,7 @@ HOUR = timedelta(hours=1)
 
 
 @pytest.mark.parametrize(("own", "present"), list(product(Role, Role)))
-def test_a_users_token_is_worth_the_lesser_role(own: Role, present: Role) -> None:
+def test_user_token_has_the_lesser_role(own: Role, present: Role) -> None:
     assert effective_role(own, ANN, present, disabled=False) == min(own, present)
     assert effective_role(own, ANN, present, disabled=True) is None
     assert effective_role(own, ANN, None, disabled=False) is None
@@ -38,7 +38,7 @@ def caller(role: Role, scopes: tuple[str, ...] = SCOPES) -> Caller:
 
 @pytest.mark.parametrize(("mine", "theirs"), list(product(Role, Role)))
 @pytest.mark.parametrize("action", ["give", "change", "end"])
-def test_nobody_reaches_above(mine: Role, theirs: Role, action: Action) -> None:
+def test_user_cannot_act_on_a_higher_role(mine: Role, theirs: Role, action: Action) -> None:
     if theirs <= mine:
         check_caller_covers(caller(mine), action, theirs)
         return
@@ -46,13 +46,13 @@ def test_nobody_reaches_above(mine: Role, theirs: Role, action: Action) -> None:
         check_caller_covers(caller(mine), action, theirs)
 
 
-def test_nobody_gives_a_scope_that_is_not_theirs() -> None:
+def test_user_cannot_grant_a_scope_they_lack() -> None:
     check_caller_covers(caller(Role.ADMIN, ("read", "admin")), "give", Role.ADMIN, ("read",))
     with pytest.raises(Forbidden, match="cannot give the scope 'write'"):
         check_caller_covers(caller(Role.ADMIN, ("read", "admin")), "give", Role.VIEWER, ("write",))
 
 
-def test_a_token_ends_with_its_maker_or_before() -> None:
+def test_token_expires_no_later_than_its_creators_token() -> None:
     assert token_expiry(None, None) is None
     assert token_expiry(NOON, None) == NOON
     assert token_expiry(None, NOON) == NOON
@@ -76,13 +76,13 @@ def test_a_token_ends_with_its_maker_or_before() -> None:
         ([], [], None, [ONE], False),  # nobody can enter as it is: nothing is lost
     ],
 )
-def test_the_last_owner_stays(
+def test_last_owner_cannot_be_removed(
     owners: list[UUID], tokens: list[UUID], user: UUID | None, ended: list[UUID], *, lost: bool
 ) -> None:
     assert loses_last_owner(owners, tokens, demoted_user=user, ended_tokens=ended) is lost
 
 
-def test_a_workspace_counts_for_the_tenant_that_made_it() -> None:
+def test_workspace_counts_for_the_tenant_that_created_it() -> None:
     first, tenant, child = ANN, BOB, ONE
     assert quota_origin(first, None, first) == first
     assert quota_origin(tenant, first, first) == tenant
