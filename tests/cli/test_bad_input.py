@@ -82,9 +82,7 @@ def test_bad_json_from_a_file_is_wrong_usage(cli: Orchestrate, content: str, cod
     assert piped == answer
 
 
-def test_a_title_of_a_megabyte_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_title_of_a_megabyte_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--data", str(tmp_path), "task", "create", "--name", "x" * (1 << 20)]
     assert main(words) == 2
     said = capsys.readouterr().err
@@ -115,7 +113,7 @@ def test_a_title_of_a_megabyte_is_refused(
         ["up", "--workers", "-1"],
     ],
 )
-def test_a_wrong_request_is_told_in_the_form_asked_for(cli: Orchestrate, words: list[str]) -> None:
+def test_error_is_printed_in_the_requested_format(cli: Orchestrate, words: list[str]) -> None:
     answer = cli(*words)
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.startswith("error: ")
@@ -124,7 +122,7 @@ def test_a_wrong_request_is_told_in_the_form_asked_for(cli: Orchestrate, words: 
     assert set(json.loads(problem.out)["error"]) == {"code", "message"}
 
 
-def test_an_id_that_cannot_be_one_is_not_found(cli: Orchestrate) -> None:
+def test_invalid_task_id_is_not_found(cli: Orchestrate) -> None:
     answer = cli("task", "show", "\x1b[31mred")
     assert answer == (1, "", "error: '\\x1b[31mred' is not a task id [not_found]\n")
 
@@ -142,7 +140,7 @@ def test_an_id_that_cannot_be_one_is_not_found(cli: Orchestrate) -> None:
     ],
 )
 @pytest.mark.parametrize("words", [["task", "list"], ["db", "migrate"], ["db", "check"]])
-def test_a_database_that_cannot_be_used_is_told(
+def test_unusable_database_is_reported(
     cli: Orchestrate, words: list[str], url: str, exit_code: int, code: str
 ) -> None:
     folder = cli.home / "folder"
@@ -155,7 +153,7 @@ def test_a_database_that_cannot_be_used_is_told(
     assert answer.err.count("\n") == 1
 
 
-def test_a_newer_database_is_refused(cli: Orchestrate) -> None:
+def test_newer_database_is_refused(cli: Orchestrate) -> None:
     cli.ok("task", "create", "--name", "x")
     with sqlite3.connect(cli.data / "tenuto.db") as raw:
         raw.execute("insert into schema_migration values (99, 'future', 99, '')")
@@ -170,7 +168,7 @@ def test_a_newer_database_is_refused(cli: Orchestrate) -> None:
     assert cli("doctor").code == 3
 
 
-def test_check_finds_where_tasks_and_trail_disagree(cli: Orchestrate) -> None:
+def test_check_reports_tasks_that_disagree_with_their_audit_trail(cli: Orchestrate) -> None:
     made = cli.ok("task", "create", "--name", "x")
     fine = {"ok": True, "schema": 8, "compat": 4, "restamped": False, "mismatches": []}
     assert cli.json("db", "check") == fine
@@ -182,12 +180,12 @@ def test_check_finds_where_tasks_and_trail_disagree(cli: Orchestrate) -> None:
     assert json.loads(cli("db", "check", "--json").out)["ok"] is False
 
 
-def test_an_embedded_database_that_is_not_there_is_not_made_by_looking(cli: Orchestrate) -> None:
+def test_read_command_does_not_create_a_missing_database(cli: Orchestrate) -> None:
     assert "does not exist yet" in cli.ok("doctor")
     assert not cli.data.exists()
 
 
-def test_flags_outweigh_the_environment_before_and_after_the_command(cli: Orchestrate) -> None:
+def test_options_override_the_environment_before_and_after_the_command(cli: Orchestrate) -> None:
     cli.ok("task", "create", "--name", "x", "--data", "other")
     for words in (
         ("--data", "other", "task", "list", "--json"),
@@ -202,7 +200,7 @@ def test_flags_outweigh_the_environment_before_and_after_the_command(cli: Orches
     assert (broken.code, broken.err.endswith("[invalid_value]\n")) == (2, True)
 
 
-def test_an_unexpected_fault_is_one_line_and_a_hint(
+def test_internal_error_is_one_line_and_a_hint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def explode(*_: object) -> None:
@@ -232,7 +230,7 @@ def test_ctrl_c_while_a_module_is_loaded_ends_quietly(
     assert capsys.readouterr().err == ""
 
 
-def test_ctrl_c_before_anything_began_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_before_the_start_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         pass
 
@@ -262,7 +260,7 @@ def test_ctrl_c_ends_quietly(cli: Orchestrate, words: list[str]) -> None:
     assert "KeyboardInterrupt" not in errors.read_text()
 
 
-def test_ctrl_c_while_a_run_is_followed_leaves_the_task(cli: Orchestrate) -> None:
+def test_ctrl_c_during_follow_leaves_the_task(cli: Orchestrate) -> None:
     errors = cli.home / "err"
     with errors.open("wb") as err:
         process = cli.start("run", "--follow", "prompt", stderr=err)
@@ -274,7 +272,7 @@ def test_ctrl_c_while_a_run_is_followed_leaves_the_task(cli: Orchestrate) -> Non
     assert cli.json("task", "list", "--status", "PENDING")["tasks"] != []
 
 
-def test_a_reader_that_left_ends_quietly(cli: Orchestrate) -> None:
+def test_closed_pipe_ends_quietly(cli: Orchestrate) -> None:
     cli.ok("task", "create", "--name", "x")
     reader, writer = os.pipe()
     os.close(reader)
@@ -285,7 +283,7 @@ def test_a_reader_that_left_ends_quietly(cli: Orchestrate) -> None:
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_standard_files_harm_nothing(cli: Orchestrate, closed: str) -> None:
+def test_closed_standard_files_do_no_harm(cli: Orchestrate, closed: str) -> None:
     cli.ok("task", "create", "--name", "x")
     line = f'"$0" task create --name y {closed}'
     done = subprocess.run(

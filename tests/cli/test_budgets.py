@@ -3,7 +3,7 @@
 from tests.cli.orchestrate import Orchestrate
 
 
-def test_tasks_with_one_key_take_turns(cli: Orchestrate) -> None:
+def test_tasks_with_one_concurrency_key_run_one_by_one(cli: Orchestrate) -> None:
     words = ("task", "create", "--name", "Deploy", "--concurrency-key", "deploy")
     first, second = cli.ok(*words), cli.ok(*words)
     assert cli.json("task", "show", first)["status"] == "PENDING"
@@ -19,7 +19,7 @@ def test_tasks_with_one_key_take_turns(cli: Orchestrate) -> None:
     assert "require --concurrency-key" in alone.err
 
 
-def test_a_task_has_a_budget(cli: Orchestrate) -> None:
+def test_task_command_sets_a_budget(cli: Orchestrate) -> None:
     words = ("--budget-usd", "2.5", "--budget-tokens", "1000")
     task = cli.ok("task", "create", "--name", "Research", *words)
     assert cli.json("task", "show", task)["budget"] == {"tokens": 1000, "costUsd": 2.5}

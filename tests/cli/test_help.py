@@ -45,7 +45,7 @@ def probe(*words: str) -> tuple[str, int, set[str]]:
     return done.stdout, told["code"], set(told["modules"])
 
 
-def test_the_contract_s_commands_exist() -> None:
+def test_documented_commands_exist() -> None:
     names = (
         "up; run; worker; worker list; coordinator; coordinator run; coordinator status; doctor;"
         " task create; task list; task show; task status; task update; task cancel; task retry;"
@@ -68,7 +68,7 @@ def test_the_contract_s_commands_exist() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=" ".join)
-def test_help_teaches_and_is_light(path: tuple[str, ...]) -> None:
+def test_help_has_an_example_and_imports_little(path: tuple[str, ...]) -> None:
     out, code, modules = probe(*path, "--help")
     assert code == 0
     assert out.startswith(f"Usage: {' '.join(('orchestrate', *path))} ")
@@ -80,7 +80,7 @@ def test_help_teaches_and_is_light(path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=" ".join)
-def test_every_option_is_explained_and_global_ones_are_everywhere(path: tuple[str, ...]) -> None:
+def test_every_option_has_help_and_global_options_are_everywhere(path: tuple[str, ...]) -> None:
     command: click.Command = root
     for name in path:
         assert isinstance(command, click.Group)
@@ -93,26 +93,26 @@ def test_every_option_is_explained_and_global_ones_are_everywhere(path: tuple[st
     assert [each.name for each in options if not each.help] == []
 
 
-def test_the_version_needs_no_database() -> None:
+def test_version_needs_no_database() -> None:
     out, code, modules = probe("--version")
     assert (out, code) == ("tenuto 0.1.0\n", 0)
     assert modules & SLOW == set()
 
 
 @pytest.mark.parametrize("words", [(), ("task",), ("dlq",)])
-def test_a_group_alone_prints_its_help(words: tuple[str, ...]) -> None:
+def test_command_group_alone_prints_its_help(words: tuple[str, ...]) -> None:
     out, code, _ = probe(*words)
     assert code == 2
     assert "Commands:" in out
 
 
-def test_the_module_is_a_program_too() -> None:
+def test_module_can_be_run_as_a_program() -> None:
     words = [sys.executable, "-m", "tenuto.cli.main", "task", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Usage: orchestrate task ")
 
 
-def test_little_is_loaded_before_an_interrupt_is_heard() -> None:
+def test_few_modules_are_loaded_before_interrupts_are_handled() -> None:
     said = subprocess.run(
         [sys.executable, "-c", "import sys, tenuto.cli.main; print('typing' in sys.modules)"],
         capture_output=True,
@@ -123,7 +123,7 @@ def test_little_is_loaded_before_an_interrupt_is_heard() -> None:
     assert said.stdout == "False\n"
 
 
-def test_a_short_command_imports_no_servers(tmp_path: Path) -> None:
+def test_short_command_imports_no_server_modules(tmp_path: Path) -> None:
     data = str(tmp_path)
     assert probe("task", "create", "--name", "x", "--prompt", "y", "--data", data)[1] == 0
     out, code, modules = probe("task", "list", "--data", data, "--json")

@@ -51,7 +51,7 @@ def check(answer: Answer) -> None:
 @pytest.mark.parametrize(
     "words", ["task list", "task create --name x", "agent list", "flow list", "login"], ids=str
 )
-def test_an_error_is_told_in_lines_of_its_own(remote: Remote, words: str) -> None:
+def test_error_of_a_server_is_printed_on_its_own_lines(remote: Remote, words: str) -> None:
     login = [remote.url, "--token", remote.token] if words == "login" else []
     answer = remote(*words.split(), *login)
     assert answer.code == 1
@@ -62,7 +62,7 @@ def test_an_error_is_told_in_lines_of_its_own(remote: Remote, words: str) -> Non
     assert "forged" in json.loads(told.out)["error"]["message"]
 
 
-def test_a_stack_trace_is_told_so_too(remote: Remote) -> None:
+def test_stack_trace_of_a_server_is_printed_on_its_own_lines(remote: Remote) -> None:
     remote.environment["TENUTO_DEBUG"] = "1"
     answer = _raw(remote, "task", "list")
     assert "  Traceback" in answer

@@ -19,7 +19,7 @@ def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Orchestrate]
         yield Remote(tmp_path, url, token_of(local))
 
 
-def test_a_type_is_paused_explained_listed_and_resumed(cli: Orchestrate) -> None:
+def test_task_type_is_paused_explained_listed_and_resumed(cli: Orchestrate) -> None:
     task = cli.ok("task", "create", "--name", "t", "--prompt", "p", "--type", "deploy")
     words = ("pause", "--type", "deploy", "--reason", "release freeze", "--until", "+2h")
     made = cli.json(*words)
@@ -55,7 +55,7 @@ def test_lanes_agents_and_the_workspace_are_paused(cli: Orchestrate) -> None:
     assert cli.json("pause") == {"gates": []}
 
 
-def test_before_the_command_the_workspace_is_chosen_after_it_all_of_it_is_meant(
+def test_workspace_option_before_the_command_selects_and_after_it_pauses(
     tmp_path: Path,
 ) -> None:
     local = Orchestrate(tmp_path)
@@ -83,13 +83,15 @@ def test_before_the_command_the_workspace_is_chosen_after_it_all_of_it_is_meant(
         (("limit", "delete", "x"), 1),
     ],
 )
-def test_what_cannot_be_done_is_told(tmp_path: Path, words: tuple[str, ...], code: int) -> None:
+def test_invalid_pause_or_limit_is_reported(
+    tmp_path: Path, words: tuple[str, ...], code: int
+) -> None:
     answer = Orchestrate(tmp_path)(*words)
     assert (answer.code, answer.out) == (code, "")
     assert answer.err.startswith("error: ")
 
 
-def test_a_limit_is_set_listed_and_deleted(cli: Orchestrate) -> None:
+def test_rate_limit_is_set_listed_and_deleted(cli: Orchestrate) -> None:
     numbers = ("--requests-per-minute", "50", "--tokens-per-minute", "20000")
     words = ("limit", "set", "claude", "--provider", "anthropic", *numbers)
     made = cli.json(*words)

@@ -26,7 +26,7 @@ def shell(cli: Orchestrate, line: str, **environment: str) -> Answer:
     return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def test_what_is_for_a_closed_file_goes_to_no_other(cli: Orchestrate) -> None:
+def test_output_for_a_closed_file_goes_to_no_other(cli: Orchestrate) -> None:
     assert shell(cli, '"$0" task show nope 2>&-') == (1, "", "")
     assert shell(cli, '"$0" bench --tasks 5 --rounds 1 submit --json 2>&-').out.startswith("{")
     assert shell(cli, '"$0" task create --name x --tag t >&-') == (0, "", "")
@@ -36,7 +36,7 @@ def test_what_is_for_a_closed_file_goes_to_no_other(cli: Orchestrate) -> None:
 
 
 @pytest.mark.parametrize("words", ["--prompt-file -", "--input @-"])
-def test_a_closed_input_cannot_be_read(cli: Orchestrate, words: str) -> None:
+def test_closed_input_is_reported(cli: Orchestrate, words: str) -> None:
     answer = shell(cli, f'"$0" task create --name x {words} <&-')
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.startswith("error: cannot read standard input: it is closed [invalid_value]")
@@ -47,13 +47,13 @@ FULL = "error: the output cannot be written: No space left on device [storage_fu
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("words", ["task list", "task list --json", "--version", "task --help"])
-def test_a_full_disk_is_told(cli: Orchestrate, words: str, unbuffered: str) -> None:
+def test_full_disk_is_reported(cli: Orchestrate, words: str, unbuffered: str) -> None:
     answer = shell(cli, f'"$0" {words} >/dev/full', PYTHONUNBUFFERED=unbuffered)
     assert answer == (3, "", FULL)
 
 
 @pytest.mark.parametrize("words", ["task create --name x", "run --json -- true"])
-def test_a_task_whose_id_cannot_be_printed_is_named(cli: Orchestrate, words: str) -> None:
+def test_task_whose_id_cannot_be_printed_is_named(cli: Orchestrate, words: str) -> None:
     answer = shell(cli, f'"$0" {words} >/dev/full')
     [made] = cli.json("task", "list")["tasks"]
     assert (answer.code, answer.out) == (3, "")
@@ -61,7 +61,7 @@ def test_a_task_whose_id_cannot_be_printed_is_named(cli: Orchestrate, words: str
     assert answer.err.endswith(" [storage_full]\n")
 
 
-def test_an_error_is_told_wherever_it_can_be(cli: Orchestrate) -> None:
+def test_error_is_reported_wherever_possible(cli: Orchestrate) -> None:
     answer = shell(cli, '"$0" task show nope --json >/dev/full')
     assert answer == (1, "", "error: 'nope' is not a task id [not_found]\n")
     silent = shell(cli, '"$0" task show nope 2>/dev/full', PYTHONUNBUFFERED="")
@@ -70,7 +70,9 @@ def test_an_error_is_told_wherever_it_can_be(cli: Orchestrate) -> None:
     assert json.loads(answer.out)["error"]["code"] == "not_found"
 
 
-def test_keys_are_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_file_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

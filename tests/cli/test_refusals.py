@@ -24,7 +24,7 @@ def refuse(cli: Orchestrate, *words: str, **environment: str) -> str:
     return told
 
 
-def test_a_workspace_without_a_server_changes_nothing(cli: Orchestrate) -> None:
+def test_workspace_option_without_a_server_is_refused(cli: Orchestrate) -> None:
     made = cli.ok("task", "create", "--name", "x")
     cancel = ("task", "cancel", "--status", "PENDING", "--yes")
     for words in ((*cancel, "--workspace", SOMEWHERE), ("--workspace", SOMEWHERE, *cancel)):
@@ -38,9 +38,7 @@ def test_a_workspace_without_a_server_changes_nothing(cli: Orchestrate) -> None:
 
 @pytest.mark.parametrize("words", ["up", "serve", "coordinator", "db check", "secret rotate"])
 @pytest.mark.parametrize("option", ["--url", "--token", "--workspace"])
-def test_what_works_on_the_database_takes_no_server(
-    cli: Orchestrate, words: str, option: str
-) -> None:
+def test_database_command_refuses_a_server(cli: Orchestrate, words: str, option: str) -> None:
     told = refuse(cli, *words.split(), option, "http://127.0.0.1:1")
     assert told.startswith(
         f"error: {option} is not allowed: this command works directly on the database"
@@ -48,7 +46,7 @@ def test_what_works_on_the_database_takes_no_server(
     assert not cli.data.exists()
 
 
-def test_up_works_whatever_workspace_commands_are_for(cli: Orchestrate) -> None:
+def test_up_ignores_the_workspace_of_commands(cli: Orchestrate) -> None:
     cli.environment |= {"TENUTO_URL": "http://127.0.0.1:1", "TENUTO_WORKSPACE": SOMEWHERE}
     with serving(cli, "up") as url:
         cli.environment |= {"TENUTO_URL": url, "TENUTO_TOKEN": token_of(cli)}
@@ -56,7 +54,7 @@ def test_up_works_whatever_workspace_commands_are_for(cli: Orchestrate) -> None:
         assert cli("run", "--follow", "--", "true").code == 0
 
 
-def test_doctor_says_that_commands_go_to_a_server(cli: Orchestrate) -> None:
+def test_doctor_reports_that_commands_use_a_server(cli: Orchestrate) -> None:
     told = json.loads(cli("doctor", "--json", TENUTO_URL="http://me:secret@there:1").out)
     [server] = [each for each in told["checks"] if each["name"] == "server"]
     assert server["detail"].startswith("commands use the server http://me:***@there:1; ")
@@ -65,12 +63,12 @@ def test_doctor_says_that_commands_go_to_a_server(cli: Orchestrate) -> None:
 
 @pytest.mark.parametrize("host", ["", " ", NOT_TEXT])
 @pytest.mark.parametrize("command", ["up", "serve"])
-def test_a_host_is_named_or_left_out(cli: Orchestrate, command: str, host: str) -> None:
+def test_host_must_be_a_name_or_omitted(cli: Orchestrate, command: str, host: str) -> None:
     assert "the setting host must be" in refuse(cli, command, "--host", host)
     assert not cli.data.exists()
 
 
-def test_a_port_beyond_all_is_told_before_anything_is_done(cli: Orchestrate) -> None:
+def test_port_out_of_range_is_refused_before_the_start(cli: Orchestrate) -> None:
     assert "the setting port must be" in refuse(cli, "up", TENUTO_PORT="99999")
     assert not cli.data.exists()
 
@@ -86,7 +84,7 @@ MODULES = {
 @pytest.mark.parametrize(
     "name", ["syntax", "raising", "leaving", "", ":x", "..ok", NOT_TEXT, "os:nothing", "raising.x"]
 )
-def test_a_module_that_cannot_be_loaded_is_told(cli: Orchestrate, name: str) -> None:
+def test_module_that_cannot_be_loaded_is_reported(cli: Orchestrate, name: str) -> None:
     for file, text in MODULES.items():
         (cli.home / file).write_text(text)
     told = refuse(cli, "worker", "--app", name)
@@ -94,7 +92,7 @@ def test_a_module_that_cannot_be_loaded_is_told(cli: Orchestrate, name: str) -> 
     assert told.endswith(" [invalid_value]")
 
 
-def test_handlers_have_names(cli: Orchestrate) -> None:
+def test_handler_without_a_name_is_refused(cli: Orchestrate) -> None:
     (cli.home / "odd.py").write_text(MODULES["numbers.py"])
     assert "is not a dict of handlers by task type" in refuse(cli, "worker", "--app", "odd")
 
@@ -123,7 +121,7 @@ def test_handlers_have_names(cli: Orchestrate) -> None:
         ["validate", "-f", "x" * 3000],
     ],
 )
-def test_what_cannot_be_heeded_is_refused(cli: Orchestrate, words: list[str]) -> None:
+def test_option_that_cannot_apply_is_refused(cli: Orchestrate, words: list[str]) -> None:
     refuse(cli, *words)
     assert [path.name for path in cli.home.iterdir()] in ([], ["data"])
 
@@ -143,19 +141,19 @@ def test_what_cannot_be_heeded_is_refused(cli: Orchestrate, words: list[str]) ->
         "limit delete",
     ],
 )
-def test_a_name_that_no_database_can_keep(cli: Orchestrate, words: str) -> None:
+def test_name_that_cannot_be_stored_is_refused(cli: Orchestrate, words: str) -> None:
     after = ["--", "true"] if words.startswith("run") else []
     assert refuse(cli, *words.split(), NOT_TEXT, *after).endswith(" [text_invalid]")
 
 
-def test_no_time_at_all_is_a_time(cli: Orchestrate) -> None:
+def test_zero_duration_is_accepted(cli: Orchestrate) -> None:
     made = cli.ok("task", "create", "--name", "x", "--run-at", "+0s")
     assert cli.json("task", "show", made)["status"] == "PENDING"
     assert cli.json("task", "list", "--since", "0s")["tasks"] == []
     assert cli.json("agent", "list", "--status", "working") == {"agents": []}
 
 
-def test_a_server_that_bench_cannot_reach(cli: Orchestrate) -> None:
+def test_bench_reports_an_unreachable_server(cli: Orchestrate) -> None:
     answer = cli("bench", "--database", "postgresql://127.0.0.1:1/none", "submit")
     assert (answer.code, answer.out) == (3, "")
     assert answer.err.endswith(" [database_unreachable]\n")
@@ -169,7 +167,7 @@ def test_bench_prints_one_document(cli: Orchestrate) -> None:
     assert json.loads((cli.home / "kept.json").read_text()) == json.loads(answer.out)
 
 
-def test_a_demo_that_is_ended_leaves_nothing(cli: Orchestrate, tmp_path: Path) -> None:
+def test_demo_that_is_stopped_leaves_nothing(cli: Orchestrate, tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     cli.environment |= {"TMPDIR": str(tmp_path / "tmp"), "TENUTO_WORKSPACE": SOMEWHERE}
     demo = cli.start("up", "--demo", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -179,13 +177,13 @@ def test_a_demo_that_is_ended_leaves_nothing(cli: Orchestrate, tmp_path: Path) -
     assert [*(tmp_path / "tmp").iterdir()] == []
 
 
-def test_a_word_that_is_nearly_a_command_is_guessed(cli: Orchestrate) -> None:
+def test_misspelled_command_gets_a_suggestion(cli: Orchestrate) -> None:
     assert "No such command 'rnu'. Did you mean 'run'?" in refuse(cli, "rnu", "--", "true")
     assert "No such command 'lst'. Did you mean 'list'?" in refuse(cli, "task", "lst")
     assert "No such command 'xyzzy'. [" in refuse(cli, "xyzzy")
 
 
-def test_who_has_no_token_is_told_how_to_give_one(cli: Orchestrate) -> None:
+def test_missing_token_is_reported_with_a_remedy(cli: Orchestrate) -> None:
     with serving(cli) as url:
         for more in ((), ("--token", "tnt_bad")):
             answer = cli("task", "list", "--url", url, *more)

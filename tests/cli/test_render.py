@@ -19,7 +19,7 @@ EVIL = "\x1b]0;title\x07 \x1b[2J \x9b31m \u202egnp.exe \x7f [red]bold[/red]"
 HARMFUL = [chr(code) for code in (*range(32), *range(127, 160), 0x202E, 0x2066, 0x200E, 0x2028)]
 
 
-def test_every_harmful_character_is_spelled_out() -> None:
+def test_every_control_character_is_escaped() -> None:
     for char in HARMFUL:
         said = printable(f"a{char}b")
         assert said.isprintable()
@@ -29,14 +29,14 @@ def test_every_harmful_character_is_spelled_out() -> None:
 
 
 @given(st.text(st.characters()))
-def test_printed_text_is_harmless_and_complete(text: str) -> None:
+def test_printed_text_is_escaped_and_complete(text: str) -> None:
     said = printable(text)
     assert not set(said) & set(HARMFUL)
     assert len(said) >= len(text)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_printed_json_is_harmless_and_the_same(text: str) -> None:
+def test_printed_json_is_escaped_and_equal(text: str) -> None:
     printed: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builtins.print", printed.append)
@@ -45,7 +45,7 @@ def test_printed_json_is_harmless_and_the_same(text: str) -> None:
     assert not set(printed[0]) & set(HARMFUL)
 
 
-def test_further_lines_cannot_pass_for_ours() -> None:
+def test_continuation_lines_are_indented() -> None:
     assert indented("one\ntwo\n", "    ") == "one\n    two"
 
 
@@ -53,7 +53,7 @@ def test_further_lines_cannot_pass_for_ours() -> None:
     ("seconds", "text"),
     [(0.04, "0.0s"), (9.96, "10.0s"), (59, "59s"), (60, "1m"), (3700, "1h1m"), (90000, "1d1h")],
 )
-def test_a_span_is_short(seconds: float, text: str) -> None:
+def test_duration_is_printed_short(seconds: float, text: str) -> None:
     assert render.format_duration(timedelta(seconds=seconds)) == text
 
 
@@ -61,14 +61,14 @@ def test_a_span_is_short(seconds: float, text: str) -> None:
     ("text", "seconds"),
     [("90", 90), ("1.5h", 5400), ("1h30m", 5400), ("2d", 172800), ("1w", 604800), ("0", 0)],
 )
-def test_a_length_of_time_is_read(text: str, seconds: float) -> None:
+def test_duration_is_parsed(text: str, seconds: float) -> None:
     assert parse_duration(text) == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize(
     "text", ["", "h", "1x", "-1", " 1", "1h ", "\u0661", "1e9", "9" * 30 + "w"]
 )
-def test_what_is_no_length_of_time_is_not_read(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     assert parse_duration(text) is None
 
 
@@ -86,7 +86,7 @@ def test_what_is_no_length_of_time_is_not_read(text: str) -> None:
     ],
     ids=" ".join,
 )
-def test_a_stranger_s_text_reaches_no_terminal_raw(
+def test_untrusted_text_is_escaped_on_a_terminal(
     cli: Orchestrate, die: Die, words: list[str]
 ) -> None:
     dead = die(title=EVIL, said=EVIL, error=EVIL)
@@ -115,7 +115,7 @@ def on_terminal(cli: Orchestrate, *words: str, answer: str = "", **environment: 
     return said.decode()
 
 
-def test_a_terminal_gets_colours_unless_it_wants_none(cli: Orchestrate) -> None:
+def test_terminal_gets_colours_unless_disabled(cli: Orchestrate) -> None:
     cli.ok("task", "create", "--name", EVIL)
     coloured = on_terminal(cli, "task", "list")
     assert "\x1b[34mPENDING" in coloured
@@ -124,7 +124,7 @@ def test_a_terminal_gets_colours_unless_it_wants_none(cli: Orchestrate) -> None:
     assert "\x1b" not in on_terminal(cli, "task", "list", NO_COLOR="1")
 
 
-def test_a_terminal_gets_a_bar_while_a_task_is_followed(cli: Orchestrate, die: Die) -> None:
+def test_terminal_gets_a_progress_bar_during_follow(cli: Orchestrate, die: Die) -> None:
     dead = die(title=EVIL, said=EVIL, error=EVIL)
     said = on_terminal(cli, "task", "status", "--follow", dead)
     assert "━" in said
@@ -140,7 +140,7 @@ def test_a_terminal_gets_a_bar_while_a_task_is_followed(cli: Orchestrate, die: D
         (["dlq", "purge"], "purge 1 task?"),
     ],
 )
-def test_a_person_is_asked_before_many_tasks_change(
+def test_confirmation_is_requested_before_many_tasks_change(
     cli: Orchestrate, die: Die, words: list[str], question: str
 ) -> None:
     die()

@@ -14,7 +14,7 @@ from tenuto.worker.worker import Worker
 PATIENCE = 20.0
 
 
-async def test_a_mailbox_is_the_same_from_afar(far: RemoteEngine, near: Engine) -> None:
+async def test_mailbox_is_equal_direct_and_remote(far: RemoteEngine, near: Engine) -> None:
     for engine in (far, near):
         async with AsyncClient(engine=engine) as client:
             name = f"agent-{type(engine).__name__}"
@@ -35,7 +35,7 @@ async def test_a_mailbox_is_the_same_from_afar(far: RemoteEngine, near: Engine) 
             assert (await client.agents.terminate(name)).status == "TERMINATED"
 
 
-async def test_a_worker_far_away_drains(far: RemoteEngine, settings: Settings) -> None:
+async def test_remote_worker_is_drained(far: RemoteEngine, settings: Settings) -> None:
     async def work(ctx: Any) -> Any:
         return ctx.input
 

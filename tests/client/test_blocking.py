@@ -67,11 +67,11 @@ def name_of(twin: object) -> str:
 
 
 @pytest.mark.parametrize(("twin", "kinds"), groups().items(), ids=name_of)
-def test_a_group_has_the_same_methods(twin: type, kinds: Sequence[type]) -> None:
+def test_blocking_resource_has_the_same_methods(twin: type, kinds: Sequence[type]) -> None:
     assert drifted(kinds, twin) == []
 
 
-def test_every_group_is_compared() -> None:
+def test_every_resource_is_compared() -> None:
     modules = (blocking, blocking_agents)
     every = {each for module in modules for each in vars(module).values() if inspect.isclass(each)}
     known = {
@@ -82,14 +82,14 @@ def test_every_group_is_compared() -> None:
     assert set(groups()) == known
 
 
-def test_a_client_has_the_same_names() -> None:
+def test_blocking_client_has_the_same_names() -> None:
     assert set(public(Client)) == set(public(AsyncClient)) - NOT_BLOCKING | {"target"}
     for name in set(methods(Client)) - {"close"}:
         ours, theirs = (inspect.signature(getattr(each, name)) for each in (Client, AsyncClient))
         assert ours == theirs, name
 
 
-def test_a_difference_is_found() -> None:
+def test_difference_between_clients_is_detected() -> None:
     class Awaited:
         async def same(self, task: UUID) -> int: ...  # type: ignore[empty-body]
 
@@ -140,7 +140,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize(("twin", "kinds"), groups().items(), ids=name_of)
-def test_each_argument_is_handed_on(twin: type, kinds: Sequence[type]) -> None:
+def test_blocking_method_passes_every_argument(twin: type, kinds: Sequence[type]) -> None:
     waiter = BackgroundLoop()
     group = twin(waiter, Recorder(kinds[0]))
     for name, method in methods(twin).items():
@@ -154,7 +154,7 @@ def test_each_argument_is_handed_on(twin: type, kinds: Sequence[type]) -> None:
     waiter.close()
 
 
-def test_answers_have_types(tmp_path: Any) -> None:
+def test_client_methods_have_return_types(tmp_path: Any) -> None:
     with Client(f"sqlite:///{tmp_path}/t.db") as client:
         made = assert_type(client.tasks.create("x"), TaskView)
         listed = assert_type(client.tasks.list(), Generator[TaskSummary, None, None])

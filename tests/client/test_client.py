@@ -54,7 +54,7 @@ async def worked(client: AsyncClient, worker: Worker, *tasks: Any) -> None:
         await serving
 
 
-async def test_create_wait_follow(client: AsyncClient) -> None:
+async def test_task_is_created_waited_for_and_followed(client: AsyncClient) -> None:
     worker = Worker(client, agent="dev-1", task_tags=["typescript"], slots=2)
 
     @worker.handles("development")
@@ -94,7 +94,7 @@ async def test_create_wait_follow(client: AsyncClient) -> None:
     assert (await client.tasks.explain(bad.id)).status == "DEAD"
 
 
-async def test_lists_go_over_all_pages(client: AsyncClient, monkeypatch: Any) -> None:
+async def test_lists_cover_all_pages(client: AsyncClient, monkeypatch: Any) -> None:
     monkeypatch.setattr("tenuto.client.tasks.PAGE_SIZE", 3)
     made = await client.tasks.create_many(
         [{"title": f"t{number}", "tags": ["x"]} for number in range(8)]
@@ -108,7 +108,7 @@ async def test_lists_go_over_all_pages(client: AsyncClient, monkeypatch: Any) ->
         await client.tasks.create("x", promt="y")
 
 
-async def test_tasks_are_controlled(client: AsyncClient) -> None:
+async def test_tasks_are_controlled_by_the_client(client: AsyncClient) -> None:
     made = await client.tasks.create("x")
     assert (await client.tasks.pause(made.id, "why")).status == "PAUSED"
     assert (await client.tasks.resume(made.id)).status == "PENDING"
@@ -127,7 +127,7 @@ async def test_tasks_are_controlled(client: AsyncClient) -> None:
         await client.tasks.get("0000000")
 
 
-async def test_agents_and_numbers(client: AsyncClient) -> None:
+async def test_agents_and_counts_are_read(client: AsyncClient) -> None:
     made = await client.agents.put("dev", task_tags=["a"], max_concurrent=2, skills=["b"])
     again = await client.agents.put("dev", capabilities=["c"])
     assert again.id == made.id
@@ -147,7 +147,7 @@ async def test_agents_and_numbers(client: AsyncClient) -> None:
     await client.secrets.delete("api-key")
 
 
-async def test_marked_functions_are_taken_in(client: AsyncClient) -> None:
+async def test_decorated_functions_are_registered(client: AsyncClient) -> None:
     @task("add")
     async def add(ctx: Any) -> int:
         total: int = sum(ctx.input)
@@ -172,13 +172,13 @@ async def test_marked_functions_are_taken_in(client: AsyncClient) -> None:
         await Worker(client).serve(asyncio.Event())
 
 
-async def test_waiting_ends(client: AsyncClient) -> None:
+async def test_wait_has_a_timeout(client: AsyncClient) -> None:
     made = await client.tasks.create("x")
     with pytest.raises(TimeoutError):
         await client.tasks.wait(made.id, timeout=0.3)
 
 
-async def test_an_embedded_database_has_no_administration(settings: Settings) -> None:
+async def test_embedded_database_has_no_administration(settings: Settings) -> None:
     store = app.create_store(settings.database_url())
     await store.migrate()
     await store.close()
@@ -200,7 +200,7 @@ async def test_an_embedded_database_has_no_administration(settings: Settings) ->
         _ = client.tasks
 
 
-async def test_administration(api: Api, token: str, settings: Settings) -> None:
+async def test_accounts_are_administered(api: Api, token: str, settings: Settings) -> None:
     async with AsyncClient(api.url, token) as client:
         me = await client.access.me()
         assert me.role == "OWNER"
@@ -230,7 +230,7 @@ async def test_administration(api: Api, token: str, settings: Settings) -> None:
     del settings
 
 
-def test_the_blocking_client(tmp_path: Any) -> None:
+def test_blocking_client_does_the_same(tmp_path: Any) -> None:
     with Client(f"sqlite:///{tmp_path}/t.db") as client:
         made = client.tasks.create(title="x", prompt="do", priority=8)
         assert client.tasks.get(made.id).title == "x"
@@ -249,15 +249,15 @@ def test_the_blocking_client(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("said", [{"token": "tnt_x"}, {"workspace": WORKSPACE}])
-def test_what_only_a_server_knows_is_refused_beside_a_database(
-    tmp_path: Path, said: dict[str, str]
-) -> None:
+def test_server_only_calls_are_refused_on_a_database(tmp_path: Path, said: dict[str, str]) -> None:
     with pytest.raises(Invalid, match=r"needs a server"):
         Client(f"sqlite:///{tmp_path}/t.db", **said)
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_coordinator_leads(api: Api, token: str, settings: Settings) -> None:
+async def test_coordinator_status_shows_the_leader(
+    api: Api, token: str, settings: Settings
+) -> None:
     quick = msgspec.structs.replace(settings, tick_s=0.1)
     stop = asyncio.Event()
     async with app.connect(quick) as engine, AsyncClient(api.url, token) as client:
@@ -271,7 +271,7 @@ async def test_a_coordinator_leads(api: Api, token: str, settings: Settings) -> 
         await coordinating
 
 
-def test_importing_the_package_loads_nothing() -> None:
+def test_import_of_the_package_loads_nothing() -> None:
     code = "import sys, tenuto; print('httpx2' in sys.modules, 'msgspec' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
@@ -281,7 +281,7 @@ def test_importing_the_package_loads_nothing() -> None:
 
 
 @pytest.mark.parametrize("quiet_s", [0, 2 * OUTAGE_S])
-async def test_following_goes_on_after_the_server_was_away(
+async def test_follow_continues_after_an_outage_of_the_server(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, quiet_s: int
 ) -> None:
     elapsed, refused = Clock.elapsed, asyncio.Event()

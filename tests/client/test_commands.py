@@ -39,7 +39,7 @@ def worker(cli: Remote) -> Iterator[None]:
         yield
 
 
-def test_tasks_are_the_same_near_and_far(cli: Remote, local: Orchestrate) -> None:
+def test_task_commands_print_the_same_direct_and_remote(cli: Remote, local: Orchestrate) -> None:
     made = cli.ok("task", "create", "--name", "x", "--tag", "same", "--input", "[1]")
     for words in (
         ("task", "show", made),
@@ -76,7 +76,7 @@ def test_tasks_are_the_same_near_and_far(cli: Remote, local: Orchestrate) -> Non
     assert cli.json("task", "show", made)["inputContext"] is None
 
 
-def test_refusals_are_the_same_near_and_far(cli: Remote, local: Orchestrate) -> None:
+def test_refused_commands_print_the_same_direct_and_remote(cli: Remote, local: Orchestrate) -> None:
     nobody = "0198c0de-0000-7000-8000-000000000000"
     for words in (
         ("task", "show", nobody),
@@ -93,7 +93,7 @@ def test_refusals_are_the_same_near_and_far(cli: Remote, local: Orchestrate) -> 
         assert (far.code, far.out, far.err) == (near.code, near.out, near.err)
 
 
-def test_a_command_is_run_and_followed(cli: Remote, worker: None) -> None:
+def test_command_task_is_run_and_followed(cli: Remote, worker: None) -> None:
     answer = cli("run", "--follow", "--", "sh", "-c", "echo one; sleep 0.3; echo two")
     assert (answer.code, answer.out) == (0, "one\ntwo\n")
     failed = cli("--json", "run", "--follow", "--max-attempts", "1", "--", "sh", "-c", "exit 3")
@@ -115,7 +115,7 @@ def test_a_command_is_run_and_followed(cli: Remote, worker: None) -> None:
     assert cli.json("agent", "tasks", "local")["tasks"]
 
 
-def test_agents(cli: Remote) -> None:
+def test_agent_commands_work_through_a_server(cli: Remote) -> None:
     made = cli.json(
         *("agent", "create", "--name", "dev", "--task-tags", "a,b", "--skills", "x"),
         *("--capabilities", "git", "--max-concurrent", "2", "--runtime", "http"),
@@ -132,7 +132,7 @@ def test_agents(cli: Remote) -> None:
     assert cli.json("agent", "delete", "dev") == {"ok": True}
 
 
-def test_secrets_are_never_in_the_words(cli: Remote) -> None:
+def test_secrets_are_not_in_the_arguments(cli: Remote) -> None:
     assert cli.json("secret", "set", "k", "--value-file", _file(cli, "v4lue\n"))["name"] == "k"
     assert cli("secret", "set", "k", stdin="other-value\n").code == 0
     [known] = cli.json("secret", "list")["secrets"]
@@ -148,13 +148,13 @@ def _file(cli: Remote, text: str) -> str:
     return str(path)
 
 
-def test_a_command_through_a_server_works_where_its_worker_does(cli: Remote) -> None:
+def test_command_task_runs_in_the_folder_of_its_worker(cli: Remote) -> None:
     for words, folder in (((), None), (("--cwd", "sub"), "sub"), (("--cwd", "/srv"), "/srv")):
         task = cli.ok("run", *words, "--", "true")
         assert cli.json("task", "show", task)["cwd"] == folder
 
 
-def test_members_tokens_and_workspaces(cli: Remote) -> None:
+def test_members_tokens_and_workspaces_are_managed(cli: Remote) -> None:
     file = _file(cli, "correct horse battery\n")
     ann = cli.json("user", "create", "ann", "--role", "admin", "--password-file", file)
     assert (ann["name"], ann["role"]) == ("ann", "ADMIN")
@@ -191,20 +191,20 @@ NOT_TEXT = b"\xff".decode(errors="surrogateescape")
     "words",
     ["definition show", "flow start", "schedule show", "limit delete", "task show"],
 )
-def test_a_word_that_cannot_be_sent(cli: Remote, words: str) -> None:
+def test_argument_that_cannot_be_sent_is_refused(cli: Remote, words: str) -> None:
     answer = cli(*words.split(), NOT_TEXT)
     assert (answer.code, answer.out, answer.err.endswith("[text_invalid]\n")) == (2, "", True)
 
 
 @pytest.mark.parametrize("url", [f"http://{NOT_TEXT}", "http://ü..x", "http://x/\x01", "nope"])
-def test_an_address_that_no_server_has(cli: Remote, url: str) -> None:
+def test_address_without_a_server_is_reported(cli: Remote, url: str) -> None:
     for words in (("task", "list", "--url", url), ("login", url, "--token", "t")):
         answer = cli(*words)
         assert (answer.code, answer.out) == (2, "")
         assert answer.err.startswith(("error: url holds ", "error: 'http://", "error: 'nope' "))
 
 
-def test_webhooks(cli: Remote) -> None:
+def test_webhook_commands_work_through_a_server(cli: Remote) -> None:
     refused = cli("webhook", "create", "http://127.0.0.1/x", "--event", "task.dead")
     assert (refused.code, refused.err.endswith("[url_forbidden]\n")) == (2, True)
     assert cli.json("webhook", "list") == {"webhooks": []}
@@ -221,7 +221,7 @@ def test_webhooks(cli: Remote) -> None:
         assert (answer.code, json.loads(answer.out)["error"]["code"]) == (1, "not_found"), words
 
 
-def test_the_coordinator(cli: Remote) -> None:
+def test_coordinator_commands_work_through_a_server(cli: Remote) -> None:
     assert cli.json("coordinator", "status")["active"] is False
     nothing = {"ok": True, "expired": 0, "promoted": 0, "flowed": 0}
     assert cli.json("coordinator", "recover") == nothing
@@ -233,21 +233,21 @@ def test_the_coordinator(cli: Remote) -> None:
     assert "logs" in cli.json("coordinator", "logs", "--workspace", own)
 
 
-def test_what_needs_a_server_says_so(local: Orchestrate) -> None:
+def test_command_that_needs_a_server_reports_it(local: Orchestrate) -> None:
     for words in (("token", "list"), ("user", "list"), ("workspace", "list"), ("webhook", "list")):
         answer = local("--json", *words)
         assert answer.code == 2
         assert "needs a server" in json.loads(answer.out)["error"]["message"]
 
 
-def test_nobody_there(cli: Remote) -> None:
+def test_unreachable_server_is_reported_by_commands(cli: Remote) -> None:
     answer = cli("--json", "task", "list", TENUTO_URL="http://127.0.0.1:1")
     assert (answer.code, json.loads(answer.out)["error"]["code"]) == (3, "server_unreachable")
     assert cli("task", "list", TENUTO_TOKEN="tnt_wrong").code == 1
     assert cli("task", "list", "--url", "nonsense").code == 2
 
 
-def test_a_login_is_remembered_for_its_own_server(cli: Remote) -> None:
+def test_login_is_stored_per_server(cli: Remote) -> None:
     environment = cli.environment
     url, token = environment.pop("TENUTO_URL"), environment.pop("TENUTO_TOKEN")
     assert cli.json("task", "list")["tasks"] == [], "the embedded database"
@@ -288,7 +288,7 @@ def test_a_login_is_remembered_for_its_own_server(cli: Remote) -> None:
     assert cli("login", url, "--name", "bob").code == 2
 
 
-def test_top(cli: Remote) -> None:
+def test_top_shows_the_system_through_a_server(cli: Remote) -> None:
     made = cli.ok("task", "create", "--name", "x")
     seen = cli.json("top")
     assert seen["tasks"]["PENDING"] >= 1
@@ -319,13 +319,13 @@ def _drain(screen: int) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(cli: Remote, shell: str) -> None:
+def test_completion_suggests_names_through_a_server(cli: Remote, shell: str) -> None:
     assert "_ORCHESTRATE_COMPLETE" in cli.ok("completion", shell)
     answer = cli(_ORCHESTRATE_COMPLETE="bash_complete", COMP_WORDS="orchestrate wo", COMP_CWORD="1")
     assert "plain,worker" in answer.out.split()
 
 
-def test_one_document_for_each_group(cli: Remote) -> None:
+def test_every_command_group_prints_one_json_document(cli: Remote) -> None:
     for words in (
         ("agent", "list"),
         ("worker", "list"),

@@ -47,7 +47,7 @@ async def clients(far: RemoteEngine, near: Engine) -> list[AsyncClient]:
     return [AsyncClient(engine=far), AsyncClient(engine=near)]
 
 
-async def test_both_show_the_same(
+async def test_flow_views_are_equal_direct_and_remote(
     api: Api, clients: list[AsyncClient], near: Engine, agent: AgentProfile
 ) -> None:
     for client in clients:
@@ -81,7 +81,7 @@ async def test_both_show_the_same(
         assert ended.status == "CANCELLED"
 
 
-async def test_a_flow_is_waited_for(
+async def test_wait_returns_the_finished_flow(
     api: Api, clients: list[AsyncClient], near: Engine, agent: AgentProfile
 ) -> None:
     for client in clients:
@@ -96,7 +96,7 @@ async def test_a_flow_is_waited_for(
         assert (await client.groups.wait("nightly")).status == "COMPLETED"
 
 
-async def test_a_failure_is_raised_and_tried_again(
+async def test_failed_flow_raises_and_is_retried(
     api: Api, clients: list[AsyncClient], near: Engine, agent: AgentProfile
 ) -> None:
     def handler(work: ClaimedTask) -> Any:
@@ -125,7 +125,7 @@ async def test_a_failure_is_raised_and_tried_again(
         await client.flows.cancel(fresh.id)
 
 
-async def test_groups_are_defined_held_and_ended(
+async def test_groups_are_defined_paused_and_cancelled(
     api: Api, clients: list[AsyncClient], near: Engine
 ) -> None:
     for number, client in enumerate(clients):
@@ -146,7 +146,9 @@ async def test_groups_are_defined_held_and_ended(
         assert (await client.flows.resume(key)).status == "RUNNING"
 
 
-async def test_refusals_are_the_same(api: Api, clients: list[AsyncClient]) -> None:
+async def test_flow_refusals_are_equal_direct_and_remote(
+    api: Api, clients: list[AsyncClient]
+) -> None:
     for client in clients:
         for asked, kind in (
             (client.flows.show(uuid4()), NotFound),
@@ -171,7 +173,7 @@ async def test_refusals_are_the_same(api: Api, clients: list[AsyncClient]) -> No
     ],
     ids=lambda control: type(control).__name__,
 )
-async def test_a_control_arrives_as_it_was_sent(
+async def test_control_arrives_as_it_was_sent(
     api: Api, clients: list[AsyncClient], far: RemoteEngine, near: Engine, control: Any
 ) -> None:
     new = NewTask(title="t", key="t", control=control, complexity="Low")
@@ -187,7 +189,7 @@ async def served(api: Api, token: str) -> AsyncIterator[AsyncClient]:
         yield client
 
 
-async def test_a_handler_elsewhere_knows_what_came_before(
+async def test_remote_handler_gets_earlier_results(
     clients: list[AsyncClient], served: AsyncClient
 ) -> None:
     seen: list[tuple[str | None, Any]] = []
@@ -211,7 +213,7 @@ async def test_a_handler_elsewhere_knows_what_came_before(
     assert seen == [("one", None), ("two", {"from": "one"})]
 
 
-def test_the_client_that_blocks_does_the_same(tmp_path: Any) -> None:
+def test_blocking_client_controls_flows(tmp_path: Any) -> None:
     with Client(f"sqlite:///{tmp_path}/t.db") as client:
         client.definitions.put(task("sign", control=Approval(message="Ship it?")))
         client.groups.create("all", ["sign"])
@@ -224,7 +226,7 @@ def test_the_client_that_blocks_does_the_same(tmp_path: Any) -> None:
         assert client.groups.show("all").progress_percent == 100
 
 
-async def test_a_wait_that_is_too_long_ends(api: Api, clients: list[AsyncClient]) -> None:
+async def test_flow_wait_has_a_timeout(api: Api, clients: list[AsyncClient]) -> None:
     for client in clients:
         made = await client.flows.start("nightly")
         with pytest.raises(TimeoutError):
@@ -232,7 +234,7 @@ async def test_a_wait_that_is_too_long_ends(api: Api, clients: list[AsyncClient]
         assert (await client.flows.cancel(made.id)).finished_at is not None
 
 
-async def test_the_inbox_is_listed_page_after_page(
+async def test_inbox_is_listed_page_after_page(
     clients: list[AsyncClient], near: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.client.flows.PAGE_SIZE", 2)
@@ -244,7 +246,7 @@ async def test_the_inbox_is_listed_page_after_page(
         assert [each.id async for each in client.inbox.list(limit=3)] == items[:3]
 
 
-async def test_a_flow_is_watched_over_any_number_of_short_outages(
+async def test_flow_wait_survives_any_number_of_short_outages(
     clients: list[AsyncClient], near: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow = await near.flows.start("nightly")

@@ -69,7 +69,7 @@ async def endpoint() -> AsyncIterator[Receiver]:
         yield made
 
 
-async def test_an_endpoint_is_made_shown_changed_and_deleted(
+async def test_endpoint_is_created_shown_changed_and_deleted(
     hooked: Hooked, endpoint: Receiver
 ) -> None:
     words = ("--event", "task.completed", "--event", "task.dead", "--description", "Pager")
@@ -94,9 +94,7 @@ async def test_an_endpoint_is_made_shown_changed_and_deleted(
     assert await hooked.refusal("webhook", "delete", hook) == (1, "not_found")
 
 
-async def test_a_message_is_delivered_and_again_when_asked(
-    hooked: Hooked, endpoint: Receiver
-) -> None:
+async def test_delivery_is_sent_and_replayed_on_request(hooked: Hooked, endpoint: Receiver) -> None:
     made = await hooked.json("webhook", "create", endpoint.url, "--event", "task.completed")
     hook, secret = made["webhook"]["id"], made["secret"]
     task = await hooked.task()
@@ -116,7 +114,7 @@ async def test_a_message_is_delivered_and_again_when_asked(
     await hooked.ok("webhook", "delete", hook)
 
 
-async def test_an_endpoint_that_is_gone_is_left_until_it_is_turned_on(
+async def test_unreachable_endpoint_is_disabled_until_enabled(
     hooked: Hooked, endpoint: Receiver
 ) -> None:
     endpoint.replies = [answer(410, b"no more"), answer(204)]
@@ -137,9 +135,7 @@ async def test_an_endpoint_that_is_gone_is_left_until_it_is_turned_on(
     assert await hooked.refusal("webhook", "redeliver", failed["id"]) == (1, "webhook_disabled")
 
 
-async def test_an_endpoint_that_is_turned_off_hears_nothing(
-    hooked: Hooked, endpoint: Receiver
-) -> None:
+async def test_disabled_endpoint_gets_no_delivery(hooked: Hooked, endpoint: Receiver) -> None:
     async with receiving() as other:
         hooks = [
             (await hooked.json("webhook", "create", each.url, "--event", "task.completed"))
@@ -159,7 +155,7 @@ async def test_an_endpoint_that_is_turned_off_hears_nothing(
             await hooked.ok("webhook", "delete", hook)
 
 
-async def test_where_nobody_may_send_is_refused(hooked: Hooked) -> None:
+async def test_forbidden_endpoint_url_is_refused(hooked: Hooked) -> None:
     for url, code in (
         ("http://10.0.0.1/x", "url_forbidden"),
         ("https://169.254.169.254/latest", "url_forbidden"),

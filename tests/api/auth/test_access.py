@@ -26,7 +26,7 @@ from tenuto.settings import Settings
 NOT_IN_THE_CONTRACT = {"GET /openapi.json", "GET /docs"}
 
 
-def test_the_table_names_every_route_and_no_other() -> None:
+def test_access_table_lists_every_route_and_no_other() -> None:
     paths = openapi_document(litestar_app())["paths"]
     served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
     assert served | NOT_IN_THE_CONTRACT == set(ROUTES)
@@ -47,7 +47,7 @@ GUARDED = sorted(route for route, access in ROUTES.items() if access is not PUBL
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_nothing_but_what_is_public_answers_without_a_token(api: Api) -> None:
+async def test_route_without_a_token_is_refused_unless_public(api: Api) -> None:
     nobody = await api.client()
     for route in GUARDED:
         answer = await nobody.request(*call(route))
@@ -56,7 +56,7 @@ async def test_nothing_but_what_is_public_answers_without_a_token(api: Api) -> N
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_every_path_names_its_methods_to_those_who_ask(api: Api) -> None:
+async def test_every_path_lists_its_methods_for_options(api: Api) -> None:
     nobody = await api.client()
     for route in ROUTES:
         method, path = call(route)
@@ -67,7 +67,7 @@ async def test_every_path_names_its_methods_to_those_who_ask(api: Api) -> None:
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("role", list(Role))
-async def test_a_role_is_enough_or_it_is_not(api: Api, role: Role) -> None:
+async def test_role_decides_about_access(api: Api, role: Role) -> None:
     client = await api.acting(role)
     for route in GUARDED:
         access = ROUTES[route]
@@ -81,7 +81,7 @@ async def test_a_role_is_enough_or_it_is_not(api: Api, role: Role) -> None:
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("scope", ["read", "write", "work", "admin"])
-async def test_a_scope_is_enough_or_it_is_not(api: Api, scope: str) -> None:
+async def test_scope_decides_about_access(api: Api, scope: str) -> None:
     client = await api.acting(Role.OWNER, scopes=(scope,))
     for route in GUARDED:
         access = ROUTES[route]
@@ -93,7 +93,7 @@ async def test_a_scope_is_enough_or_it_is_not(api: Api, scope: str) -> None:
         assert refused == (scope != access.scope), route
 
 
-async def test_a_revoked_token_ends_at_once(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_revoked_token_is_refused_at_once(api: Api, owner: httpx2.AsyncClient) -> None:
     made = (await owner.post(f"{V1}/tokens", json={"name": "t"})).json()
     client = await api.client(made["token"])
     assert (await client.get(f"{V1}/me")).status_code == 200
@@ -104,7 +104,7 @@ async def test_a_revoked_token_ends_at_once(api: Api, owner: httpx2.AsyncClient)
     assert problem(await client.get(f"{V1}/me")) == (401, "unauthenticated")
 
 
-async def test_an_expired_token_does_not_hold(api: Api) -> None:
+async def test_expired_token_is_refused(api: Api) -> None:
     soon = api.service.clock.now() + timedelta(milliseconds=300)
     client = await api.acting(expires_at=soon)
     assert (await client.get(f"{V1}/me")).status_code == 200
@@ -114,7 +114,7 @@ async def test_an_expired_token_does_not_hold(api: Api) -> None:
     assert problem(await client.get(f"{V1}/me")) == (401, "unauthenticated")
 
 
-async def test_nobody_gives_more_than_they_have(api: Api) -> None:
+async def test_caller_cannot_grant_more_than_they_have(api: Api) -> None:
     admin = await api.acting(Role.ADMIN, scopes=("read", "admin"))
     more = await admin.post(f"{V1}/tokens", json={"name": "t", "role": "OWNER"})
     assert problem(more) == (403, "forbidden")
@@ -122,7 +122,7 @@ async def test_nobody_gives_more_than_they_have(api: Api) -> None:
     assert problem(wider) == (403, "forbidden")
 
 
-async def test_a_person_logs_in_and_out(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_user_logs_in_and_out(api: Api, owner: httpx2.AsyncClient) -> None:
     user = {"name": "ada", "password": "correct horse battery", "role": "ADMIN"}
     made = await owner.post(f"{V1}/users", json=user)
     assert made.status_code == 201
@@ -149,7 +149,7 @@ async def test_a_person_logs_in_and_out(api: Api, owner: httpx2.AsyncClient) -> 
         ("workspaces", "_token_row", {"name": "hers"}),
     ],
 )
-async def test_what_is_made_in_two_steps_is_made_whole_or_not_at_all(
+async def test_creation_in_two_steps_is_whole_or_nothing(
     owner: httpx2.AsyncClient,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
@@ -168,13 +168,13 @@ async def test_what_is_made_in_two_steps_is_made_whole_or_not_at_all(
 
 
 @pytest.mark.parametrize("name", ["", "a\x00b", "x" * 10_000])
-async def test_nobody_is_called_what_cannot_be_a_name(api: Api, name: str) -> None:
+async def test_invalid_name_is_refused(api: Api, name: str) -> None:
     nobody = await api.client()
     body = {"name": name, "password": "not the password"}
     assert problem(await nobody.post(f"{V1}/login", json=body)) == (401, "login_refused")
 
 
-async def test_guessing_a_password_gets_slow(api: Api) -> None:
+async def test_password_guessing_is_slowed_down(api: Api) -> None:
     nobody = await api.client()
     body = {"name": "ada", "password": "not the password"}
     codes = [(await nobody.post(f"{V1}/login", json=body)).status_code for _ in range(14)]
@@ -182,7 +182,9 @@ async def test_guessing_a_password_gets_slow(api: Api) -> None:
     assert codes[-1] == 429
 
 
-async def test_wrong_passwords_lock_out_nobody_else(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_wrong_passwords_lock_out_no_other_address(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
     right = {"name": "ada", "password": "correct horse battery"}
     assert (await owner.post(f"{V1}/users", json=right | {"role": "ADMIN"})).status_code == 201
     known = httpx2.AsyncHTTPTransport(local_address="127.0.0.2")
@@ -204,7 +206,7 @@ async def test_wrong_passwords_lock_out_nobody_else(api: Api, owner: httpx2.Asyn
         assert (await new.post(f"{V1}/login", json=right)).status_code == 200
 
 
-async def test_an_invented_forwarded_address_is_not_believed(api: Api) -> None:
+async def test_forwarded_address_of_an_untrusted_client_is_ignored(api: Api) -> None:
     nobody = await api.client()
     body = {"name": "ada", "password": "not the password"}
     for n in range(8):
@@ -213,7 +215,7 @@ async def test_an_invented_forwarded_address_is_not_believed(api: Api) -> None:
     assert problem(last) == (429, "rate_limited")
 
 
-async def test_a_proxy_says_who_asks(settings: Settings) -> None:
+async def test_forwarded_address_of_a_trusted_proxy_is_used(settings: Settings) -> None:
     async with running(replaced(settings, proxies="127.0.0.0/8")) as api:
         nobody = await api.client()
         body = {"name": "ada", "password": "not the password"}
@@ -233,7 +235,7 @@ async def claimed(owner: httpx2.AsyncClient, title: str = "t") -> dict[str, Any]
     return {"agent": agent, **work}
 
 
-async def test_an_attempts_token_is_good_for_its_own_attempt_alone(
+async def test_attempt_token_works_only_for_its_attempt(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     mine, other = await claimed(owner), await claimed(owner)
@@ -251,7 +253,7 @@ async def test_an_attempts_token_is_good_for_its_own_attempt_alone(
     assert problem(late) == (409, "cancel_requested")
 
 
-async def test_an_attempts_token_takes_nothing_else_and_dies_with_it(
+async def test_attempt_token_has_no_other_access_and_expires_with_its_attempt(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     mine = await claimed(owner)
@@ -277,9 +279,7 @@ async def test_an_attempts_token_takes_nothing_else_and_dies_with_it(
     assert problem(await session.post(f"{agent}/messages/dequeue")) == (409, "lease_lost")
 
 
-async def test_an_agent_reads_the_steps_of_its_own_tasks_alone(
-    api: Api, owner: httpx2.AsyncClient
-) -> None:
+async def test_agent_reads_only_the_steps_of_its_tasks(api: Api, owner: httpx2.AsyncClient) -> None:
     mine, other = await claimed(owner), await claimed(owner)
     token = (await owner.post(f"{V1}/agents/{mine['agent']}/token")).json()["token"]
     agent = await api.client(token)
@@ -289,7 +289,7 @@ async def test_an_agent_reads_the_steps_of_its_own_tasks_alone(
     assert problem(foreign) == problem(missing) == (404, "not_found")
 
 
-async def test_a_forged_token_is_nobodys(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_forged_token_is_refused(api: Api, owner: httpx2.AsyncClient) -> None:
     mine = await claimed(owner)
     path = f"{V1}/agent-tasks/{mine['id']}/complete"
     claims = jwt.decode(mine["token"], options={"verify_signature": False})
@@ -317,7 +317,7 @@ async def test_a_forged_token_is_nobodys(api: Api, owner: httpx2.AsyncClient) ->
     assert (await session.post(path, json={})).status_code == 200
 
 
-async def test_a_server_knows_tokens_of_a_key_that_is_newer_than_itself(
+async def test_server_accepts_tokens_of_a_newer_key(
     api: Api, owner: httpx2.AsyncClient, settings: Settings
 ) -> None:
     mine = await claimed(owner)
@@ -336,7 +336,7 @@ CLAIMS = "iss aud exp iat sub ws task att tok".split()
 RIGHT = [("exp", 10**30), ("iat", 10**30), ("iat", -1), ("tok", "x")]
 
 
-async def test_a_signed_claim_of_the_wrong_type_is_nobodys(api: Api) -> None:
+async def test_signed_token_with_a_claim_of_the_wrong_type_is_refused(api: Api) -> None:
     """Whoever has the key still gets no fault out of the server."""
     tokens = api.service.attempt_tokens
     good, _ = tokens.issue(uuid4(), DEFAULT_WORKSPACE, Fence(uuid4(), 1, "t" * 32))

@@ -56,7 +56,7 @@ async def other(api: Api, owner: httpx2.AsyncClient) -> Hosted:
     return await hosted(api, owner, "other")
 
 
-async def test_a_foreign_worker_is_a_missing_one(
+async def test_worker_of_another_agent_is_not_found(
     owner: httpx2.AsyncClient, mine: Hosted, other: Hosted
 ) -> None:
     await owner.post(f"{V1}/workers/members/heartbeat", json={"agents": ["mine"], "slots": 2})
@@ -72,7 +72,7 @@ async def test_a_foreign_worker_is_a_missing_one(
     assert (await owner.get(f"{V1}/workers")).json()["workers"] == before
 
 
-async def test_a_heartbeat_names_no_other_agent(
+async def test_heartbeat_for_another_agent_is_refused(
     owner: httpx2.AsyncClient, mine: Hosted, other: Hosted
 ) -> None:
     await owner.post(f"{V1}/agents/{other.id}/messages", json={"kind": "note", "body": "b"})
@@ -89,7 +89,7 @@ async def test_a_heartbeat_names_no_other_agent(
     ).json()["messages"] == 1
 
 
-async def test_a_lease_of_another_agent_is_lost(
+async def test_lease_of_another_agent_is_reported_lost(
     owner: httpx2.AsyncClient, mine: Hosted, other: Hosted
 ) -> None:
     until = (await owner.get(f"{V1}/agent-tasks/{other.work['id']}")).json()["leaseUntil"]
@@ -121,7 +121,7 @@ REPORTS: dict[str, Any] = {
 }
 
 
-async def test_a_task_of_another_agent_is_a_missing_one_though_its_lease_is_known(
+async def test_task_of_another_agent_is_not_found_even_with_its_lease(
     owner: httpx2.AsyncClient, mine: Hosted, other: Hosted
 ) -> None:
     task = f"{V1}/agent-tasks/{other.work['id']}"
@@ -138,7 +138,7 @@ async def test_a_task_of_another_agent_is_a_missing_one_though_its_lease_is_know
     assert again.status_code == 200  # told again, because the answer was lost
 
 
-async def test_an_overtaken_agent_hears_that_its_lease_is_lost(
+async def test_agent_with_an_outdated_lease_gets_lease_lost(
     owner: httpx2.AsyncClient, mine: Hosted
 ) -> None:
     task = f"{V1}/agent-tasks/{mine.work['id']}"
@@ -147,9 +147,7 @@ async def test_an_overtaken_agent_hears_that_its_lease_is_lost(
     assert problem(late) == (409, "lease_lost")
 
 
-async def test_a_members_token_speaks_for_every_worker(
-    owner: httpx2.AsyncClient, mine: Hosted
-) -> None:
+async def test_member_token_acts_for_every_worker(owner: httpx2.AsyncClient, mine: Hosted) -> None:
     body = {"status": "STOPPED", "agents": ["mine"], "slots": 1}
     assert (await owner.post(f"{V1}/workers/{mine.worker}/heartbeat", json=body)).status_code == 200
     back = {"status": "RUNNING", "agents": ["mine"], "slots": 1}

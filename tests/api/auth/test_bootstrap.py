@@ -19,7 +19,7 @@ def names(folder: Path) -> set[str]:
     return {each.name for each in folder.glob("token*")}
 
 
-async def test_servers_that_start_at_once_make_one_token(
+async def test_concurrent_first_starts_create_one_owner_token(
     settings: Settings, tmp_path: Path
 ) -> None:
     store = app.create_store(settings.database_url())
@@ -39,7 +39,7 @@ async def test_servers_that_start_at_once_make_one_token(
     assert (known["name"], known["role"], known["createdBy"]) == ("bootstrap", "OWNER", "bootstrap")
 
 
-async def test_a_token_that_cannot_be_written_does_not_hold(
+async def test_owner_token_that_cannot_be_written_is_not_valid(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: object) -> None:
@@ -58,7 +58,7 @@ async def test_a_token_that_cannot_be_written_does_not_hold(
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_token_that_holds_is_found_though_its_server_died(
+async def test_valid_owner_token_of_a_crashed_server_is_published(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Died(Exception):

@@ -27,7 +27,7 @@ async def disabled(database_url: str, user: str) -> None:
     )
 
 
-async def test_a_disabled_owner_is_no_way_in(
+async def test_disabled_owner_does_not_count_as_owner(
     api: Api, owner: httpx2.AsyncClient, database_url: str
 ) -> None:
     ann, hers = await person(api, owner, "ann", "OWNER")
@@ -38,7 +38,7 @@ async def test_a_disabled_owner_is_no_way_in(
     assert problem(await hers.patch(f"{V1}/users/{ann}", json={"role": "ADMIN"})) == LAST
 
 
-async def test_an_owners_token_that_may_not_rule_is_no_way_in(api: Api) -> None:
+async def test_restricted_owner_token_does_not_count_as_owner(api: Api) -> None:
     workspace = await api.workspace("w")
     ruling = await api.acting(Role.OWNER, workspace)
     await api.acting(Role.OWNER, workspace, scopes=("read", "write", "work"))
@@ -47,7 +47,7 @@ async def test_an_owners_token_that_may_not_rule_is_no_way_in(api: Api) -> None:
     assert problem(await ruling.delete(f"{V1}/tokens/{own}")) == LAST
 
 
-async def test_an_admin_ends_the_token_of_who_was_an_owner(
+async def test_admin_revokes_the_token_of_a_former_owner(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     user, ann = await person(api, owner, "ann", "OWNER")
@@ -59,7 +59,7 @@ async def test_an_admin_ends_the_token_of_who_was_an_owner(
     assert (await admin.delete(f"{V1}/tokens/{key}")).status_code == 204
 
 
-async def test_two_owners_do_not_lower_each_other_at_once(
+async def test_concurrent_demotion_of_two_owners_keeps_one(
     postgres_url: str, settings: Settings
 ) -> None:
     async with running(replaced(settings, database=postgres_url)) as api:
@@ -96,7 +96,7 @@ async def test_two_owners_do_not_lower_each_other_at_once(
             await other.close()
 
 
-async def test_a_guest_who_is_removed_keeps_the_name_at_home(
+async def test_removed_guest_keeps_the_name_in_the_home_workspace(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     user = (await made(owner, "users", name="ann", password=PASSWORD))["id"]
@@ -110,7 +110,7 @@ async def test_a_guest_who_is_removed_keeps_the_name_at_home(
     assert problem(await owner.post(f"{V1}/users", json=again)) == (409, "name_taken")
 
 
-async def test_who_belongs_to_two_workspaces_acts_in_the_named_one(
+async def test_member_of_two_workspaces_acts_in_the_named_one(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     user, ann = await person(api, owner, "ann", "ADMIN")
@@ -133,9 +133,7 @@ async def test_who_belongs_to_two_workspaces_acts_in_the_named_one(
     assert problem(nowhere) == (403, "forbidden")
 
 
-async def test_a_login_ends_by_itself(
-    api: Api, owner: httpx2.AsyncClient, database_url: str
-) -> None:
+async def test_login_expires(api: Api, owner: httpx2.AsyncClient, database_url: str) -> None:
     _, ann = await person(api, owner, "ann", "ADMIN")
     assert (await ann.get(f"{V1}/me")).status_code == 200
     await Raw(database_url).execute("update session set expires_at = created_at")

@@ -246,7 +246,7 @@ def of_host(own: Hosted, ids: dict[str, str], *, attempt: bool) -> dict[str, int
     return found
 
 
-async def test_the_table_names_every_route(served: Api) -> None:
+async def test_route_table_is_complete(served: Api) -> None:
     found = known_routes()
     unused = {route for route in found if "/_schema" in route}  # the framework's own: switched off
     for route in unused:
@@ -254,7 +254,7 @@ async def test_the_table_names_every_route(served: Api) -> None:
     assert found - unused == set(TABLE)
 
 
-async def test_nobody_is_let_in_without_a_token_that_holds(served: Api) -> None:
+async def test_route_without_a_valid_token_is_refused(served: Api) -> None:
     owner = await served.acting()
     revoked = await served.acting(Role.MEMBER)
     for key in (await owner.get(f"{V1}/tokens")).json():
@@ -288,12 +288,12 @@ async def forged(api: Api) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("role", list(Role))
-async def test_a_role_lets_in_as_far_as_it_goes(served: Api, role: Role) -> None:
+async def test_role_opens_its_routes_only(served: Api, role: Role) -> None:
     await check(role.name, await served.acting(role), of_role(role), {})
 
 
 @pytest.mark.parametrize("missing", ["read", "write", "work", "admin"])
-async def test_a_missing_scope_lets_in_elsewhere_only(served: Api, missing: str) -> None:
+async def test_missing_scope_closes_its_routes_only(served: Api, missing: str) -> None:
     scopes = tuple(each for each in ("read", "write", "work", "admin") if each != missing)
     client = await served.acting(Role.OWNER, scopes=scopes)
     await check(missing, client, of_role(Role.OWNER, " ".join(scopes)), {})
@@ -308,7 +308,7 @@ async def person(api: Api) -> tuple[str, httpx2.AsyncClient]:
     return user, await api.client(login.json()["token"])
 
 
-async def test_a_persons_rights_are_those_of_today(served: Api) -> None:
+async def test_user_rights_follow_the_current_role(served: Api) -> None:
     operator = await served.acting()
     user, ann = await person(served)
     whole = {"name": "key", "role": "OWNER", "scopes": ["read", "write", "work", "admin"]}
@@ -326,13 +326,13 @@ async def test_a_persons_rights_are_those_of_today(served: Api) -> None:
     await check("a removed member's login", ann, refused(401), {})
 
 
-async def test_an_owner_who_is_logged_in_is_let_in_everywhere(served: Api) -> None:
+async def test_logged_in_owner_can_use_every_route(served: Api) -> None:
     _, ann = await person(served)
     await check("login", ann, of_role(Role.OWNER), {})
     assert await call(ann, f"GET {V1}/me", {}) == 401  # the last one was to log out
 
 
-async def test_agents_and_attempts_are_let_in_to_their_own(served: Api) -> None:
+async def test_agent_and_attempt_tokens_open_their_own_routes(served: Api) -> None:
     owner = await served.acting()
     mine, other = await hosted(served, owner, "mine"), await hosted(served, owner, "other")
     for name, ids in (("foreign", other.ids), ("own", mine.ids)):
@@ -342,7 +342,7 @@ async def test_agents_and_attempts_are_let_in_to_their_own(served: Api) -> None:
             await check(f"{name} {kind}", client, expected, ids)
 
 
-async def test_an_owner_elsewhere_finds_nothing_here(served: Api) -> None:
+async def test_owner_of_another_workspace_finds_nothing(served: Api) -> None:
     owner = await served.acting()
     mine = await hosted(served, owner, "mine")
     user, _ = await person(served)

@@ -19,7 +19,7 @@ CANARY = "canary-7f3a91c2d4"
 NAMED = "canary-named-55aa"
 
 
-async def test_a_secret_is_in_no_sink(
+async def test_secret_appears_in_no_output(
     api: Api,
     owner: httpx2.AsyncClient,
     settings: Settings,

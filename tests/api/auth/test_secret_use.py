@@ -51,7 +51,7 @@ async def why(client: httpx2.AsyncClient, task: str) -> str:
     return str(view["lastError"])
 
 
-async def test_a_member_reads_no_secret_for_a_higher_role(
+async def test_member_cannot_read_a_secret_of_a_higher_role(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     member = await api.acting(Role.MEMBER)
@@ -74,7 +74,7 @@ async def test_a_member_reads_no_secret_for_a_higher_role(
     assert (work["inputContext"], work["secrets"]) == ({"x": VALUE}, [VALUE])
 
 
-async def test_only_the_listed_agents_own_token_reads_its_secret(
+async def test_agent_secret_is_read_only_with_the_listed_agents_token(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     member = await api.acting(Role.MEMBER)
@@ -95,7 +95,7 @@ async def test_only_the_listed_agents_own_token_reads_its_secret(
 
 
 @pytest.mark.parametrize("role", [Role.MEMBER, Role.ADMIN])
-async def test_naming_a_secret_above_the_callers_role_is_refused_everywhere(
+async def test_reference_to_a_secret_above_the_callers_role_is_refused_everywhere(
     api: Api, owner: httpx2.AsyncClient, role: Role
 ) -> None:
     caller = await api.acting(role)
@@ -118,7 +118,7 @@ async def test_naming_a_secret_above_the_callers_role_is_refused_everywhere(
         assert problem(answer) == (403, "secret_forbidden"), (path, answer.text)
 
 
-async def test_an_attempt_names_no_secret_above_a_members_role(
+async def test_attempt_cannot_name_a_secret_above_the_member_role(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     await keep(owner, role="ADMIN")
@@ -131,7 +131,7 @@ async def test_an_attempt_names_no_secret_above_a_members_role(
     assert problem(answer) == (403, "secret_forbidden")
 
 
-async def test_a_rule_is_kept_shown_and_changed_without_the_value(
+async def test_secret_rule_is_stored_shown_and_changed_without_the_value(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     await keep(owner)

@@ -54,9 +54,7 @@ async def key_of(client: httpx2.AsyncClient, api: Api, **fields: Any) -> httpx2.
 WRITES = ["read", "write", "work", "admin"]
 
 
-async def test_a_users_key_is_worth_the_users_present_role(
-    api: Api, owner: httpx2.AsyncClient
-) -> None:
+async def test_user_token_has_the_users_current_role(api: Api, owner: httpx2.AsyncClient) -> None:
     user, ann = await person(api, owner, "ann", "ADMIN")
     key = await key_of(ann, api, role="ADMIN", scopes=WRITES)
     below = await key_of(key, api, role="MEMBER", scopes=WRITES)
@@ -79,7 +77,7 @@ async def test_a_users_key_is_worth_the_users_present_role(
     assert worth == {"OWNER", None}
 
 
-async def test_a_disabled_users_key_does_not_hold(
+async def test_token_of_a_disabled_user_is_refused(
     api: Api, owner: httpx2.AsyncClient, database_url: str
 ) -> None:
     user, ann = await person(api, owner, "ann", "OWNER")
@@ -93,7 +91,7 @@ async def test_a_disabled_users_key_does_not_hold(
     assert problem(await ann.get(f"{V1}/me")) == GONE
 
 
-async def test_a_token_ends_no_later_than_its_maker(api: Api) -> None:
+async def test_token_expires_no_later_than_its_creators_token(api: Api) -> None:
     end = api.service.clock.now() + timedelta(hours=1)
     maker = await api.acting(Role.ADMIN, expires_at=end)
     plain = await made(maker, "tokens", name="plain")
@@ -111,12 +109,14 @@ async def test_a_token_ends_no_later_than_its_maker(api: Api) -> None:
     assert (await made(maker, f"agents/{agent}/token"))["expiresAt"] == plain["expiresAt"]
 
 
-async def test_a_login_does_not_bound_what_it_makes(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_login_does_not_limit_the_tokens_it_creates(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
     _, ann = await person(api, owner, "ann", "ADMIN")
     assert (await made(ann, "tokens", name="key"))["expiresAt"] is None
 
 
-async def test_whoever_is_revoked_takes_along_what_was_made_below(
+async def test_revoked_token_revokes_the_tokens_it_created(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     top = await made(owner, "tokens", name="top", role="ADMIN", scopes=WRITES)
@@ -141,7 +141,7 @@ async def test_whoever_is_revoked_takes_along_what_was_made_below(
     assert (await beside.get(f"{V1}/me")).status_code == 200
 
 
-async def test_a_token_that_was_revoked_elsewhere_makes_no_other(
+async def test_token_revoked_by_another_server_creates_no_token(
     api: Api, owner: httpx2.AsyncClient, settings: Settings
 ) -> None:
     top = await made(owner, "tokens", name="top", role="ADMIN", scopes=WRITES)
@@ -156,7 +156,7 @@ async def test_a_token_that_was_revoked_elsewhere_makes_no_other(
     assert "late" not in {each["name"] for each in (await owner.get(f"{V1}/tokens")).json()}
 
 
-async def test_nobody_acts_on_what_is_above(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_caller_cannot_act_on_a_higher_role(api: Api, owner: httpx2.AsyncClient) -> None:
     boss, _ = await person(api, owner, "boss", "OWNER")
     keys = {each["name"]: each["id"] for each in (await owner.get(f"{V1}/tokens")).json()}
     admin = await api.acting(Role.ADMIN)
@@ -168,7 +168,7 @@ async def test_nobody_acts_on_what_is_above(api: Api, owner: httpx2.AsyncClient)
     assert (await owner.get(f"{V1}/me")).status_code == 200
 
 
-async def test_a_narrow_token_makes_nobody_who_may_more(
+async def test_restricted_token_cannot_create_a_wider_user(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     narrow = await api.acting(Role.ADMIN, scopes=("admin",))
@@ -187,7 +187,7 @@ async def owners_token(owner: httpx2.AsyncClient) -> str:
     return found
 
 
-async def test_the_last_way_in_stays(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_last_owner_access_cannot_be_removed(api: Api, owner: httpx2.AsyncClient) -> None:
     last = (409, "last_owner")
     bootstrap = await owners_token(owner)
     assert problem(await owner.delete(f"{V1}/tokens/{bootstrap}")) == last
@@ -206,7 +206,7 @@ async def test_the_last_way_in_stays(api: Api, owner: httpx2.AsyncClient) -> Non
     assert (await eve.delete(f"{V1}/users/{user}")).status_code == 204
 
 
-async def test_an_owner_who_is_disabled_is_no_way_in(api: Api, database_url: str) -> None:
+async def test_disabled_user_does_not_count_as_last_owner(api: Api, database_url: str) -> None:
     workspace, identity = await api.workspace("w"), api.service.identity
     ann, _ = [
         await identity.create_user(name, PASSWORD, workspace, Role.OWNER) for name in ("ann", "bob")
@@ -219,7 +219,7 @@ async def test_an_owner_who_is_disabled_is_no_way_in(api: Api, database_url: str
     assert problem(refused) == (409, "last_owner")
 
 
-async def test_two_owners_do_not_end_each_other_at_once(
+async def test_concurrent_removal_of_two_owner_tokens_keeps_one(
     postgres_url: str, settings: Settings
 ) -> None:
     async with running(replaced(settings, database=postgres_url)) as api:
@@ -247,7 +247,7 @@ async def test_two_owners_do_not_end_each_other_at_once(
             await other.close()
 
 
-async def test_two_owners_end_each_other_and_one_stays(api: Api) -> None:
+async def test_mutual_removal_of_two_owners_keeps_one(api: Api) -> None:
     workspace = await api.workspace("w")
     clients = [await api.acting(Role.OWNER, workspace) for _ in range(2)]
     ids = [each["id"] for each in (await clients[0].get(f"{V1}/tokens")).json()]
@@ -257,7 +257,7 @@ async def test_two_owners_end_each_other_and_one_stays(api: Api) -> None:
     assert sorted(each.status_code for each in answers) in ([204, 409], [204, 401])
 
 
-async def test_a_name_tells_nothing_of_other_workspaces(
+async def test_user_name_reveals_nothing_of_other_workspaces(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     theirs = await api.acting(Role.OWNER, await api.workspace("theirs"))
@@ -268,7 +268,7 @@ async def test_a_name_tells_nothing_of_other_workspaces(
     assert problem(await theirs.post(f"{V1}/users", json=twice)) == (409, "name_taken")
 
 
-async def test_a_login_means_the_user_of_the_named_workspace(
+async def test_login_uses_the_user_of_the_named_workspace(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     workspace = await api.workspace("theirs")
@@ -291,7 +291,9 @@ async def test_a_login_means_the_user_of_the_named_workspace(
     assert (await plain.get(f"{V1}/me")).json()["userId"] == mine["id"]
 
 
-async def test_a_login_tells_nothing_of_other_tenants(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_login_reveals_nothing_of_other_workspaces(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
     """A tenant who makes a user of some name learns nothing by how that user may log in."""
     theirs = await api.acting(Role.OWNER, await api.workspace("theirs"))
     elsewhere = await api.acting(Role.OWNER, await api.workspace("elsewhere"))
@@ -313,7 +315,7 @@ async def test_a_login_tells_nothing_of_other_tenants(api: Api, owner: httpx2.As
     assert seen == {(401, 401, 200)}
 
 
-async def test_wrong_passwords_of_a_namesake_do_not_count_as_known(
+async def test_failed_login_of_a_namesake_does_not_count_as_success(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     workspace = await api.workspace("theirs")
@@ -329,7 +331,7 @@ async def test_wrong_passwords_of_a_namesake_do_not_count_as_known(
 
 
 @pytest.mark.parametrize("name", ["ann", "nobody"])
-async def test_tries_count_together_however_the_workspace_is_named(
+async def test_login_tries_count_together_for_every_workspace_name(
     api: Api, owner: httpx2.AsyncClient, name: str
 ) -> None:
     await made(owner, "users", name="ann", password=PASSWORD)
@@ -343,7 +345,7 @@ async def test_tries_count_together_however_the_workspace_is_named(
     assert codes == [401] * 5 + [429]
 
 
-async def test_a_token_with_an_end_makes_nothing_that_lasts_longer(
+async def test_expiring_token_creates_nothing_that_lasts_longer(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     ann = await made(owner, "users", name="ann", password=PASSWORD)
@@ -360,7 +362,7 @@ async def test_a_token_with_an_end_makes_nothing_that_lasts_longer(
     assert (await client.delete(f"{V1}/users/{ann['id']}")).status_code == 204
 
 
-async def test_a_new_password_ends_every_login(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_password_change_ends_every_login(api: Api, owner: httpx2.AsyncClient) -> None:
     await made(owner, "users", name="ann", password=PASSWORD, role="ADMIN")
     ann, elsewhere = await logged_in(api, "ann"), await logged_in(api, "ann")
     key = await key_of(ann, api)
@@ -383,7 +385,7 @@ async def test_a_new_password_ends_every_login(api: Api, owner: httpx2.AsyncClie
         assert answer.status_code == status
 
 
-async def test_the_present_password_cannot_be_guessed_through_a_login(
+async def test_password_change_slows_guesses_of_the_current_password(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     await made(owner, "users", name="ann", password=PASSWORD)
@@ -393,9 +395,7 @@ async def test_the_present_password_cannot_be_guessed_through_a_login(
     assert codes == [403] * 5 + [429]
 
 
-async def test_the_name_of_a_removed_user_is_free_again(
-    api: Api, owner: httpx2.AsyncClient
-) -> None:
+async def test_name_of_a_removed_user_is_free(api: Api, owner: httpx2.AsyncClient) -> None:
     first = await made(owner, "users", name="ann", password=PASSWORD)
     ann = await logged_in(api, "ann")
     assert (await owner.delete(f"{V1}/users/{first['id']}")).status_code == 204
@@ -406,7 +406,7 @@ async def test_the_name_of_a_removed_user_is_free_again(
     assert (await (await api.client()).post(f"{V1}/login", json=refused)).status_code == 401
 
 
-async def test_the_name_of_a_user_who_stays_elsewhere_is_free_again(
+async def test_name_of_a_user_who_stays_in_another_workspace_is_free(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     first = await made(owner, "users", name="ann", password=PASSWORD, role="OWNER")
@@ -424,7 +424,7 @@ async def test_the_name_of_a_user_who_stays_elsewhere_is_free_again(
     assert (await ann.get(f"{V1}/me")).json()["userId"] == again["id"]
 
 
-async def test_a_member_beyond_the_first_page_can_be_removed(
+async def test_member_beyond_the_first_page_can_be_removed(
     api: Api, owner: httpx2.AsyncClient, database_url: str
 ) -> None:
     last = await made(owner, "users", name="zoe", password=PASSWORD)
@@ -440,7 +440,7 @@ async def test_a_member_beyond_the_first_page_can_be_removed(
     assert (await owner.delete(f"{V1}/users/{last['id']}")).status_code == 204
 
 
-async def test_every_refused_login_is_the_same_after_the_same_work(
+async def test_every_refused_login_looks_the_same_after_equal_work(
     api: Api, owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tenuto.engine.tenancy import accounts
@@ -474,7 +474,7 @@ async def test_every_refused_login_is_the_same_after_the_same_work(
     assert len(said) == 1
 
 
-async def test_a_user_from_before_keeps_the_bare_name(
+async def test_user_of_an_older_version_keeps_the_bare_name(
     api: Api, owner: httpx2.AsyncClient, database_url: str
 ) -> None:
     first = await made(owner, "users", name="ann", password=PASSWORD)
@@ -487,7 +487,7 @@ async def test_a_user_from_before_keeps_the_bare_name(
     assert (await ann.get(f"{V1}/me")).json()["userId"] == first["id"]
 
 
-async def test_a_user_from_before_does_not_shadow_one_of_the_first_workspace(
+async def test_user_of_an_older_version_does_not_shadow_the_first_workspace(
     api: Api, owner: httpx2.AsyncClient, database_url: str
 ) -> None:
     theirs = await api.acting(Role.OWNER, await api.workspace("theirs"))
@@ -501,7 +501,7 @@ async def test_a_user_from_before_does_not_shadow_one_of_the_first_workspace(
     assert (await (await api.client()).post(f"{V1}/login", json=bob)).status_code == 200
 
 
-async def test_workspaces_made_from_one_are_counted(settings: Settings) -> None:
+async def test_workspaces_created_from_a_workspace_are_counted(settings: Settings) -> None:
     async with running(replaced(settings, workspaces_per_owner=2)) as api:
         tenant = await api.acting(Role.OWNER, UUID((await of_operator(api))["workspace"]["id"]))
         child = (await made(tenant, "workspaces", name="child"))["token"]
@@ -520,7 +520,7 @@ async def of_operator(api: Api) -> dict[str, Any]:
     return await made(await api.acting(), "workspaces", name="tenant")
 
 
-def test_passwords_are_dear_to_guess() -> None:
+def test_password_hash_is_expensive() -> None:
     """As a program has it: the tests of this folder pay less."""
     code = "from tenuto.engine.tenancy import accounts; print(accounts._hash_password('x' * 10))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

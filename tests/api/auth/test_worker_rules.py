@@ -51,7 +51,7 @@ async def victim(api: Api, settings: Settings, tmp_path: Path) -> Any:
         yield Victim(world, member, tmp_path)
 
 
-async def test_a_member_decides_nothing_about_what_a_worker_of_prompts_runs(
+async def test_member_cannot_change_what_a_prompt_worker_runs(
     victim: Victim, tmp_path: Path
 ) -> None:
     code = f"$(touch {victim.owned})"
@@ -79,7 +79,7 @@ async def test_a_member_decides_nothing_about_what_a_worker_of_prompts_runs(
     assert not victim.owned.exists()
 
 
-async def test_a_workers_word_on_commands_outweighs_what_its_agent_is_told(
+async def test_workers_command_setting_overrides_the_agents(
     victim: Victim,
 ) -> None:
     await victim.ended(await victim.submit())
@@ -95,7 +95,7 @@ async def test_a_workers_word_on_commands_outweighs_what_its_agent_is_told(
     assert not victim.owned.exists()
 
 
-async def test_a_definition_cannot_set_what_no_task_may(victim: Victim) -> None:
+async def test_definition_with_a_refused_variable_is_refused(victim: Victim) -> None:
     spec = {"id": "d", "name": "d", "prompt": "p", "env": {"LD_PRELOAD": "/tmp/x.so"}}
     made = await victim.member.post(f"{V1}/definitions", json={"spec": spec})
     assert problem(made)[0] == 422

@@ -180,7 +180,7 @@ LISTS = (
 )
 
 
-async def test_a_foreign_id_is_like_a_missing_one(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_id_of_another_workspace_is_not_found(api: Api, owner: httpx2.AsyncClient) -> None:
     hers, ids = await furnished(api)
     await compare(api, owner, ids)
     await untouched(hers, ids)
@@ -201,7 +201,7 @@ async def test_a_foreign_id_is_like_a_missing_one(api: Api, owner: httpx2.AsyncC
     assert texts[0] == texts[1]
 
 
-async def test_a_worker_of_the_same_name_runs_what_is_its_tenants(
+async def test_worker_with_an_equal_name_runs_tasks_of_its_workspace_only(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     hers, ids = await furnished(api)
@@ -213,7 +213,7 @@ async def test_a_worker_of_the_same_name_runs_what_is_its_tenants(
         assert worker["running"] == count
 
 
-async def test_a_host_with_many_open_ends_of_others_is_swept(
+async def test_sweep_of_a_host_skips_sessions_of_other_workspaces(
     api: Api, owner: httpx2.AsyncClient, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hers = await api.client(await api.token(Role.OWNER, await api.workspace("hers")))
@@ -260,7 +260,7 @@ async def roles_alone(
         yield api, await api.acting()
 
 
-async def test_roles_alone_keep_tenants_apart(
+async def test_database_roles_alone_isolate_workspaces(
     roles_alone: tuple[Api, httpx2.AsyncClient],
 ) -> None:
     api, mine = roles_alone
@@ -288,7 +288,7 @@ async def test_roles_alone_keep_tenants_apart(
     await untouched(hers, ids)
 
 
-async def test_every_table_of_a_tenant_is_under_forced_security(postgres_url: str) -> None:
+async def test_every_workspace_table_has_forced_row_security(postgres_url: str) -> None:
     from tenuto import app
 
     store = app.create_store(postgres_url)
@@ -321,7 +321,7 @@ async def test_every_table_of_a_tenant_is_under_forced_security(postgres_url: st
         await connection.close()
 
 
-async def test_a_tenants_connection_sees_and_writes_its_own_rows_alone(
+async def test_connection_of_a_workspace_sees_and_writes_only_its_rows(
     postgres_url: str, tmp_path: Path
 ) -> None:
     settings = Settings(database=postgres_url, data=str(tmp_path), port=0)

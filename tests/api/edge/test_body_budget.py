@@ -22,7 +22,7 @@ def caller(key: str, workspace: int) -> Caller:
     )
 
 
-def test_bytes_are_counted_per_token_workspace_and_in_all() -> None:
+def test_body_bytes_are_counted_per_token_workspace_and_in_total() -> None:
     budget = BodyBudget(100)
     first = budget.new_reservation(caller("a", 1))
     first.grow_to(UNCOUNTED_BYTES)
@@ -47,7 +47,7 @@ def test_bytes_are_counted_per_token_workspace_and_in_all() -> None:
     assert (budget._used["a"], budget._used["f"], budget._total) == (0, 0, 1200)
 
 
-async def test_a_token_has_so_many_bytes_of_bodies_in_progress(
+async def test_body_bytes_in_progress_per_token_are_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []

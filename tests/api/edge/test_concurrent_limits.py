@@ -33,7 +33,7 @@ def may(tries: LoginThrottle, who: LoginSource, now: float) -> bool:
     return True
 
 
-def test_a_pair_waits_after_failures() -> None:
+def test_user_and_address_pair_waits_after_failures() -> None:
     tries = LoginThrottle()
     assert [may(tries, ANN, 0) for _ in range(FREE_TRIES + 1)] == [True] * FREE_TRIES + [False]
     assert not may(tries, ANN, 4.9)
@@ -43,7 +43,7 @@ def test_a_pair_waits_after_failures() -> None:
     assert may(tries, LoginSource("192.0.2.1", "bob"), 0)
 
 
-def test_a_success_makes_the_pair_known() -> None:
+def test_successful_login_makes_the_pair_known() -> None:
     tries = LoginThrottle()
     for _ in range(FREE_TRIES):
         assert may(tries, ANN, 0)
@@ -52,7 +52,7 @@ def test_a_success_makes_the_pair_known() -> None:
     assert may(tries, ANN, 1.1)
 
 
-def test_a_success_for_a_namesake_gives_no_more_tries() -> None:
+def test_successful_login_of_a_namesake_gives_no_more_tries() -> None:
     tries, other = LoginThrottle(), LoginSource(ANN.address, ANN.name, "other")
     for _ in range(FREE_TRIES - 1):
         assert may(tries, ANN, 0)
@@ -63,7 +63,7 @@ def test_a_success_for_a_namesake_gives_no_more_tries() -> None:
     assert not may(tries, LoginSource(ANN.address, ANN.name, "a third"), 0)
 
 
-def test_an_address_has_a_bucket_that_does_not_hold_up_who_is_known() -> None:
+def test_address_limit_does_not_delay_known_users() -> None:
     tries = LoginThrottle()
     tries.record_success(ANN)
     names = [LoginSource(ANN.address, f"name-{n}") for n in range(BURST + 1)]
@@ -73,7 +73,7 @@ def test_an_address_has_a_bucket_that_does_not_hold_up_who_is_known() -> None:
     assert not may(tries, LoginSource(ANN.address, "another"), 1.2)
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_pairs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logins, "MAX_ENTRIES", 3)
     tries = LoginThrottle()
     tries.record_success(ANN)
@@ -82,7 +82,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(each) for each in (tries._tries, tries._buckets, tries._known)] == [3, 3, 1]
 
 
-def test_who_goes_on_trying_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pair_that_keeps_trying_stays_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logins, "MAX_ENTRIES", 3)
     tries = LoginThrottle()
     for n in range(FREE_TRIES):
@@ -91,7 +91,7 @@ def test_who_goes_on_trying_is_remembered(monkeypatch: pytest.MonkeyPatch) -> No
     assert not may(tries, ANN, 0)
 
 
-def test_a_right_password_is_no_try_and_gives_none_back_twice() -> None:
+def test_correct_password_counts_no_try_and_returns_none_twice() -> None:
     tries, other = LoginThrottle(), LoginSource(ANN.address, ANN.name, "other")
     assert may(tries, other, 0)
     for _ in range(3):
@@ -127,7 +127,7 @@ class Waiting:
         self.logins._throttle.record_success(LoginSource(address, name))
 
 
-async def test_a_flood_of_logins_does_not_hold_up_others() -> None:
+async def test_flood_of_logins_does_not_delay_other_requests() -> None:
     waiting = Waiting()
     waiting.known("192.0.2.9", "ann")
     for address in ("192.0.2.1", "192.0.2.2"):
@@ -146,7 +146,7 @@ async def test_a_flood_of_logins_does_not_hold_up_others() -> None:
     assert waiting.seen.index("bob") <= 4
 
 
-async def test_so_many_logins_wait_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_logins_are_limited_in_total(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logins, "MAX_WAITING", 2)
     waiting = Waiting()
     waiting.known("192.0.2.9", "ann")
@@ -161,7 +161,7 @@ async def test_so_many_logins_wait_in_all(monkeypatch: pytest.MonkeyPatch) -> No
     assert waiting.seen[2] == "ann"
 
 
-def test_whoever_asks_too_often_is_told_how_long_to_wait() -> None:
+def test_rate_limited_caller_gets_retry_after() -> None:
     clock = ManualClock()
     rates = RequestThrottle(clock, Settings(rate_per_s=2))
     for _ in range(4):
@@ -174,7 +174,7 @@ def test_whoever_asks_too_often_is_told_how_long_to_wait() -> None:
     rates.count_request("a")
 
 
-async def test_each_workspace_has_a_rate_of_its_own() -> None:
+async def test_workspaces_have_separate_request_rates() -> None:
     clock = ManualClock()
     rates = RequestThrottle(clock, Settings())
 
@@ -191,7 +191,7 @@ async def test_each_workspace_has_a_rate_of_its_own() -> None:
     await rates.count_tasks(one, 1, look)
 
 
-def test_what_is_held_is_counted_for_all_holders_or_none() -> None:
+def test_concurrent_use_is_counted_for_all_holders_or_none() -> None:
     held, workspace = ConcurrencyLimiter("things", "too_many_streams"), UUID(int=1)
     first = held.acquire({"a": 1, workspace: 2})
     second = held.acquire({"b": 1, workspace: 2})
@@ -232,7 +232,7 @@ async def test_streams_are_counted_per_token_and_workspace(settings: Settings) -
         await eventually(lambda: api.service.open_streams.count(DEFAULT_WORKSPACE) == 0)
 
 
-async def test_all_logins_of_a_user_count_together(settings: Settings) -> None:
+async def test_logins_of_a_user_count_together(settings: Settings) -> None:
     async with running(replaced(settings, streams_per_token=2)) as api:
         identity = api.service.identity
         for name in ("ann", "bob"):
@@ -246,7 +246,7 @@ async def test_all_logins_of_a_user_count_together(settings: Settings) -> None:
             assert problem(await ann[2].get(f"{V1}/events")) == (429, "too_many_streams")
 
 
-async def test_claims_that_wait_are_counted_per_token(settings: Settings) -> None:
+async def test_waiting_claims_are_counted_per_token(settings: Settings) -> None:
     async with running(replaced(settings, polls_per_token=1)) as api:
         owner, other = await api.acting(), await api.acting()
         agent = uuid4()

@@ -105,7 +105,7 @@ TOO_LARGE: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize("kind", TOO_LARGE)
-async def test_what_is_no_body_has_a_bound(settings: Settings, kind: str) -> None:
+async def test_request_head_is_bounded(settings: Settings, kind: str) -> None:
     async with running(settings) as api, raw(api) as client:
         for piece in TOO_LARGE[kind]:
             await client.send(piece)
@@ -130,7 +130,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
-async def test_what_is_no_request_is_refused_without_a_line_of_the_log(
+async def test_invalid_request_is_refused_without_a_log_line(
     settings: Settings, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(settings) as api, raw(api) as client:
@@ -165,13 +165,13 @@ SLOW = {
 
 
 @pytest.mark.parametrize("kind", SLOW)
-async def test_a_request_that_stops_is_closed(settings: Settings, kind: str) -> None:
+async def test_stalled_request_is_closed(settings: Settings, kind: str) -> None:
     async with running(settings, HASTY) as api, raw(api) as client:
         await client.send(SLOW[kind])
         assert await client.refusal() == (408, "request_timeout")
 
 
-async def test_a_connection_that_was_never_used_is_closed_without_a_word(
+async def test_unused_connection_is_closed_without_a_response(
     settings: Settings,
 ) -> None:
     async with running(settings, HASTY) as api, raw(api) as client:
@@ -179,7 +179,7 @@ async def test_a_connection_that_was_never_used_is_closed_without_a_word(
 
 
 @pytest.mark.parametrize("start", [LINE + b"X: ", POST + b"Content-Length: 9999\r\n\r\n", CHUNKED])
-async def test_a_request_that_drips_is_closed(settings: Settings, start: bytes) -> None:
+async def test_slow_request_head_is_closed(settings: Settings, start: bytes) -> None:
     async with running(settings, HASTY) as api, raw(api) as client:
         await client.send(start)
 
@@ -196,7 +196,7 @@ async def test_a_request_that_drips_is_closed(settings: Settings, start: bytes) 
             await asyncio.gather(dripping, return_exceptions=True)
 
 
-async def test_a_body_that_keeps_its_rate_may_take_longer(settings: Settings) -> None:
+async def test_body_at_the_minimum_rate_can_take_longer(settings: Settings) -> None:
     hasty = msgspec.structs.replace(HASTY, body_rate=1000)
     async with running(settings, hasty) as api, raw(api) as client:
         await client.send(POST + b"Content-Length: 3000\r\n\r\n")
@@ -208,14 +208,14 @@ async def test_a_body_that_keeps_its_rate_may_take_longer(settings: Settings) ->
         assert (await client.answer())[1]["code"] == "invalid_json"
 
 
-async def test_a_body_that_stands_still_is_closed_whatever_its_rate(settings: Settings) -> None:
+async def test_stalled_body_is_closed_whatever_its_rate(settings: Settings) -> None:
     hasty = msgspec.structs.replace(HASTY, body_rate=1.0, body_idle_s=0.3)
     async with running(settings, hasty) as api, raw(api) as client:
         await client.send(POST + b"Content-Length: 60000\r\n\r\n" + b" " * 50_000)
         assert await client.refusal() == (408, "request_timeout")
 
 
-async def test_a_body_that_this_side_does_not_read_yet_is_not_late(
+async def test_body_that_the_server_does_not_read_is_not_late(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hasty = msgspec.structs.replace(HASTY, body_s=60.0, body_idle_s=0.2)
@@ -237,7 +237,7 @@ async def test_a_body_that_this_side_does_not_read_yet_is_not_late(
         assert (await client.answer())[0] == 201
 
 
-async def test_an_idle_connection_is_not_told_that_it_is_late(settings: Settings) -> None:
+async def test_idle_connection_is_closed_without_a_timeout_response(settings: Settings) -> None:
     hasty = msgspec.structs.replace(HASTY, head_s=0.2)
     async with running(settings, hasty) as api, raw(api) as client:
         for _ in range(3):
@@ -246,7 +246,7 @@ async def test_an_idle_connection_is_not_told_that_it_is_late(settings: Settings
             await api.service.clock.sleep(0.4)
 
 
-async def test_who_does_not_read_an_answer_is_cut_off(settings: Settings) -> None:
+async def test_client_that_does_not_read_its_response_is_disconnected(settings: Settings) -> None:
     async with running(settings, HASTY) as api:
         parts = urlsplit(api.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1024)
@@ -278,7 +278,7 @@ def kept_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "ConnectionTable", Kept)
 
 
-async def test_an_address_has_so_many_connections(settings: Settings) -> None:
+async def test_connections_per_address_are_limited(settings: Settings) -> None:
     async with running(replaced(settings, connections_per_address=2)) as api:
         async with raw(api) as one, raw(api), raw(api) as third:
             assert await third.refusal() == (503, "too_many_connections")
@@ -293,7 +293,7 @@ async def test_an_address_has_so_many_connections(settings: Settings) -> None:
             assert (await again.answer())[0] == 200
 
 
-async def test_who_waited_longest_makes_room(settings: Settings) -> None:
+async def test_longest_idle_connection_is_closed_for_a_new_one(settings: Settings) -> None:
     async with running(replaced(settings, connections=2)) as api:
         token = await api.token()
         tasks = (
@@ -320,7 +320,7 @@ UNPROVEN = {
 
 
 @pytest.mark.parametrize("kind", UNPROVEN)
-async def test_headers_alone_keep_no_place(settings: Settings, kind: str) -> None:
+async def test_incomplete_headers_reserve_no_connection(settings: Settings, kind: str) -> None:
     async with (
         running(replaced(settings, connections=2)) as api,
         raw(api, "127.0.0.2") as one,
@@ -334,7 +334,7 @@ async def test_headers_alone_keep_no_place(settings: Settings, kind: str) -> Non
             assert (await honest.answer())[0] == 200
 
 
-async def test_a_good_token_keeps_a_place_for_its_own_request(settings: Settings) -> None:
+async def test_valid_token_reserves_a_connection_for_its_request(settings: Settings) -> None:
     async with running(replaced(settings, connections=1)) as api, raw(api) as one:
         token = (await api.token()).encode()
         await one.send(b"GET /api/v1/me HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ")
@@ -347,7 +347,9 @@ async def test_a_good_token_keeps_a_place_for_its_own_request(settings: Settings
             assert (await honest.answer())[0] == 200
 
 
-async def test_an_answer_that_a_stranger_does_not_read_keeps_no_place(settings: Settings) -> None:
+async def test_unread_response_of_an_unknown_client_reserves_no_connection(
+    settings: Settings,
+) -> None:
     async with running(replaced(settings, connections=1)) as api, unread(api) as stranger:
         await stranger.send(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 16)
         await eventually(lambda: any(each.flow.write_paused for each in tables[-1]._addresses))
@@ -378,7 +380,7 @@ def served(api: Api) -> int:
     return sum(bool(each.cycle) for each in tables[-1]._addresses)
 
 
-async def test_a_trailer_is_no_header(settings: Settings) -> None:
+async def test_trailer_is_not_a_header(settings: Settings) -> None:
     async with running(settings) as api, raw(api) as client:
         token = await api.token()
         trailer = b"Authorization: Bearer %s\r\n" % token.encode()
@@ -387,7 +389,7 @@ async def test_a_trailer_is_no_header(settings: Settings) -> None:
         assert (await client.answer())[0] == 401
 
 
-async def test_pipelined_requests_are_answered_in_turn(settings: Settings) -> None:
+async def test_pipelined_requests_are_answered_in_order(settings: Settings) -> None:
     async with running(settings) as api, raw(api) as client:
         await client.send(LIVE * 10)
         assert [(await client.answer())[0] for _ in range(10)] == [200] * 10
@@ -397,7 +399,7 @@ async def test_pipelined_requests_are_answered_in_turn(settings: Settings) -> No
         assert await client.is_closed()
 
 
-async def test_no_other_protocol_is_spoken(
+async def test_other_protocols_are_refused(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(settings) as api, raw(api) as client:
@@ -408,7 +410,7 @@ async def test_no_other_protocol_is_spoken(
         assert [each for each in caplog.records if each.name.startswith("uvicorn")] == []
 
 
-async def test_connections_fit_the_limit_of_open_files(
+async def test_connection_limit_fits_the_limit_of_open_files(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = (256, 256)
@@ -423,7 +425,7 @@ async def test_connections_fit_the_limit_of_open_files(
     assert asked == [(1100, 4096)]
 
 
-def test_the_table_counts_each_address() -> None:
+def test_connection_table_counts_per_address() -> None:
     table: ConnectionTable[int] = ConnectionTable(max_total=10, max_per_address=2)
     assert [table.add(n, "a").accepted for n in range(3)] == [True, True, False]
     assert table.add(3, "b").accepted
@@ -435,7 +437,7 @@ def test_the_table_counts_each_address() -> None:
     assert table.add(7, "a").accepted
 
 
-def test_the_table_closes_who_waited_longest() -> None:
+def test_connection_table_closes_the_longest_idle() -> None:
     table: ConnectionTable[int] = ConnectionTable(max_total=3, max_per_address=9)
     for n in range(3):
         table.add(n, "a")
@@ -453,7 +455,7 @@ def test_the_table_closes_who_waited_longest() -> None:
     assert len(table) == 3
 
 
-def test_what_counts_is_what_a_reader_has_read() -> None:
+def test_response_progress_counts_bytes_that_the_client_read() -> None:
     deadlines = Deadlines(write_s=60.0, min_read_bytes=64_000)
 
     def cut_off(per_s: int, standing: int) -> int | None:
@@ -473,7 +475,7 @@ def test_what_counts_is_what_a_reader_has_read() -> None:
     assert cut_off(per_s=0, standing=500) == 60
 
 
-def test_the_client_is_the_rightmost_that_is_no_proxy() -> None:
+def test_client_is_the_rightmost_address_that_is_no_proxy() -> None:
     proxies = Settings(proxies="10.0.0.0/8, 127.0.0.1, fd00::/8").proxy_networks()
     assert is_in_networks(proxies, "10.1.2.3")
     assert is_in_networks(proxies, "::ffff:10.1.2.3")
@@ -494,7 +496,7 @@ def test_the_client_is_the_rightmost_that_is_no_proxy() -> None:
     assert found(b"10.0.0.8, 10.0.0.7") == "10.0.0.8"
 
 
-def test_one_subscriber_is_one_place() -> None:
+def test_ipv6_subscriber_network_counts_as_one_address() -> None:
     assert address_key("192.0.2.1") == "192.0.2.1"
     assert address_key("::ffff:192.0.2.1") == "192.0.2.1"
     assert address_key("2001:db8::1") == address_key("2001:db8::ffff:2") == "2001:db8::/64"

@@ -83,7 +83,7 @@ async def over(caplog: pytest.LogCaptureFixture) -> None:
     await eventually(lambda: f"{V1}/agents/{{agent_id}}/claim" in caplog.text, SOON)
 
 
-async def test_nothing_is_claimed_for_an_agent_that_left(
+async def test_waiting_claim_of_a_disconnected_agent_claims_nothing(
     owner: httpx2.AsyncClient, agent: Agent, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "tenuto.access"):
@@ -94,7 +94,7 @@ async def test_nothing_is_claimed_for_an_agent_that_left(
     assert agent.taken == []
 
 
-async def test_what_was_claimed_as_the_agent_left_is_given_back(
+async def test_task_claimed_during_a_disconnect_is_released(
     owner: httpx2.AsyncClient, agent: Agent, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent.leaves_with_a_task = True
@@ -110,7 +110,7 @@ async def test_what_was_claimed_as_the_agent_left_is_given_back(
 
 @pytest.mark.parametrize("ended", ["token", "agent"])
 @pytest.mark.parametrize("far", [False, True])
-async def test_a_claim_that_waits_ends_with_the_right_to_claim(
+async def test_waiting_claim_ends_when_its_token_is_revoked(
     api: Api, owner: httpx2.AsyncClient, ended: str, far: bool
 ) -> None:
     agent = f"{V1}/agents/{uuid4()}"
@@ -132,7 +132,7 @@ async def test_a_claim_that_waits_ends_with_the_right_to_claim(
     assert problem(answer) == refused
 
 
-async def test_a_claim_that_waits_ends_when_its_caller_may_look_only(
+async def test_waiting_claim_ends_when_its_caller_becomes_a_viewer(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     user, ann = await person(api, owner, "ann", "MEMBER")

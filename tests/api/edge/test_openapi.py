@@ -95,7 +95,9 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize("label", sorted(OPERATIONS))
-def test_every_answer_is_in_the_contract(label: str, mode: GenerationMode, server: Server) -> None:
+def test_every_response_is_in_the_api_contract(
+    label: str, mode: GenerationMode, server: Server
+) -> None:
     operation = OPERATIONS[label]
 
     @settings(

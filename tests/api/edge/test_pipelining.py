@@ -49,7 +49,7 @@ REFUSED = {"a bad chunk": CHUNKED + b"zz\r\n", "no request": b"hello there\r\n\r
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_refusal_does_not_answer_the_request_before(
+def test_refusal_does_not_answer_the_previous_request(
     settings: Settings, kind: str, runner: asyncio.Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -63,7 +63,7 @@ def test_a_refusal_does_not_answer_the_request_before(
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_refusal_does_not_go_into_a_stream(
+def test_refusal_is_not_written_into_a_stream(
     settings: Settings, kind: str, runner: asyncio.Runner
 ) -> None:
     async def main() -> None:
@@ -79,7 +79,7 @@ def test_a_refusal_does_not_go_into_a_stream(
 
 
 @pytest.mark.parametrize("behind", [b"", LIVE, LIVE * 3], ids=["none", "one", "three"])
-def test_a_stream_ends_with_its_connection(
+def test_stream_ends_with_its_connection(
     settings: Settings, runner: asyncio.Runner, behind: bytes
 ) -> None:
     async def main() -> None:
@@ -95,7 +95,7 @@ def test_a_stream_ends_with_its_connection(
     runner.run(main())
 
 
-def test_a_claim_ends_with_its_connection(settings: Settings, runner: asyncio.Runner) -> None:
+def test_waiting_claim_ends_with_its_connection(settings: Settings, runner: asyncio.Runner) -> None:
     async def main() -> None:
         async with running(settings) as api:
             owner, token, agent = await api.acting(), await api.token(), uuid4()
@@ -111,9 +111,7 @@ def test_a_claim_ends_with_its_connection(settings: Settings, runner: asyncio.Ru
     runner.run(main())
 
 
-def test_a_reader_that_is_cut_off_is_forgotten_at_once(
-    settings: Settings, runner: asyncio.Runner
-) -> None:
+def test_disconnected_reader_is_removed_at_once(settings: Settings, runner: asyncio.Runner) -> None:
     async def main() -> None:
         async with running(settings) as api, unread(api) as client:
             owner = await api.acting()

@@ -53,7 +53,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_a_refusal_does_not_wait_for_the_body(api: Api, case: str) -> None:
+async def test_refusal_does_not_wait_for_the_body(api: Api, case: str) -> None:
     who, method, path, expected = REFUSED[case]
     token = await api.token(who) if isinstance(who, Role) else who
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -68,7 +68,7 @@ async def test_a_refusal_does_not_wait_for_the_body(api: Api, case: str) -> None
     assert answer.headers["connection"] == "close"
 
 
-async def test_nobody_is_asked_for_a_body_that_is_not_read(api: Api) -> None:
+async def test_body_that_is_not_read_gets_no_100_continue(api: Api) -> None:
     head = f"POST {TASKS} HTTP/1.1\r\nHost: x\r\nContent-Length: 15\r\nExpect: 100-continue\r\n"
     async with raw(api) as client:
         await client.send(f"{head}\r\n".encode())
@@ -90,7 +90,7 @@ async def test_too_many_requests_are_refused_before_the_body(settings: Settings)
         assert problem(answer) == (429, "rate_limited")
 
 
-async def test_an_unread_body_does_not_spoil_the_next_request(
+async def test_unread_body_does_not_corrupt_the_next_request(
     moved_time: MovedTime, api: Api
 ) -> None:
     async with raw(api) as client:
@@ -103,7 +103,7 @@ async def test_an_unread_body_does_not_spoil_the_next_request(
         assert await client.is_closed()
 
 
-async def test_one_limit_decides_how_large_a_body_may_be(api: Api) -> None:
+async def test_one_limit_decides_the_size_of_a_body(api: Api) -> None:
     client = await api.acting()
     fits = {"title": "a", "input": {"x": ["y" * 60_000] * 180}}
     answer = await client.post(TASKS, json=fits)
@@ -112,7 +112,7 @@ async def test_one_limit_decides_how_large_a_body_may_be(api: Api) -> None:
     assert problem(answer) == (413, "body_too_large")
 
 
-async def test_large_bodies_of_one_workspace_do_not_hold_up_another(
+async def test_large_bodies_of_one_workspace_do_not_delay_another(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy, free, checked = threading.Event(), threading.Event(), json_checks.check_large
@@ -149,13 +149,13 @@ async def test_large_bodies_of_one_workspace_do_not_hold_up_another(
         (b'{"title": "a", "input": [' + b"1," * 1_000_000 + b"1]}", "too_many_values"),
     ],
 )
-async def test_a_large_body_is_checked_like_a_small_one(api: Api, body: bytes, code: str) -> None:
+async def test_large_body_is_checked_like_a_small_one(api: Api, body: bytes, code: str) -> None:
     client = await api.acting()
     answer = await client.post(TASKS, content=body, headers=JSON)
     assert problem(answer) == (422, code)
 
 
-async def test_others_are_answered_while_a_large_body_is_checked(api: Api) -> None:
+async def test_other_requests_are_answered_while_a_large_body_is_checked(api: Api) -> None:
     """The check must give the loop a turn; how long one takes is measured by the proof program."""
     owner, other = await api.acting(), await api.acting()
     assert (await other.get(f"{V1}/me")).status_code == 200
@@ -226,7 +226,7 @@ def test_both_checks_agree_about_json(value: Any, pick: random.Random) -> None:
 
 
 @given(value=VALUES, pick=st.randoms(use_true_random=False), cut=st.integers(0, 99))
-def test_both_checks_agree_about_what_is_broken(value: Any, pick: random.Random, cut: int) -> None:
+def test_both_checks_agree_about_broken_json(value: Any, pick: random.Random, cut: int) -> None:
     body = bytearray(written(value, pick).encode("utf-8", "surrogatepass"))
     at = cut % (len(body) + 1)
     body[at : at + pick.randrange(3)] = pick.choice([b"", b'"', b"\\", b"{", b"}", b",", b"\x00"])
@@ -276,7 +276,7 @@ HEADERS = {
 }
 
 
-async def test_answers_protect_their_readers(api: Api) -> None:
+async def test_responses_have_security_headers(api: Api) -> None:
     client = await api.acting()
     for path, headers in HEADERS.items():
         answer = await client.get(path)

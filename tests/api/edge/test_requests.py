@@ -58,14 +58,14 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
 
 
 @pytest.mark.parametrize("body", BODIES)
-async def test_what_cannot_be_a_task_is_refused(owner: httpx2.AsyncClient, body: str) -> None:
+async def test_invalid_task_body_is_refused(owner: httpx2.AsyncClient, body: str) -> None:
     content, status, code = BODIES[body]
     answer = await owner.post(TASKS, content=content, headers=JSON)
     assert problem(answer) == (status, code)
     assert (await owner.get(TASKS)).json()["tasks"] == []
 
 
-async def test_a_body_that_is_too_large_or_no_json(settings: Settings) -> None:
+async def test_body_that_is_too_large_or_not_json_is_refused(settings: Settings) -> None:
     async with running(replaced(settings, body_kb=1)) as api:
         client = await api.acting()
         large = await client.post(TASKS, json={"title": "a", "prompt": "x" * 2000})
@@ -82,7 +82,7 @@ async def test_a_body_that_is_too_large_or_no_json(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-async def test_one_name_twice_among_many_keeps_nobody_waiting(api: Api) -> None:
+async def test_duplicate_json_name_among_many_is_found_quickly(api: Api) -> None:
     client = await api.acting()
     names = [f'"{n}": 1' for n in range(50_000)]
     body = "{" + ", ".join([*names, names[-1]]) + "}"
@@ -92,7 +92,7 @@ async def test_one_name_twice_among_many_keeps_nobody_waiting(api: Api) -> None:
     assert "duplicate name '49999'" in answer.json()["detail"]
 
 
-async def test_paths_methods_and_parameters_nobody_knows(owner: httpx2.AsyncClient) -> None:
+async def test_unknown_paths_methods_and_parameters_are_refused(owner: httpx2.AsyncClient) -> None:
     assert problem(await owner.get(f"{V1}/nothing")) == (404, "not_found")
     assert problem(await owner.get(f"{TASKS}/not-an-id")) == (404, "not_found")
     assert problem(await owner.put(TASKS)) == (405, "method_not_allowed")
@@ -102,7 +102,7 @@ async def test_paths_methods_and_parameters_nobody_knows(owner: httpx2.AsyncClie
     assert problem(await owner.get(f"{TASKS}?priority>=x")) == (422, "invalid_value")
 
 
-async def test_one_key_makes_one_task(owner: httpx2.AsyncClient) -> None:
+async def test_idempotency_key_creates_one_task(owner: httpx2.AsyncClient) -> None:
     headers = {"Idempotency-Key": "k1"}
     answers = await asyncio.gather(
         *(owner.post(TASKS, json={"title": "a"}, headers=headers) for _ in range(8))
@@ -113,7 +113,7 @@ async def test_one_key_makes_one_task(owner: httpx2.AsyncClient) -> None:
     assert problem(other) == (409, "idempotency_conflict")
 
 
-async def test_one_key_makes_one_bulk(owner: httpx2.AsyncClient) -> None:
+async def test_idempotency_key_creates_one_bulk(owner: httpx2.AsyncClient) -> None:
     headers = {"Idempotency-Key": "k2"}
     body = {"tasks": [{"title": "a"}, {"title": "b"}]}
     first = await owner.post(f"{TASKS}/bulk", json=body, headers=headers)
@@ -132,7 +132,7 @@ async def test_one_key_makes_one_bulk(owner: httpx2.AsyncClient) -> None:
     assert right.status_code == 201
 
 
-async def test_one_key_makes_one_rerun(owner: httpx2.AsyncClient) -> None:
+async def test_idempotency_key_creates_one_rerun(owner: httpx2.AsyncClient) -> None:
     made = [(await owner.post(TASKS, json={"title": "a"})).json()["id"] for _ in range(2)]
     headers = {"Idempotency-Key": "k4"}
     first = await owner.post(f"{TASKS}/{made[0]}/rerun", headers=headers)
@@ -148,7 +148,7 @@ async def test_one_key_makes_one_rerun(owner: httpx2.AsyncClient) -> None:
     assert fresh.json()["id"] != first.json()["id"]
 
 
-async def test_an_answer_too_long_to_keep_is_not_given_twice(
+async def test_response_too_long_to_store_is_not_repeated(
     owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idempotency, "MAX_STORED_BYTES", 100)
@@ -169,7 +169,7 @@ async def pruned_later(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     await api.service.engine_for(DEFAULT_WORKSPACE).maintenance.prune_once()
 
 
-async def test_what_may_have_been_done_is_not_done_again(
+async def test_request_with_an_unknown_outcome_is_not_executed_again(
     api: Api, owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
@@ -190,7 +190,7 @@ async def test_what_may_have_been_done_is_not_done_again(
     assert len((await owner.get(TASKS)).json()["tasks"]) == 2
 
 
-async def test_an_answer_that_cannot_be_kept_is_given(
+async def test_response_that_cannot_be_stored_is_returned(
     api: Api, owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
@@ -214,7 +214,7 @@ async def test_an_answer_that_cannot_be_kept_is_given(
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
-async def test_a_key_that_is_forgotten_at_that_moment_is_taken_by_one(
+async def test_idempotency_key_deleted_meanwhile_is_used_by_one_request(
     api: Api, settings: Settings
 ) -> None:
     store = api.service.engine_for(DEFAULT_WORKSPACE).core.store
@@ -253,7 +253,9 @@ async def test_a_key_that_is_forgotten_at_that_moment_is_taken_by_one(
     assert refused.value.code == "in_progress"
 
 
-async def test_the_contract_names_the_key_where_it_counts(owner: httpx2.AsyncClient) -> None:
+async def test_api_contract_lists_the_idempotency_key_where_it_applies(
+    owner: httpx2.AsyncClient,
+) -> None:
     paths = (await owner.get("/openapi.json")).json()["paths"]
     named = {
         f"{method.upper()} {path}"
@@ -264,7 +266,7 @@ async def test_the_contract_names_the_key_where_it_counts(owner: httpx2.AsyncCli
     assert named == idempotency.ROUTES | {f"POST {TASKS}"}
 
 
-async def test_a_variable_is_a_text_or_names_a_secret(owner: httpx2.AsyncClient) -> None:
+async def test_variable_is_a_text_or_a_secret_reference(owner: httpx2.AsyncClient) -> None:
     await owner.put(f"{V1}/secrets/db", json={"value": "s3cret-value"})
     agent = uuid4()
     await owner.put(f"{V1}/agents/{agent}", json={"name": "a"})
@@ -285,7 +287,7 @@ async def test_a_variable_is_a_text_or_names_a_secret(owner: httpx2.AsyncClient)
         assert problem(answer) == (422, code), wrong
 
 
-async def test_a_change_that_somebody_else_overtook(owner: httpx2.AsyncClient) -> None:
+async def test_edit_with_an_outdated_version_is_refused(owner: httpx2.AsyncClient) -> None:
     made = await owner.post(TASKS, json={"title": "a", "tags": ["x"]})
     path, seen = f"{TASKS}/{made.json()['id']}", made.headers["etag"]
     first = await owner.patch(path, json={"title": "b"}, headers={"If-Match": seen})
@@ -301,7 +303,7 @@ async def test_a_change_that_somebody_else_overtook(owner: httpx2.AsyncClient) -
 
 
 @pytest.mark.parametrize("body", [{"status": "PAUSED"}, {}])
-async def test_a_hold_that_somebody_else_overtook(
+async def test_pause_with_an_outdated_version_is_refused(
     owner: httpx2.AsyncClient, body: dict[str, str]
 ) -> None:
     made = await owner.post(TASKS, json={"title": "a"})
@@ -312,7 +314,7 @@ async def test_a_hold_that_somebody_else_overtook(
     assert (await owner.get(path)).json()["status"] == "PENDING"
 
 
-async def test_a_hold_that_is_refused_changes_nothing_else(owner: httpx2.AsyncClient) -> None:
+async def test_refused_pause_changes_nothing_else(owner: httpx2.AsyncClient) -> None:
     path = f"{TASKS}/{(await owner.post(TASKS, json={'title': 'a'})).json()['id']}"
     change = {"title": "b", "priority": 9, "tags": ["x"]}
     refused = await owner.patch(path, json=change | {"status": "PENDING"})
@@ -324,7 +326,7 @@ async def test_a_hold_that_is_refused_changes_nothing_else(owner: httpx2.AsyncCl
     assert (await owner.patch(path, json={"status": "PENDING"})).json()["status"] == "PENDING"
 
 
-async def test_deleting_leaves_the_trail(owner: httpx2.AsyncClient) -> None:
+async def test_deletion_leaves_the_audit_trail(owner: httpx2.AsyncClient) -> None:
     made = await owner.post(TASKS, json={"title": "a", "prompt": "p", "input": {"x": 1}})
     path = f"{TASKS}/{made.json()['id']}"
     assert problem(await owner.delete(path)) == (409, "out_of_turn")
@@ -336,7 +338,7 @@ async def test_deleting_leaves_the_trail(owner: httpx2.AsyncClient) -> None:
     assert kinds == ["submitted", "cancelled", "deleted"]
 
 
-async def test_pages_hold_every_task_once(owner: httpx2.AsyncClient) -> None:
+async def test_task_pages_show_every_task_once(owner: httpx2.AsyncClient) -> None:
     body = {"tasks": [{"title": str(n)} for n in range(25)]}
     made = [each["id"] for each in (await owner.post(f"{TASKS}/bulk", json=body)).json()["tasks"]]
     seen: list[str] = []
@@ -348,7 +350,7 @@ async def test_pages_hold_every_task_once(owner: httpx2.AsyncClient) -> None:
     assert seen == made[::-1]
 
 
-async def test_a_token_that_asks_too_often_waits_alone(settings: Settings) -> None:
+async def test_rate_limited_token_delays_no_other(settings: Settings) -> None:
     async with running(replaced(settings, rate_per_s=5)) as api:
         busy, calm = await api.acting(), await api.acting()
         answers = [await busy.get(f"{V1}/me") for _ in range(60)]
@@ -357,7 +359,7 @@ async def test_a_token_that_asks_too_often_waits_alone(settings: Settings) -> No
         assert (await calm.get(f"{V1}/me")).status_code == 200
 
 
-async def test_a_workspace_beyond_its_quota_waits_alone(
+async def test_workspace_beyond_its_quota_delays_no_other(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     other = await api.acting(workspace=await api.workspace("other"))
@@ -374,14 +376,14 @@ async def test_a_workspace_beyond_its_quota_waits_alone(
     assert codes == [201, 429]
 
 
-async def test_many_at_once_are_within_the_quota(owner: httpx2.AsyncClient) -> None:
+async def test_concurrent_submits_stay_within_the_quota(owner: httpx2.AsyncClient) -> None:
     mine = (await owner.get(f"{V1}/me")).json()["workspaceId"]
     await owner.put(f"{V1}/workspaces/{mine}/quota", json={"pending": 3})
     answers = await asyncio.gather(*(owner.post(TASKS, json={"title": "a"}) for _ in range(20)))
     assert sorted(each.status_code for each in answers) == [201] * 3 + [429] * 17
 
 
-async def test_no_more_tasks_run_than_the_quota_allows(owner: httpx2.AsyncClient) -> None:
+async def test_running_tasks_stay_within_the_quota(owner: httpx2.AsyncClient) -> None:
     mine = (await owner.get(f"{V1}/me")).json()["workspaceId"]
     agents = [str(uuid4()), str(uuid4())]
     for agent in agents:
@@ -407,7 +409,7 @@ async def test_no_more_tasks_run_than_the_quota_allows(owner: httpx2.AsyncClient
     assert await claims() + await claims() + await claims() == 7
 
 
-async def test_actions_by_filter(owner: httpx2.AsyncClient) -> None:
+async def test_bulk_actions_work_by_filter(owner: httpx2.AsyncClient) -> None:
     for tag in ("x", "x", "y"):
         await owner.post(TASKS, json={"title": "a", "tags": [tag]})
     body = {"filter": {"tags": ["x"]}, "action": "cancel", "reason": "r", "dryRun": True}
@@ -421,7 +423,7 @@ async def test_actions_by_filter(owner: httpx2.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("picks", "chosen"), [({"minPriority": 7}, [7, 9]), ({"priority": 7}, [7]), ({}, [3, 7, 9])]
 )
-async def test_actions_by_priority(
+async def test_bulk_actions_work_by_priority(
     owner: httpx2.AsyncClient, picks: dict[str, int], chosen: list[int]
 ) -> None:
     for priority in (3, 7, 9):
@@ -433,14 +435,14 @@ async def test_actions_by_priority(
     assert sorted(each["priority"] for each in found) == chosen
 
 
-async def test_what_picks_in_a_list_picks_for_an_action(owner: httpx2.AsyncClient) -> None:
+async def test_list_filters_work_for_bulk_actions(owner: httpx2.AsyncClient) -> None:
     document = (await owner.get("/openapi.json")).json()
     listed = {each["name"] for each in document["paths"][TASKS]["get"]["parameters"]}
     picking = set(document["components"]["schemas"]["FilterBody"]["properties"])
     assert picking == listed - {"limit", "cursor"}
 
 
-async def test_a_claim_waits_for_a_task(owner: httpx2.AsyncClient) -> None:
+async def test_claim_waits_for_a_task(owner: httpx2.AsyncClient) -> None:
     agent = uuid4()
     await owner.put(f"{V1}/agents/{agent}", json={"name": "a"})
     waiting = asyncio.create_task(
@@ -451,12 +453,12 @@ async def test_a_claim_waits_for_a_task(owner: httpx2.AsyncClient) -> None:
     assert work["id"] == made.json()["id"]
 
 
-def test_answers_do_not_wait_for_acknowledgements() -> None:
+def test_responses_do_not_wait_for_tcp_acknowledgements() -> None:
     with listen(Settings(host="127.0.0.1", port=0)) as bound:
         assert bound.proto == socket.IPPROTO_TCP
 
 
-async def test_a_repeated_request_is_known_after_a_change_of_keys(
+async def test_repeated_request_is_recognised_after_a_key_rotation(
     api: Api, owner: httpx2.AsyncClient, settings: Settings
 ) -> None:
     headers = {"Idempotency-Key": "k2b"}

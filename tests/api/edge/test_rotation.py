@@ -44,7 +44,7 @@ async def settle() -> None:
         await asyncio.get_running_loop().run_in_executor(None, int)
 
 
-async def test_a_holder_has_one_turn_at_once_and_others_do_not_wait_for_its_next() -> None:
+async def test_holder_has_one_turn_at_once_and_delays_no_other_holder() -> None:
     crowd = Crowd(2)
     await crowd.ask("a1", "a2", "a3", "b1", "b2", "c1")
     assert crowd.seen == ["a1", "b1"]
@@ -54,7 +54,7 @@ async def test_a_holder_has_one_turn_at_once_and_others_do_not_wait_for_its_next
     assert (crowd.turns._free, crowd.turns._active, crowd.turns._waiting) == (2, set(), {})
 
 
-async def test_who_leaves_gives_the_turn_on() -> None:
+async def test_waiter_that_leaves_passes_its_turn_on() -> None:
     crowd = Crowd(1)
     await crowd.ask("a1", "b1", "b2", "c1")
     await crowd.leave("b1")
@@ -68,7 +68,7 @@ async def test_who_leaves_gives_the_turn_on() -> None:
     assert crowd.turns._free == 1
 
 
-async def test_who_is_let_in_and_cancelled_at_once_gives_the_turn_on() -> None:
+async def test_waiter_cancelled_as_it_is_admitted_passes_its_turn_on() -> None:
     turns = FairQueue(1)
     inside = turns.acquire("a")
     await inside.__aenter__()

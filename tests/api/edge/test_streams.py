@@ -63,7 +63,9 @@ async def stream(
         yield Events(answer.aiter_lines())
 
 
-async def test_a_task_is_told_to_its_end(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_task_stream_reports_events_until_the_task_finished(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
     work = await claimed(owner)
     session = await api.client(work["token"])
     path = f"{V1}/agent-tasks/{work['id']}"
@@ -85,7 +87,7 @@ async def test_a_task_is_told_to_its_end(api: Api, owner: httpx2.AsyncClient) ->
         assert texts == ["world"]
 
 
-async def test_a_workspace_hears_of_its_own_tasks_alone(
+async def test_workspace_stream_reports_only_its_own_tasks(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     other = await api.acting(workspace=await api.workspace("other"))
@@ -96,7 +98,7 @@ async def test_a_workspace_hears_of_its_own_tasks_alone(
         assert (name, data["taskId"], data["newStatus"]) == ("task", made.json()["id"], "PENDING")
 
 
-async def test_a_stream_ends_with_the_right_to_read(
+async def test_stream_ends_when_its_token_loses_access(
     moved_time: MovedTime, api: Api, owner: httpx2.AsyncClient
 ) -> None:
     made = (await owner.post(f"{V1}/tokens", json={"name": "t", "scopes": ["read"]})).json()
@@ -108,7 +110,7 @@ async def test_a_stream_ends_with_the_right_to_read(
     await eventually(lambda: api.service.hub.stream_count == 0)
 
 
-async def test_a_reader_who_reads_hears_of_many_tasks_at_once(owner: httpx2.AsyncClient) -> None:
+async def test_reading_subscriber_gets_events_of_many_tasks(owner: httpx2.AsyncClient) -> None:
     async with stream(owner, "/events") as events:
         body = {"tasks": [{"title": str(n)} for n in range(5 * MAX_BUFFERED)]}
         made = (await owner.post(f"{V1}/agent-tasks/bulk", json=body)).json()["tasks"]
@@ -116,7 +118,9 @@ async def test_a_reader_who_reads_hears_of_many_tasks_at_once(owner: httpx2.Asyn
     assert {data["taskId"] for _, data in told} == {each["id"] for each in made}
 
 
-async def test_a_reader_who_does_not_read_is_dropped(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_subscriber_that_does_not_read_is_dropped(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
     host, _, port = api.url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
     token = owner.headers["authorization"]
@@ -131,7 +135,7 @@ async def test_a_reader_who_does_not_read_is_dropped(api: Api, owner: httpx2.Asy
     writer.close()
 
 
-async def test_a_place_nobody_gave_is_refused(owner: httpx2.AsyncClient) -> None:
+async def test_unknown_stream_cursor_is_refused(owner: httpx2.AsyncClient) -> None:
     made = (await owner.post(f"{V1}/agent-tasks", json={"title": "a"})).json()["id"]
     path = f"{V1}/agent-tasks/{made}/events"
     for bad in ("x", "1.2", "1.2.3.4", "-1.0.0", "1.2." + "9" * 40):

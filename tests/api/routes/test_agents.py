@@ -26,7 +26,7 @@ async def itself(api: Api, owner: httpx2.AsyncClient, agent: str) -> httpx2.Asyn
     return await api.client((await owner.post(f"{V1}/agents/{agent}/token")).json()["token"])
 
 
-async def test_an_agent_cannot_raise_its_own_limits(
+async def test_agent_cannot_raise_its_own_limits(
     owner: httpx2.AsyncClient, itself: httpx2.AsyncClient, agent: str
 ) -> None:
     more = {"name": "a", "maxConcurrentTasks": 100, "acceptCommands": True}
@@ -39,7 +39,7 @@ async def test_an_agent_cannot_raise_its_own_limits(
     assert (answered["id"], answered["managed"]) == (agent, True)
 
 
-async def test_heartbeats_are_kept_as_health(
+async def test_heartbeats_are_stored_as_health(
     owner: httpx2.AsyncClient, itself: httpx2.AsyncClient, agent: str
 ) -> None:
     said = {"status": "degraded", "progressPercent": 40.5, "memoryMb": 12.5}
@@ -56,7 +56,7 @@ async def test_heartbeats_are_kept_as_health(
     assert (await owner.get(f"{V1}/agents/{agent}/health?limit=0")).status_code in (400, 422)
 
 
-async def test_without_its_task_an_agent_has_no_words_of_its_own(
+async def test_agent_without_a_task_cannot_report(
     owner: httpx2.AsyncClient, itself: httpx2.AsyncClient, agent: str
 ) -> None:
     secret = "canary-0123456789"
@@ -70,7 +70,7 @@ async def test_without_its_task_an_agent_has_no_words_of_its_own(
     assert (current["status"], current["currentStep"]) == ("unknown", None)
 
 
-async def test_an_agent_that_ends_takes_no_more_and_hears_of_its_kill(
+async def test_terminated_agent_claims_nothing_and_gets_the_kill_request(
     owner: httpx2.AsyncClient, itself: httpx2.AsyncClient, agent: str
 ) -> None:
     await owner.post(f"{V1}/agent-tasks", json={"title": "t"})
@@ -90,7 +90,7 @@ async def test_an_agent_that_ends_takes_no_more_and_hears_of_its_kill(
     assert problem(refused) == (403, "agent_terminated")
 
 
-async def test_an_agent_is_explained(owner: httpx2.AsyncClient, agent: str) -> None:
+async def test_explain_of_an_agent_is_returned(owner: httpx2.AsyncClient, agent: str) -> None:
     await owner.post(f"{V1}/agent-tasks", json={"title": "t"})
     await owner.post(f"{V1}/agent-tasks", json={"title": "t", "capabilities": ["git"]})
     found = (await owner.get(f"{V1}/agents/{agent}/explain")).json()
@@ -101,7 +101,9 @@ async def test_an_agent_is_explained(owner: httpx2.AsyncClient, agent: str) -> N
     assert other["requires"] == {"task_type": "default", "capabilities": ["git"]}
 
 
-async def test_messages(owner: httpx2.AsyncClient, itself: httpx2.AsyncClient, agent: str) -> None:
+async def test_messages_are_sent_listed_and_dequeued(
+    owner: httpx2.AsyncClient, itself: httpx2.AsyncClient, agent: str
+) -> None:
     path = f"{V1}/agents/{agent}/messages"
     said = {"kind": "note", "body": {"n": 1}, "clientMessageId": "m"}
     first = await owner.post(path, json=said)
@@ -122,7 +124,7 @@ async def test_messages(owner: httpx2.AsyncClient, itself: httpx2.AsyncClient, a
     assert problem(await itself.post(foreign)) == (404, "not_found")
 
 
-async def test_a_worker_hears_that_it_is_to_end(owner: httpx2.AsyncClient) -> None:
+async def test_worker_heartbeat_returns_the_request_to_stop(owner: httpx2.AsyncClient) -> None:
     assert problem(await owner.post(f"{V1}/workers/w/drain")) == (404, "not_found")
     beat = {"host": "h", "pid": 1, "agents": []}
     assert (await owner.post(f"{V1}/workers/w/heartbeat", json=beat)).json()["drain"] is False
@@ -135,7 +137,7 @@ async def test_a_worker_hears_that_it_is_to_end(owner: httpx2.AsyncClient) -> No
     assert (await owner.post(f"{V1}/workers/w/heartbeat", json=beat)).json()["drain"] is True
 
 
-async def test_a_name_that_is_anothers_changes_nothing(owner: httpx2.AsyncClient) -> None:
+async def test_registration_under_a_used_name_changes_nothing(owner: httpx2.AsyncClient) -> None:
     mine, other = str(uuid4()), str(uuid4())
     body = {"name": "dev-1", "maxConcurrentTasks": 3, "taskTags": ["a"]}
     made = (await owner.put(f"{V1}/agents/{mine}", json=body)).json()

@@ -12,7 +12,7 @@ from tenuto.model.tenancy.access import Role
 PATH = f"{V1}/definitions"
 
 
-async def test_a_definition_is_made_changed_and_forgotten(owner: httpx2.AsyncClient) -> None:
+async def test_definition_is_created_changed_and_deleted(owner: httpx2.AsyncClient) -> None:
     spec: dict[str, Any] = {
         "id": "team/a:1",
         "name": "A",
@@ -53,7 +53,7 @@ async def test_a_definition_is_made_changed_and_forgotten(owner: httpx2.AsyncCli
     assert problem(await owner.get(f"{PATH}/team/a:1")) == (404, "not_found")
 
 
-async def test_a_group_is_a_definition_too(owner: httpx2.AsyncClient) -> None:
+async def test_group_is_a_definition(owner: httpx2.AsyncClient) -> None:
     children = ["a", {"childId": "b", "kind": "Task"}]
     body = {"kind": "group", "spec": {"type": "Parallel", "children": children}}
     view = (await owner.put(f"{PATH}/g", json=body)).json()
@@ -72,7 +72,7 @@ async def test_a_group_is_a_definition_too(owner: httpx2.AsyncClient) -> None:
         ({"foreachItems": 1, "foreachTemplateTaskId": "x"}, "invalid_value", "foreach_items"),
     ],
 )
-async def test_a_bad_definition_is_refused(
+async def test_bad_definition_is_refused(
     owner: httpx2.AsyncClient, spec: Any, code: str, field: str | None
 ) -> None:
     answer = await owner.put(f"{PATH}/k", json={"spec": spec})
@@ -81,7 +81,7 @@ async def test_a_bad_definition_is_refused(
     assert (await owner.get(PATH)).json()["definitions"] == []
 
 
-async def test_deep_values_are_refused_not_followed(owner: httpx2.AsyncClient) -> None:
+async def test_deeply_nested_values_are_refused(owner: httpx2.AsyncClient) -> None:
     for depth in (100, 500, 900):
         body = '{"spec": {"input": ' + "[" * depth + "]" * depth + "}}"
         headers = {"Content-Type": "application/json"}
@@ -108,7 +108,7 @@ async def test_yaml_is_applied(owner: httpx2.AsyncClient) -> None:
     assert again["started"] == []
 
 
-async def test_every_fault_comes_with_its_place(owner: httpx2.AsyncClient) -> None:
+async def test_every_yaml_error_has_its_location(owner: httpx2.AsyncClient) -> None:
     text = "tasks:\n- {id: a, priority: 0}\n- {id: b, promt: x}\n"
     answer = await owner.post(f"{PATH}/apply", json={"files": {"flow.yaml": text}})
     assert problem(answer) == (422, "invalid_value")
@@ -124,7 +124,7 @@ async def test_every_fault_comes_with_its_place(owner: httpx2.AsyncClient) -> No
     assert problem(await owner.post(f"{PATH}/apply", json=evil)) == (422, "yaml_invalid")
 
 
-async def test_members_write_and_viewers_look(api: Api) -> None:
+async def test_members_write_and_viewers_read_definitions(api: Api) -> None:
     member, viewer = await api.acting(Role.MEMBER), await api.acting(Role.VIEWER)
     assert (await member.post(f"{PATH}/apply", json={"manifest": "id: a"})).status_code == 200
     assert (await viewer.get(f"{PATH}/a")).status_code == 200

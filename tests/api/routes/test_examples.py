@@ -21,7 +21,7 @@ TASK = {
 }
 
 
-async def test_a_task_from_beginning_to_end(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_task_runs_from_submit_to_result(api: Api, owner: httpx2.AsyncClient) -> None:
     made = await owner.post(f"{V1}/agent-tasks", json=TASK)
     assert made.status_code == 201
     task = made.json()["id"]
@@ -91,7 +91,7 @@ async def test_a_task_from_beginning_to_end(api: Api, owner: httpx2.AsyncClient)
     assert logs.json()["lines"] == []
 
 
-async def test_changing_cancelling_retrying(owner: httpx2.AsyncClient) -> None:
+async def test_task_is_edited_cancelled_and_retried(owner: httpx2.AsyncClient) -> None:
     task = (await owner.post(f"{V1}/agent-tasks", json=TASK)).json()["id"]
     held = await owner.patch(f"{V1}/agent-tasks/{task}", json={"priority": 10, "status": "PAUSED"})
     assert (held.json()["priority"], held.json()["status"]) == (10, "PAUSED")
@@ -103,7 +103,7 @@ async def test_changing_cancelling_retrying(owner: httpx2.AsyncClient) -> None:
     assert again.json()["status"] == "PENDING"
 
 
-async def test_starting_before_its_time(owner: httpx2.AsyncClient) -> None:
+async def test_scheduled_task_is_started_early(owner: httpx2.AsyncClient) -> None:
     later = {"title": "t", "runAt": "2100-01-01T00:00:00Z"}
     made = (await owner.post(f"{V1}/agent-tasks", json=later)).json()
     assert (made["status"], made["waitingFor"]) == ("WAITING", "schedule")
@@ -114,7 +114,7 @@ async def test_starting_before_its_time(owner: httpx2.AsyncClient) -> None:
     assert problem(again) == (409, "out_of_turn")
 
 
-async def test_a_new_task_is_shown_as_it_is_stored(owner: httpx2.AsyncClient) -> None:
+async def test_submit_response_equals_the_stored_task(owner: httpx2.AsyncClient) -> None:
     body = TASK | {
         "tags": ["b", "a", "b"],
         "taskTags": ["z", "y"],
@@ -130,14 +130,14 @@ async def test_a_new_task_is_shown_as_it_is_stored(owner: httpx2.AsyncClient) ->
     assert made.headers["etag"] == shown.headers["etag"]
 
 
-async def test_a_new_task_is_shown_without_its_secrets(owner: httpx2.AsyncClient) -> None:
+async def test_submit_response_has_no_secrets(owner: httpx2.AsyncClient) -> None:
     body = {"title": "t", "input": {"secrets": {"key": "s3cret-value"}}}
     made = (await owner.post(f"{V1}/agent-tasks", json=body)).json()
     assert made["inputContext"] == {"secrets": {"key": "***"}}
     assert made == (await owner.get(f"{V1}/agent-tasks/{made['id']}")).json()
 
 
-async def test_agents_health_and_end(owner: httpx2.AsyncClient) -> None:
+async def test_agent_reports_health_and_is_terminated(owner: httpx2.AsyncClient) -> None:
     agent = uuid4()
     await owner.put(f"{V1}/agents/{agent}", json={"name": "a"})
     assert (await owner.get(f"{V1}/agents/{agent}/health")).json()["healthy"] is True
@@ -150,7 +150,7 @@ async def test_agents_health_and_end(owner: httpx2.AsyncClient) -> None:
     assert problem(refused) == (403, "agent_terminated")
 
 
-async def test_coordinator_and_health(owner: httpx2.AsyncClient) -> None:
+async def test_coordinator_and_health_are_shown(owner: httpx2.AsyncClient) -> None:
     status = (await owner.get(f"{V1}/coordinator/status")).json()
     assert set(status["stats"]) == {"pendingTasks", "runningTasks", "healthyAgents", "staleAgents"}
     assert {"active", "instanceId", "workspaces", "lastHeartbeat"} <= set(status)

@@ -74,7 +74,7 @@ async def nightly(flowing: Flowing) -> None:
     )
 
 
-async def test_a_flow_from_its_start_to_an_approval(api: Api, flowing: Flowing) -> None:
+async def test_flow_runs_from_its_start_to_an_approval(api: Api, flowing: Flowing) -> None:
     await nightly(flowing)
     made = await flowing.start("nightly", input={"day": 1}, priority=9)
     flow = made["id"]
@@ -116,7 +116,7 @@ async def test_flows_are_listed_in_pages(api: Api, flowing: Flowing) -> None:
     assert [(each["key"], each["flowId"]) for each in tasks["tasks"]] == [("a", ids[0])]
 
 
-async def test_a_graph_is_told_as_data_and_as_mermaid(api: Api, flowing: Flowing) -> None:
+async def test_graph_is_returned_as_data_and_as_mermaid(api: Api, flowing: Flowing) -> None:
     await nightly(flowing)
     flow = (await flowing.start("nightly"))["id"]
     graph = await flowing.get(f"flows/{flow}/graph")
@@ -138,7 +138,7 @@ async def test_a_graph_is_told_as_data_and_as_mermaid(api: Api, flowing: Flowing
     assert "subgraph" in text.text
 
 
-async def test_a_flow_is_held_ended_and_run_again(api: Api, flowing: Flowing) -> None:
+async def test_flow_is_paused_cancelled_and_run_again(api: Api, flowing: Flowing) -> None:
     await nightly(flowing)
     flow = (await flowing.start("nightly", input={"day": 1}))["id"]
     assert (await flowing.post(f"flows/{flow}/pause")).json()["status"] == "PAUSED"
@@ -154,7 +154,7 @@ async def test_a_flow_is_held_ended_and_run_again(api: Api, flowing: Flowing) ->
     assert same.json()["id"] == again.json()["id"]
 
 
-async def test_a_flow_goes_on_from_what_failed(api: Api, flowing: Flowing) -> None:
+async def test_flow_continues_from_failed_tasks(api: Api, flowing: Flowing) -> None:
     await nightly(flowing)
     flow = (await flowing.start("nightly"))["id"]
     await flowing.work("clean")
@@ -171,7 +171,7 @@ async def test_a_flow_goes_on_from_what_failed(api: Api, flowing: Flowing) -> No
     assert [each["key"] for each in await flowing.work()] == ["clean", "report"]
 
 
-async def test_one_key_starts_one_flow(api: Api, flowing: Flowing) -> None:
+async def test_idempotency_key_starts_one_flow(api: Api, flowing: Flowing) -> None:
     await flowing.define("a", prompt="A.")
     key = {"Idempotency-Key": "monday"}
     first = await flowing.post("flows", {"key": "a"}, **key)
@@ -182,7 +182,7 @@ async def test_one_key_starts_one_flow(api: Api, flowing: Flowing) -> None:
     assert problem(other) == (409, "idempotency_conflict")
 
 
-async def test_what_cannot_be_started_is_refused(api: Api, flowing: Flowing) -> None:
+async def test_invalid_flow_start_is_refused(api: Api, flowing: Flowing) -> None:
     await flowing.define("a", prompt="A.", next="nowhere")
     for body, code in (
         ({"key": "a"}, "target_unknown"),
@@ -194,7 +194,7 @@ async def test_what_cannot_be_started_is_refused(api: Api, flowing: Flowing) -> 
         assert problem(await flowing.post("flows", body)) == (422, code), body
 
 
-async def test_a_group_is_defined_started_and_controlled(api: Api, flowing: Flowing) -> None:
+async def test_group_is_defined_started_and_controlled(api: Api, flowing: Flowing) -> None:
     for key in ("x", "y", "end"):
         await flowing.define(key, prompt=key)
     body = {
@@ -253,7 +253,7 @@ async def test_bad_groups_are_refused(api: Api, flowing: Flowing) -> None:
     assert problem(await flowing.post("groups/nobody/start")) == (404, "not_found")
 
 
-async def test_a_group_that_cannot_start_is_not_defined(api: Api, flowing: Flowing) -> None:
+async def test_group_that_cannot_start_is_not_stored(api: Api, flowing: Flowing) -> None:
     await flowing.define("x", prompt="X.")
     body = {"key": "g", "children": ["x"], "start": True}
     hidden = await flowing.post("groups", body | {"input": {"secrets": {"a": "b" * 20}}})
@@ -266,7 +266,7 @@ async def test_a_group_that_cannot_start_is_not_defined(api: Api, flowing: Flowi
     assert (await flowing.post("groups", body)).status_code == 201
 
 
-async def test_tasks_say_what_they_wait_for(api: Api, flowing: Flowing) -> None:
+async def test_task_shows_its_dependencies(api: Api, flowing: Flowing) -> None:
     first = (await flowing.post("agent-tasks", {"title": "a", "key": "a"})).json()["id"]
     made = await flowing.post(
         "agent-tasks",
@@ -293,7 +293,7 @@ async def test_tasks_say_what_they_wait_for(api: Api, flowing: Flowing) -> None:
     assert works["b"]["inputContext"] == "a"
 
 
-async def test_a_bulk_refers_to_itself_by_key(api: Api, flowing: Flowing) -> None:
+async def test_bulk_tasks_refer_to_each_other_by_key(api: Api, flowing: Flowing) -> None:
     body = {
         "tasks": [
             {"title": "b", "key": "b", "dependsOn": ["a"]},
@@ -314,7 +314,7 @@ FLAT = {"condition": "true", "trueNextTaskId": "yes", "falseNextTaskId": "no"}
     [{"control": NESTED}, FLAT, FLAT | {"taskType": "ConditionTask", "kind": "condition"}],
     ids=["nested", "flat", "typed"],
 )
-async def test_a_task_that_controls_is_a_flow_of_its_own(
+async def test_control_task_is_a_flow_of_its_own(
     api: Api, flowing: Flowing, said: dict[str, Any]
 ) -> None:
     await flowing.define("yes", prompt="Yes.")
@@ -326,7 +326,7 @@ async def test_a_task_that_controls_is_a_flow_of_its_own(
     assert (await flowing.get(f"flows/{made['flowId']}"))["status"] == "COMPLETED"
 
 
-async def test_a_task_with_a_next_starts_a_chain(api: Api, flowing: Flowing) -> None:
+async def test_task_with_a_next_task_starts_a_chain(api: Api, flowing: Flowing) -> None:
     await flowing.define("after", prompt="After.")
     body = {"title": "first", "key": "first", "prompt": "First.", "next": "after"}
     made = await flowing.post("agent-tasks", body, **{"Idempotency-Key": "k"})
@@ -356,11 +356,11 @@ async def test_a_task_with_a_next_starts_a_chain(api: Api, flowing: Flowing) -> 
     ],
     ids=str,
 )
-async def test_what_is_said_wrongly_is_refused(flowing: Flowing, said: dict[str, Any]) -> None:
+async def test_invalid_flow_body_is_refused(flowing: Flowing, said: dict[str, Any]) -> None:
     assert problem(await flowing.post("agent-tasks", {"title": "t", **said}))[0] == 422
 
 
-async def test_agents_do_not_answer_for_people(api: Api, flowing: Flowing) -> None:
+async def test_agent_cannot_answer_the_inbox(api: Api, flowing: Flowing) -> None:
     await flowing.define("sign", approval={})
     await flowing.define("work", prompt="Work.")
     await flowing.start("sign")

@@ -36,7 +36,7 @@ async def status_of(api: Api, workspace: UUID, task: UUID) -> str:
     return (await api.service.engine_for(workspace).show(task)).status
 
 
-async def test_recovery_looks_at_one_workspace_alone(
+async def test_recover_covers_one_workspace_only(
     api: Api, settings: Settings, database_url: str
 ) -> None:
     raw = Raw(database_url)
@@ -71,7 +71,7 @@ async def belongs(api: Api, workspace: UUID, user: UUID, role: Role) -> None:
     await api.service.store.transact_one(script)
 
 
-async def test_who_belongs_to_two_workspaces_names_the_one(api: Api, database_url: str) -> None:
+async def test_member_of_two_workspaces_must_name_one(api: Api, database_url: str) -> None:
     raw = Raw(database_url)
     identity = api.service.identity
     other, third = await api.workspace("other"), await api.workspace("third")
@@ -92,7 +92,7 @@ async def test_who_belongs_to_two_workspaces_names_the_one(api: Api, database_ur
     assert problem(refused) == (403, "forbidden")
 
 
-async def test_status_and_logs_tell_of_the_leader(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_status_and_logs_show_the_leader(api: Api, owner: httpx2.AsyncClient) -> None:
     engine = Engine(api.service.store, actor="here")
     one, two = (Coordinator(engine, Settings(), {}, name) for name in ("one", "two"))
     for each in (one, two, one):
@@ -118,7 +118,7 @@ async def test_status_and_logs_tell_of_the_leader(api: Api, owner: httpx2.AsyncC
     assert problem(await owner.get(f"{V1}/coordinator/logs?level=LOUD"))[0] == 422
 
 
-async def test_health_says_since_when_the_database_is_away(
+async def test_health_reports_since_when_the_database_is_unavailable(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     anybody = await api.client()
@@ -136,7 +136,7 @@ async def test_health_says_since_when_the_database_is_away(
     assert (back.status_code, back.json()["downSince"]) == (200, None)
 
 
-async def test_what_coordinators_note_is_nobody_s_task(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_coordinator_log_entries_are_not_tasks(api: Api, owner: httpx2.AsyncClient) -> None:
     """Other readers of events, such as streams and webhooks, see nothing of it."""
     engine = Engine(api.service.store, actor="here")
     await engine.maintenance.record_event("coordinator.conflict", "ERROR", "m", "one")
@@ -147,7 +147,7 @@ async def test_what_coordinators_note_is_nobody_s_task(api: Api, owner: httpx2.A
     assert (await coordinator.cycle_once()).leading
 
 
-async def test_a_heartbeat_brings_the_warning(
+async def test_heartbeat_returns_the_warning(
     api: Api, owner: httpx2.AsyncClient, database_url: str
 ) -> None:
     raw = Raw(database_url)

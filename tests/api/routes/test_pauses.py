@@ -30,7 +30,7 @@ async def claim(owner: httpx2.AsyncClient, agent: str, limit: int = 10) -> list[
     return list(answer.json()["tasks"])
 
 
-async def test_a_gate_from_beginning_to_end(api: Api) -> None:
+async def test_pause_is_created_listed_and_removed(api: Api) -> None:
     admin = await api.acting(Role.ADMIN)
     agent = await agent_of(admin)
     task = await submit(admin, taskType="a/b c")
@@ -49,7 +49,7 @@ async def test_a_gate_from_beginning_to_end(api: Api) -> None:
     assert problem(again) == (404, "not_found")
 
 
-async def test_the_workspace_is_paused_without_a_subject(api: Api) -> None:
+async def test_workspace_pause_needs_no_subject(api: Api) -> None:
     owner = await api.acting()
     made = await owner.post(f"{V1}/gates", json={"kind": "workspace"})
     assert (made.status_code, made.json()["subject"]) == (201, "all")
@@ -68,14 +68,14 @@ async def test_the_workspace_is_paused_without_a_subject(api: Api) -> None:
         ({"kind": "type", "subject": "x\x00"}, 422, "text_invalid"),
     ],
 )
-async def test_a_bad_gate_is_refused(
+async def test_invalid_pause_is_refused(
     owner: httpx2.AsyncClient, body: Any, status: int, code: str
 ) -> None:
     assert problem(await owner.post(f"{V1}/gates", json=body)) == (status, code)
     assert (await owner.get(f"{V1}/gates")).json() == {"gates": []}
 
 
-async def test_a_member_may_look_and_not_touch(api: Api) -> None:
+async def test_member_can_read_but_not_change_pauses(api: Api) -> None:
     member = await api.acting(Role.MEMBER)
     assert (await member.get(f"{V1}/gates")).status_code == 200
     body = {"kind": "workspace"}
@@ -85,7 +85,7 @@ async def test_a_member_may_look_and_not_touch(api: Api) -> None:
     assert problem(answer) == (403, "forbidden")
 
 
-async def test_a_rate_limit_from_beginning_to_end(owner: httpx2.AsyncClient) -> None:
+async def test_rate_limit_is_created_listed_and_deleted(owner: httpx2.AsyncClient) -> None:
     agent = await agent_of(owner, model="anthropic/opus", account="team-a")
     path = f"{V1}/rate-limits/team%20a"
     body = {"provider": "anthropic", "account": "team-a", "requestsPerMinute": 2}
@@ -115,14 +115,14 @@ async def test_a_rate_limit_from_beginning_to_end(owner: httpx2.AsyncClient) -> 
         {"provider": "\x00", "requestsPerMinute": 1},
     ],
 )
-async def test_a_bad_rate_limit_is_refused(owner: httpx2.AsyncClient, body: Any) -> None:
+async def test_invalid_rate_limit_body_is_refused(owner: httpx2.AsyncClient, body: Any) -> None:
     answer = await owner.put(f"{V1}/rate-limits/x", json=body)
     assert answer.status_code == 422, answer.text
     assert (await owner.get(f"{V1}/rate-limits")).json() == {"rateLimits": []}
 
 
 @pytest.mark.parametrize("how", ["park", "fail"])
-async def test_a_providers_reset_parks_the_task_and_closes_its_lane(
+async def test_provider_reset_time_parks_the_task_and_pauses_its_lane(
     api: Api, owner: httpx2.AsyncClient, how: str
 ) -> None:
     agent = await agent_of(owner)

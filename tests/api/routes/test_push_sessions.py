@@ -49,7 +49,7 @@ async def pushed(api: Api, owner: httpx2.AsyncClient, dispatching: PushSessions)
     return Pushed(agent, work.fence, await api.client(token))
 
 
-async def test_a_heartbeat_says_that_the_session_has_begun(
+async def test_heartbeat_begins_the_session(
     api: Api, owner: httpx2.AsyncClient, pushed: Pushed, dispatching: PushSessions
 ) -> None:
     path = f"{V1}/agent-tasks/{pushed.fence.task}"
@@ -78,7 +78,7 @@ async def test_a_heartbeat_says_that_the_session_has_begun(
         ("release", {}, "PENDING"),
     ],
 )
-async def test_a_session_may_end_before_its_gateway_has_told_it(
+async def test_session_can_finish_before_its_gateway_reported_it(
     pushed: Pushed, dispatching: PushSessions, what: str, body: dict[str, Any], status: str
 ) -> None:
     answer = await pushed.say(what, **body)
@@ -91,7 +91,7 @@ async def test_a_session_may_end_before_its_gateway_has_told_it(
         assert problem(await pushed.say("complete")) == (409, "lease_lost")
 
 
-async def test_a_stale_fence_is_refused_in_any_status(
+async def test_outdated_fence_is_refused_in_any_status(
     api: Api, pushed: Pushed, dispatching: PushSessions
 ) -> None:
     stale = Fence(pushed.fence.task, pushed.fence.attempt, "0" * 32)
@@ -125,7 +125,7 @@ async def test_health_shows_the_worst_gateway(api: Api, dispatching: PushSession
 
 
 @pytest.mark.parametrize(("what", "body"), [("complete", {}), ("fail", {"error": "no"})])
-async def test_what_a_session_used_counts_once_though_it_ends_before_the_word(
+async def test_usage_of_a_session_that_finishes_unreported_counts_once(
     owner: httpx2.AsyncClient, pushed: Pushed, what: str, body: dict[str, Any]
 ) -> None:
     used = {"inputTokens": 7, "costUsd": 0.5}

@@ -13,7 +13,7 @@ async def start(api: Api, folder: Path) -> tuple[httpx2.AsyncClient, str]:
     return owner, f"{V1}/workspaces/{(await owner.get(f'{V1}/me')).json()['workspaceId']}"
 
 
-async def test_a_quota_above_the_ceiling_is_refused(settings: Settings, tmp_path: Path) -> None:
+async def test_quota_above_the_ceiling_is_refused(settings: Settings, tmp_path: Path) -> None:
     bounded = replaced(settings, quota_pending=2, quota_running=1, quota_tasks_per_minute=60)
     async with running(bounded) as api:
         owner, mine = await start(api, tmp_path)
@@ -28,7 +28,7 @@ async def test_a_quota_above_the_ceiling_is_refused(settings: Settings, tmp_path
         assert free.json()["quota"] == shown
 
 
-async def test_the_ceiling_holds_without_a_quota(settings: Settings, tmp_path: Path) -> None:
+async def test_ceiling_applies_without_a_quota(settings: Settings, tmp_path: Path) -> None:
     async with running(replaced(settings, quota_pending=2, quota_running=1)) as api:
         owner, _ = await start(api, tmp_path)
         for _ in range(2):
@@ -48,7 +48,9 @@ async def test_the_ceiling_holds_without_a_quota(settings: Settings, tmp_path: P
         assert "its quota is 1 at once" in gate["detail"]
 
 
-async def test_tasks_a_minute_are_bounded(settings: Settings, tmp_path: Path) -> None:
+async def test_submits_per_minute_are_bounded_by_the_ceiling(
+    settings: Settings, tmp_path: Path
+) -> None:
     async with running(replaced(settings, quota_tasks_per_minute=1)) as api:
         owner, _ = await start(api, tmp_path)
         assert (await owner.post(f"{V1}/agent-tasks", json={"title": "t"})).status_code == 201

@@ -23,7 +23,7 @@ async def user(api: Api, owner: httpx2.AsyncClient) -> httpx2.AsyncClient:
     return await api.acting(Role.MEMBER)
 
 
-async def test_a_schedule_from_beginning_to_end(user: httpx2.AsyncClient) -> None:
+async def test_schedule_is_created_changed_and_deleted(user: httpx2.AsyncClient) -> None:
     made = await user.post(f"{V1}/schedules", json=BODY)
     assert made.status_code == 201
     view = made.json()
@@ -65,7 +65,7 @@ async def test_a_schedule_from_beginning_to_end(user: httpx2.AsyncClient) -> Non
         ({"input": {"secrets": {"a": "hush-hush"}}}, "secret_in_definition", "input"),
     ],
 )
-async def test_a_bad_schedule_is_refused(
+async def test_invalid_schedule_body_is_refused(
     user: httpx2.AsyncClient, changes: Any, code: str, field: str | None
 ) -> None:
     answer = await user.post(f"{V1}/schedules", json=BODY | changes)
@@ -74,7 +74,7 @@ async def test_a_bad_schedule_is_refused(
         assert answer.json()["field"] == field
 
 
-async def test_an_immediate_schedule_answers_with_its_flow(user: httpx2.AsyncClient) -> None:
+async def test_immediate_schedule_returns_its_flow(user: httpx2.AsyncClient) -> None:
     body = BODY | {"schedule": {"type": "immediate"}}
     answers = [
         await user.post(f"{V1}/schedules", json=body, headers={"Idempotency-Key": "k"})
@@ -85,7 +85,7 @@ async def test_an_immediate_schedule_answers_with_its_flow(user: httpx2.AsyncCli
     assert (await user.get(f"{V1}/flows/{flow}")).json()["source"].startswith("schedule:")
 
 
-async def test_a_trigger_from_beginning_to_end(api: Api, user: httpx2.AsyncClient) -> None:
+async def test_trigger_is_created_changed_and_deleted(api: Api, user: httpx2.AsyncClient) -> None:
     made = await user.post(f"{V1}/triggers", json=RULE)
     assert made.status_code == 201
     view = made.json()
@@ -138,11 +138,13 @@ async def test_schedules_fire_for_a_server(api: Api, user: httpx2.AsyncClient) -
         ({"name": "x", "date": 1}, "invalid_value"),
     ],
 )
-async def test_a_bad_event_is_refused(user: httpx2.AsyncClient, body: Any, code: str) -> None:
+async def test_invalid_event_body_is_refused(
+    user: httpx2.AsyncClient, body: Any, code: str
+) -> None:
     assert problem(await user.post(f"{V1}/events", json=body)) == (422, code)
 
 
-async def test_who_may_look_may_not_write(api: Api, user: httpx2.AsyncClient) -> None:
+async def test_viewer_cannot_change_schedules(api: Api, user: httpx2.AsyncClient) -> None:
     made = (await user.post(f"{V1}/schedules", json=BODY)).json()["id"]
     viewer = await api.acting(Role.VIEWER)
     assert (await viewer.get(f"{V1}/schedules/{made}")).status_code == 200
@@ -158,7 +160,7 @@ async def test_who_may_look_may_not_write(api: Api, user: httpx2.AsyncClient) ->
         assert problem(answer) == (403, "forbidden"), path
 
 
-async def test_an_event_is_in_the_stream(user: httpx2.AsyncClient) -> None:
+async def test_published_event_is_in_the_stream(user: httpx2.AsyncClient) -> None:
     async with user.stream("GET", f"{V1}/events") as stream, asyncio.timeout(20):
         lines = stream.aiter_lines()
         assert await anext(lines) == ": open"
@@ -177,9 +179,7 @@ async def _until(lines: Any, beginning: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["schedules", "triggers"])
-async def test_a_name_that_nothing_can_have_is_refused(
-    owner: httpx2.AsyncClient, kind: str
-) -> None:
+async def test_invalid_schedule_name_is_refused(owner: httpx2.AsyncClient, kind: str) -> None:
     refused = await owner.get(f"{V1}/{kind}?name=%00")
     assert problem(refused) == (422, "text_invalid")
     assert (await owner.get(f"{V1}/{kind}?name=nobody")).json()[kind] == []

@@ -52,7 +52,7 @@ async def parked(mine: httpx2.AsyncClient, task: str, **said: Any) -> dict[str, 
     return body
 
 
-async def test_an_agent_makes_children_and_waits_for_them(
+async def test_agent_spawns_subtasks_and_waits_for_them(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     parent = await an_agent(api, owner, "parent")
@@ -77,7 +77,7 @@ async def test_an_agent_makes_children_and_waits_for_them(
     assert problem(await owner.get(f"{TASKS}/{uuid4()}/children")) == (404, "not_found")
 
 
-async def test_bad_waits_are_refused(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_invalid_wait_is_refused(api: Api, owner: httpx2.AsyncClient) -> None:
     parent = await an_agent(api, owner, "parent")
     task = await submitted(owner)
     _, mine = await parent.claim()
@@ -96,7 +96,7 @@ async def test_bad_waits_are_refused(api: Api, owner: httpx2.AsyncClient) -> Non
     assert (await parked(mine, task, hold="children"))["parked"] is False
 
 
-async def test_an_agent_asks_and_only_people_answer(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_agent_asks_and_only_a_user_answers(api: Api, owner: httpx2.AsyncClient) -> None:
     parent = await an_agent(api, owner, "parent")
     task = await submitted(owner)
     _, mine = await parent.claim()
@@ -126,7 +126,7 @@ async def test_an_agent_asks_and_only_people_answer(api: Api, owner: httpx2.Asyn
     assert told["answer"]["answer"] == "left"
 
 
-async def test_bad_questions_are_refused(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_invalid_question_is_refused(api: Api, owner: httpx2.AsyncClient) -> None:
     parent = await an_agent(api, owner, "parent")
     task = await submitted(owner)
     _, mine = await parent.claim()

@@ -19,7 +19,7 @@ async def _claimed(api: Api, owner: httpx2.AsyncClient, **task: Any) -> tuple[st
     return work["id"], await api.client(work["token"])
 
 
-async def test_what_attempts_use_is_counted_and_shown(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_usage_of_attempts_is_counted_and_shown(api: Api, owner: httpx2.AsyncClient) -> None:
     task, session = await _claimed(api, owner)
     used = {"model": "m", "inputTokens": 100, "outputTokens": 20, "costUsd": 0.25, "new": "ignored"}
     path = f"{V1}/agent-tasks/{task}"
@@ -43,14 +43,16 @@ async def test_what_attempts_use_is_counted_and_shown(api: Api, owner: httpx2.As
     }
 
 
-async def test_what_a_failed_attempt_used_is_counted(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_usage_of_a_failed_attempt_is_counted(api: Api, owner: httpx2.AsyncClient) -> None:
     task, session = await _claimed(api, owner)
     body = {"error": "boom", "usage": {"outputTokens": 3}}
     await session.post(f"{V1}/agent-tasks/{task}/fail", json=body)
     assert (await owner.get(f"{V1}/agent-tasks/{task}")).json()["outputTokens"] == 3
 
 
-async def test_a_budget_stops_and_a_person_raises_it(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_exceeded_budget_pauses_and_a_user_raises_it(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
     task, session = await _claimed(api, owner, budget={"costUsd": 1})
     path = f"{V1}/agent-tasks/{task}"
     await session.patch(f"{path}/progress", json={"usage": {"costUsd": 1.5}})
@@ -70,7 +72,7 @@ async def test_a_budget_stops_and_a_person_raises_it(api: Api, owner: httpx2.Asy
     assert (shown["status"], shown["budget"]["costUsd"]) == ("PENDING", 9)
 
 
-async def test_a_concurrency_key(owner: httpx2.AsyncClient) -> None:
+async def test_concurrency_key_limits_running_tasks(owner: httpx2.AsyncClient) -> None:
     task = {"title": "t", "concurrency": {"key": "deploy"}}
     first = (await owner.post(f"{V1}/agent-tasks", json=task)).json()
     assert first["concurrency"] == {"key": "deploy", "limit": 1, "policy": "queue"}
@@ -88,7 +90,7 @@ async def test_a_concurrency_key(owner: httpx2.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"progressPercent": 101}, {"currentStep": "a\x00b"}])
-async def test_a_report_that_is_refused_counts_nothing(
+async def test_refused_report_counts_no_usage(
     api: Api, owner: httpx2.AsyncClient, wrong: dict[str, Any]
 ) -> None:
     task, session = await _claimed(api, owner)

@@ -12,7 +12,7 @@ from tenuto import app
 from tenuto.settings import Settings
 
 
-def test_an_agent_is_explained_and_spoken_to(cli: Orchestrate) -> None:
+def test_agent_is_explained_and_gets_a_message(cli: Orchestrate) -> None:
     cli.ok("db", "migrate")
     made = cli.json("agent", "create", "--name", "dev", "--choose-rule", "all", "--task-tag", "a")
     assert (made["chooseRules"], made["managed"]) == (["superset"], True)
@@ -39,7 +39,7 @@ def test_an_agent_is_explained_and_spoken_to(cli: Orchestrate) -> None:
     assert "was terminated" in cli.ok("agent", "explain", "dev")
 
 
-def test_a_worker_that_is_not_there_cannot_drain(cli: Orchestrate) -> None:
+def test_drain_of_a_missing_worker_is_not_found(cli: Orchestrate) -> None:
     cli.ok("db", "migrate")
     assert cli("worker", "drain", "nobody").code == 1
     assert cli("worker", "drain", "--host", "nowhere").code == 1
@@ -47,7 +47,7 @@ def test_a_worker_that_is_not_there_cannot_drain(cli: Orchestrate) -> None:
     assert cli("worker", "drain", "w", "--host", "h").code == 2
 
 
-async def test_who_waits_for_a_drain_waits_until_the_worker_has_ended(
+async def test_drain_with_wait_returns_after_the_worker_stopped(
     cli: Orchestrate, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.cli.agents.drain.POLL_S", 0.05)

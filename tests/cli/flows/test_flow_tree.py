@@ -14,7 +14,7 @@ def drawn(*nodes: GraphNode, edges: tuple[GraphEdge, ...] = (), most: int = 30) 
     return [f"{line.branch}{line.text}" for line in tree_lines(graph, most)]
 
 
-def test_groups_hold_what_is_in_them() -> None:
+def test_tree_shows_children_below_their_group() -> None:
     assert drawn(
         node("all", "RUNNING", kind="sequential"),
         node("b", "RUNNING", parent="all", slot=1, progress=40),
@@ -28,7 +28,7 @@ def test_groups_hold_what_is_in_them() -> None:
     ]
 
 
-def test_branches_and_jumps_are_named() -> None:
+def test_tree_names_branches_and_jumps() -> None:
     assert drawn(
         node("if", kind="condition"),
         node("again", kind="goto"),
@@ -41,7 +41,7 @@ def test_branches_and_jumps_are_named() -> None:
     ]
 
 
-def test_of_many_the_interesting_ones_are_shown() -> None:
+def test_tree_of_many_items_shows_the_informative_ones() -> None:
     many = [node(f"n{at}", "DEAD" if at == 7 else "COMPLETED", slot=at) for at in range(9)]
     assert drawn(*many, most=3) == [
         "├─ ✓ n0  COMPLETED",
@@ -51,12 +51,12 @@ def test_of_many_the_interesting_ones_are_shown() -> None:
     ]
 
 
-def test_a_title_cannot_harm_a_terminal() -> None:
+def test_title_in_a_tree_is_escaped() -> None:
     [line] = drawn(node("a", title="x\x1b[2J\ny", error="\x1b]0;z\x07", status="FAILED"))
     assert "\x1b" not in line
     assert "\n" not in line
 
 
-def test_a_drawing_that_is_cut_says_so() -> None:
+def test_truncated_tree_says_so() -> None:
     graph = GraphView(nodes=[node("a")], edges=[], truncated=True)
     assert "the graph is truncated" in tree_lines(graph)[-1].text

@@ -44,7 +44,7 @@ def cli(
     return local if request.param == "embedded" else Remote(tmp_path, url, token)
 
 
-def test_a_flow_is_started_followed_and_drawn(cli: Orchestrate) -> None:
+def test_flow_is_started_followed_and_drawn(cli: Orchestrate) -> None:
     told = cli("flow", "start", "nightly", "--follow")
     assert told.code == 0, told
     flow = told.err.split()[1]
@@ -76,7 +76,7 @@ def test_a_flow_is_started_followed_and_drawn(cli: Orchestrate) -> None:
     assert "Item b" in cli.ok("flow", "tasks", flow)
 
 
-def test_a_failure_is_told_by_the_exit_code_and_tried_again(cli: Orchestrate) -> None:
+def test_failed_flow_sets_the_exit_code_and_is_retried(cli: Orchestrate) -> None:
     told = cli("--json", "flow", "start", "broken", "--follow")
     assert told.code == 1
     flow = json.loads(told.out)["id"]
@@ -92,7 +92,7 @@ def test_a_failure_is_told_by_the_exit_code_and_tried_again(cli: Orchestrate) ->
     assert wrong.code == 2
 
 
-def test_a_person_answers(cli: Orchestrate) -> None:
+def test_inbox_item_is_answered(cli: Orchestrate) -> None:
     flow = cli.ok("flow", "start", "sign")
     drawn = cli.ok("flow", "show", flow, "--graph")
     assert "· sign (approval)  WAITING" in drawn
@@ -112,7 +112,7 @@ def test_a_person_answers(cli: Orchestrate) -> None:
     assert cli.json("flow", "show", flow)["status"] == "COMPLETED"
 
 
-def test_a_rejected_flow_ends(cli: Orchestrate) -> None:
+def test_rejected_flow_finishes(cli: Orchestrate) -> None:
     flow = cli.ok("flow", "start", "sign")
     [item] = [
         each for each in cli.json("inbox", "list")["items"] if each["body"].get("flow") == flow
@@ -121,7 +121,7 @@ def test_a_rejected_flow_ends(cli: Orchestrate) -> None:
     assert cli("flow", "show", flow, "--follow").code == 1
 
 
-def test_a_group_is_made_held_and_ended(cli: Orchestrate) -> None:
+def test_group_is_created_paused_and_cancelled(cli: Orchestrate) -> None:
     key = f"g-{uuid4()}"
     assert cli.ok("group", "create", key, "--child", "sign", "--name", "Waits") == key
     taken = cli("--json", "group", "create", key)
@@ -143,7 +143,7 @@ def test_a_group_is_made_held_and_ended(cli: Orchestrate) -> None:
     assert cli("group", "show", other, "--follow").code == 1
 
 
-def test_a_group_that_cannot_start_is_defined_all_the_same(cli: Orchestrate) -> None:
+def test_group_that_cannot_start_is_stored(cli: Orchestrate) -> None:
     key = f"g-{uuid4()}"
     told = cli("group", "create", key, "--child", "nobody", "--start")
     assert told.code == 2
@@ -152,7 +152,7 @@ def test_a_group_that_cannot_start_is_defined_all_the_same(cli: Orchestrate) -> 
     assert cli.json("definition", "show", key)["kind"] == "group"
 
 
-def test_tasks_wait_for_tasks(cli: Orchestrate) -> None:
+def test_task_command_sets_dependencies(cli: Orchestrate) -> None:
     first = cli.ok("task", "create", "--name", "first", "--type", "nobody's", "--key", "first")
     second = cli.ok("task", "create", "--name", "second", "--depends-on", first)
     shown = cli.ok("task", "show", second)
@@ -168,7 +168,7 @@ def test_tasks_wait_for_tasks(cli: Orchestrate) -> None:
     assert cli.json("task", "show", fourth)["status"] == "SKIPPED"
 
 
-def test_a_task_is_followed_by_a_definition(cli: Orchestrate) -> None:
+def test_task_command_sets_a_next_definition(cli: Orchestrate) -> None:
     done = cli.json("run", "--follow", "--next", "after", "--", "true")
     flow = done["flowId"]
     eventually_sync(
@@ -178,7 +178,7 @@ def test_a_task_is_followed_by_a_definition(cli: Orchestrate) -> None:
     assert keys[0] == "after"
 
 
-def test_a_command_knows_what_came_before(cli: Orchestrate) -> None:
+def test_command_task_gets_earlier_results(cli: Orchestrate) -> None:
     told = json.loads(cli.ok("--json", "flow", "start", "before", "--follow"))
     task = cli.json("flow", "tasks", told["id"])["tasks"][0]
     assert 'previous {"n":3}' in cli.ok("task", "logs", task["id"])
@@ -203,7 +203,7 @@ def test_a_command_knows_what_came_before(cli: Orchestrate) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_is_wrong_is_said(
+def test_invalid_flow_arguments_are_reported(
     cli: Orchestrate, words: tuple[str, ...], code: int, why: str
 ) -> None:
     told = cli("--json", *words)

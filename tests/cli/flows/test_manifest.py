@@ -53,7 +53,7 @@ def test_files_are_applied_shown_and_exported(cli: Orchestrate) -> None:
     assert cli("export", "task-200").code == 1
 
 
-def test_a_change_is_shown_by_field(cli: Orchestrate) -> None:
+def test_changed_definition_is_shown_by_field(cli: Orchestrate) -> None:
     file = cli.home / "a.yaml"
     file.write_text("id: a\npriority: 3\nprompt: |\n  one\n  two\n")
     cli.ok("apply", "-f", "a.yaml")
@@ -72,11 +72,11 @@ def test_a_change_is_shown_by_field(cli: Orchestrate) -> None:
     assert {each["field"] for each in fields} == {"priority", "prompt", "tags"}
 
 
-def test_standard_input_is_a_file(cli: Orchestrate) -> None:
+def test_manifest_is_read_from_standard_input(cli: Orchestrate) -> None:
     assert cli.ok("apply", "-f", "-", stdin="id: piped").startswith("+ task piped created")
 
 
-def test_faults_are_told_with_their_places(cli: Orchestrate) -> None:
+def test_errors_in_files_are_printed_with_their_locations(cli: Orchestrate) -> None:
     (cli.home / "bad.yaml").write_text("tasks:\n- {id: a, priority: 0}\n- {id: b, promt: x}\n")
     (cli.home / "evil.yaml").write_text("id: !!python/object/apply:os.system [touch owned]\n")
     for words in (("apply",), ("validate",), ("apply", "--dry-run")):
@@ -110,7 +110,7 @@ def test_validate_needs_no_database(cli: Orchestrate) -> None:
 
 
 @pytest.mark.parametrize("cli", ["near"], indirect=True)
-def test_a_terminal_shows_colours(cli: Orchestrate) -> None:
+def test_terminal_shows_colours(cli: Orchestrate) -> None:
     (cli.home / "a.yaml").write_text("id: a")
     for colour in (True, False):
         if not colour:

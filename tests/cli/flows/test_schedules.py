@@ -19,7 +19,7 @@ def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Orchestrate]
         yield Remote(tmp_path, url, token_of(local))
 
 
-def test_a_schedule_is_made_looked_at_held_and_forgotten(cli: Orchestrate) -> None:
+def test_schedule_is_created_shown_paused_and_deleted(cli: Orchestrate) -> None:
     cli.ok("apply", "-f", "-", stdin="id: report\nprompt: Report.")
     words = ("schedule", "create", "--name", "nightly", "--target", "report", "--cron", "0 2 * * *")
     more = ("--timezone", "Europe/Berlin", "--overlap", "queue", "--catch-up", "all")
@@ -47,7 +47,7 @@ def test_a_schedule_is_made_looked_at_held_and_forgotten(cli: Orchestrate) -> No
     assert cli("schedule", "show", "nightly").code == 1
 
 
-def test_a_trigger_is_made_looked_at_held_and_forgotten(cli: Orchestrate) -> None:
+def test_trigger_is_created_shown_paused_and_deleted(cli: Orchestrate) -> None:
     cli.ok("apply", "-f", "-", stdin="id: tests\nprompt: Test.")
     words = ("trigger", "create", "--name", "live", "--event", "deploy.*", "--target", "tests")
     made = cli.json(*words, "--filter", "event.data.env == 'live'")
@@ -76,7 +76,7 @@ def test_a_trigger_is_made_looked_at_held_and_forgotten(cli: Orchestrate) -> Non
     assert cli("trigger", "show", "live").code == 1
 
 
-def test_files_have_schedules_and_triggers(cli: Orchestrate) -> None:
+def test_files_define_schedules_and_triggers(cli: Orchestrate) -> None:
     text = (
         "tasks: [{id: a, prompt: p}]\n"
         "schedules: [{name: s, target: a, schedule: {type: cron, expression: '@daily'}}]\n"
@@ -91,7 +91,7 @@ def test_files_have_schedules_and_triggers(cli: Orchestrate) -> None:
     assert [each["name"] for each in cli.json("schedule", "list")["schedules"]] == ["s"]
 
 
-def test_the_next_times_of_a_schedule_to_be_need_nothing(tmp_path: Path) -> None:
+def test_next_times_of_a_new_schedule_need_no_database(tmp_path: Path) -> None:
     cli = Orchestrate(tmp_path)
     nowhere = {"TENUTO_URL": "http://127.0.0.1:1", "TENUTO_TOKEN": "x"}
     line = ("schedule", "next", "--cron", "30 2 * * *", "--timezone", "Europe/Berlin")

@@ -43,7 +43,7 @@ def check_private(folder: Path) -> set[str]:
 
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize("words", [("up", "--workers", "1"), ("serve",)], ids=" ".join)
-def test_a_server_keeps_its_files_to_itself(cli: Orchestrate, words: tuple[str, ...]) -> None:
+def test_files_of_a_server_are_private(cli: Orchestrate, words: tuple[str, ...]) -> None:
     cli.data = cli.home / "not" / "yet"
     cli.environment["TENUTO_DATA"] = str(cli.data)
     with serving(cli, *words):
@@ -56,7 +56,7 @@ def test_a_server_keeps_its_files_to_itself(cli: Orchestrate, words: tuple[str, 
 
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize("words", [("worker", "--command", "true"), ("coordinator",)])
-def test_a_program_keeps_its_files_to_itself(cli: Orchestrate, words: tuple[str, ...]) -> None:
+def test_files_of_a_command_are_private(cli: Orchestrate, words: tuple[str, ...]) -> None:
     with started(cli, *words) as log:
         eventually_sync(lambda: "INFO" in log.read_text(), timeout=30)
         names = check_private(cli.data)
@@ -64,14 +64,14 @@ def test_a_program_keeps_its_files_to_itself(cli: Orchestrate, words: tuple[str,
 
 
 @pytest.mark.usefixtures("umask")
-def test_keys_are_private(tmp_path: Path) -> None:
+def test_key_file_is_private(tmp_path: Path) -> None:
     add_key(tmp_path / "new" / "folder")
     assert check_private(tmp_path / "new" / "folder") == KEYS
     check_private(tmp_path / "new")
 
 
 @pytest.mark.usefixtures("umask")
-def test_a_login_is_private_and_told_when_it_is_not(cli: Orchestrate) -> None:
+def test_login_file_is_private_and_reported_otherwise(cli: Orchestrate) -> None:
     with serving(cli) as url:
         remote = Remote(cli.home, url, token_of(cli))
         del remote.environment["TENUTO_URL"]
@@ -89,7 +89,7 @@ def test_a_login_is_private_and_told_when_it_is_not(cli: Orchestrate) -> None:
         assert remote("--database", "sqlite:///near.db", "task", "list").err == ""
 
 
-def test_doctor_tells_what_others_can_read(cli: Orchestrate) -> None:
+def test_doctor_reports_files_that_others_can_read(cli: Orchestrate) -> None:
     cli.ok("task", "list")
 
     def modes() -> list[str]:

@@ -13,7 +13,7 @@ def checks(cli: Orchestrate, *words: str) -> dict[str, tuple[str, str]]:
     return {check["name"]: (check["status"], check["detail"]) for check in told}
 
 
-def test_doctor_tells_about_an_embedded_database(cli: Orchestrate) -> None:
+def test_doctor_describes_an_embedded_database(cli: Orchestrate) -> None:
     cli.ok("task", "create", "--name", "x")
     found = checks(cli)
     names = "python supervision sqlite disk database schema durability clock coordinator workers"
@@ -26,7 +26,7 @@ def test_doctor_tells_about_an_embedded_database(cli: Orchestrate) -> None:
     assert cli.ok("doctor").startswith("CHECK        STATUS  DETAIL\n")
 
 
-def test_a_server_is_migrated_by_command_and_then_used(cli: Orchestrate, postgres_url: str) -> None:
+def test_database_server_is_migrated_by_command(cli: Orchestrate, postgres_url: str) -> None:
     where = ("--database", postgres_url)
     early = cli("task", "list", *where)
     assert (early.code, early.err.endswith("run `orchestrate db migrate` [schema_older]\n")) == (
@@ -42,7 +42,9 @@ def test_a_server_is_migrated_by_command_and_then_used(cli: Orchestrate, postgre
     assert cli.ok("db", "check", *where).startswith("schema 8 is compatible\n0 mismatches")
 
 
-def test_doctor_says_what_is_unsafe_about_a_server(cli: Orchestrate, postgres_url: str) -> None:
+def test_doctor_reports_unsafe_settings_of_a_database_server(
+    cli: Orchestrate, postgres_url: str
+) -> None:
     where = ("--database", postgres_url)
     cli.ok("db", "migrate", *where)
     answer = cli("doctor", *where)
@@ -77,13 +79,15 @@ def test_doctor_says_what_is_unsafe_about_a_server(cli: Orchestrate, postgres_ur
         ("a", "off", "synchronous_commit=off: acknowledged writes are on one machine only"),
     ],
 )
-def test_doctor_says_on_how_many_machines_tasks_are(names: str, commit: str, told: str) -> None:
+def test_doctor_reports_on_how_many_machines_tasks_are_stored(
+    names: str, commit: str, told: str
+) -> None:
     [check] = _standby({"synchronous_standby_names": names, "synchronous_commit": commit})
     assert (check.name, check.status) == ("durability", "ok")
     assert check.detail.startswith(told)
 
 
-def test_doctor_goes_on_when_the_database_does_not_answer(cli: Orchestrate) -> None:
+def test_doctor_continues_without_the_database(cli: Orchestrate) -> None:
     found = checks(cli, "--database", "postgresql://127.0.0.1:1/none")
     assert found["python"][0] == "ok"
     assert found["database"][0] == "fail"
@@ -91,7 +95,7 @@ def test_doctor_goes_on_when_the_database_does_not_answer(cli: Orchestrate) -> N
     assert cli("doctor", "--database", "postgresql://127.0.0.1:1/none").code == 3
 
 
-def test_nobody_coordinates_or_works_yet(cli: Orchestrate) -> None:
+def test_status_without_coordinator_and_worker_is_empty(cli: Orchestrate) -> None:
     cli.ok("task", "create", "--name", "x")
     status = cli.json("coordinator", "status")
     assert (status["active"], status["holder"], status["tasks"]["PENDING"]) == (False, None, 1)

@@ -67,7 +67,7 @@ async def claimed(engine: Engine) -> Fence:
     return work.fence
 
 
-async def test_everything_said_is_shown_once_and_in_order(engine: Engine) -> None:
+async def test_follow_shows_every_line_once_and_in_order(engine: Engine) -> None:
     task = await submitted(engine)
     fence = await claimed(engine)
     count = 2 * PAGE_SIZE + 1
@@ -99,7 +99,7 @@ async def test_everything_said_is_shown_once_and_in_order(engine: Engine) -> Non
     assert re.fullmatch(r"DEAD in \S+ at attempt 3: no", follow.format_outcome(again))
 
 
-async def test_what_is_said_between_the_looks_at_row_and_history_is_shown(
+async def test_follow_shows_lines_written_between_two_reads(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await submitted(engine)
@@ -123,7 +123,7 @@ async def test_what_is_said_between_the_looks_at_row_and_history_is_shown(
     assert shown.said == ["last words"]
 
 
-async def test_an_outage_is_waited_for_but_not_for_ever(
+async def test_follow_waits_for_an_outage_within_a_limit(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await submitted(engine)
@@ -151,7 +151,7 @@ async def test_an_outage_is_waited_for_but_not_for_ever(
 
 
 @pytest.mark.parametrize("ends", ["COMPLETED", "CANCELLED", "SKIPPED", "FAILED", "DEAD"])
-async def test_only_what_completed_is_exit_code_0(
+async def test_follow_exits_0_only_for_a_completed_task(
     engine: Engine, ends: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task = (await engine.submit(NewTask(title="x", max_attempts=1))).id
@@ -170,7 +170,7 @@ async def test_only_what_completed_is_exit_code_0(
     assert capsys.readouterr().err.splitlines()[-1].split()[0] == ends
 
 
-async def test_a_wait_is_explained_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_follow_explains_a_wait_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     task = await submitted(engine)
     looks = iter(range(50))
 

@@ -42,7 +42,7 @@ def alive(pid: int) -> bool:
     return False
 
 
-def test_a_command_is_followed_to_its_end(up: Orchestrate) -> None:
+def test_run_follows_a_command_until_it_finished(up: Orchestrate) -> None:
     answer = up("run", "--follow", "--", "sh", "-c", "echo hi; echo oops >&2")
     assert answer.code == 0, answer
     assert "hi\n" in answer.out
@@ -54,7 +54,7 @@ def test_a_command_is_followed_to_its_end(up: Orchestrate) -> None:
     assert any(line.endswith(" hi") for line in logs.splitlines())
 
 
-def test_a_failing_command_is_exit_code_1(up: Orchestrate) -> None:
+def test_run_of_a_failing_command_exits_1(up: Orchestrate) -> None:
     answer = up("run", "--follow", "--max-attempts", "1", "--", "sh", "-c", "echo why; exit 3")
     assert answer.code == 1
     assert "why\n" in answer.out
@@ -64,12 +64,12 @@ def test_a_failing_command_is_exit_code_1(up: Orchestrate) -> None:
     assert (attempt["outcome"], attempt["exitCode"]) == ("FAILED", 3)
 
 
-def test_a_command_gets_its_folder_and_variables(up: Orchestrate, tmp_path: Path) -> None:
+def test_run_passes_folder_and_variables(up: Orchestrate, tmp_path: Path) -> None:
     answer = up("run", "--follow", "--env", "WHO=you", "--", "sh", "-c", 'echo "$WHO"; pwd')
     assert answer.out.splitlines() == ["you", str(tmp_path)]
 
 
-def test_what_a_task_may_not_set_is_said_with_what_to_do(up: Orchestrate) -> None:
+def test_refused_variable_is_reported_with_a_remedy(up: Orchestrate) -> None:
     answer = up("run", "--follow", "--env", "DEPTH=2", "--", "true")
     assert (answer.code, "start it with --allow-env DEPTH" in answer.err + answer.out) == (1, True)
     answer = up("run", "--follow", "--cwd", "/etc", "--", "true")

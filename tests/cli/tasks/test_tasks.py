@@ -16,7 +16,7 @@ ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
 NOBODY = "00000000-0000-7000-8000-00000000dead"
 
 
-def test_a_task_is_created_with_everything_asked_for(cli: Orchestrate, tmp_path: Path) -> None:
+def test_task_is_created_with_every_option(cli: Orchestrate, tmp_path: Path) -> None:
     (tmp_path / "ask.md").write_text("Read the log.\nSum it up.\n")
     (tmp_path / "in.json").write_text('{"rows": [1, 2]}')
     parent = cli.ok("task", "create", "--name", "parent")
@@ -55,7 +55,7 @@ def test_a_task_is_created_with_everything_asked_for(cli: Orchestrate, tmp_path:
     assert view["createdBy"].startswith("cli:")
 
 
-def test_a_repeated_submit_gives_the_same_task(cli: Orchestrate) -> None:
+def test_repeated_create_returns_the_same_task(cli: Orchestrate) -> None:
     words = ("task", "create", "--name", "once", "--idempotency-key", "k")
     first, second = cli.json(*words), cli.json(*words)
     assert (first["created"], second["created"]) == (True, False)
@@ -65,14 +65,14 @@ def test_a_repeated_submit_gives_the_same_task(cli: Orchestrate) -> None:
     assert other.err.endswith("[idempotency_conflict]\n")
 
 
-def test_an_instant_without_zone_is_local_time(cli: Orchestrate) -> None:
+def test_time_without_a_zone_is_local_time(cli: Orchestrate) -> None:
     made = cli.ok("task", "create", "--name", "x", "--run-at", "2999-01-02T03:04:05")
     zoned = cli.ok("task", "create", "--name", "x", "--run-at", "2999-01-02T03:04:05+02:00")
     assert cli.json("task", "show", zoned)["runAt"] == "2999-01-02T01:04:05Z"
     assert cli.json("task", "show", made)["status"] == "WAITING"
 
 
-def test_a_command_is_submitted_for_this_folder(cli: Orchestrate, tmp_path: Path) -> None:
+def test_command_task_gets_the_current_folder(cli: Orchestrate, tmp_path: Path) -> None:
     made = cli.ok("run", "--env", "A=b=c", "--tag", "t", "--", "grep", "--json", "a b", "--follow")
     view = cli.json("task", "show", made)
     assert view["command"] == ["grep", "--json", "a b", "--follow"]
@@ -86,13 +86,13 @@ def test_a_command_is_submitted_for_this_folder(cli: Orchestrate, tmp_path: Path
 
 
 @pytest.mark.parametrize("words", [("--agent", "nobody"), ("--timeout", "soon")])
-def test_json_behind_the_dashes_is_the_commands(here: Here, words: tuple[str, ...]) -> None:
+def test_json_after_the_dashes_belongs_to_the_command(here: Here, words: tuple[str, ...]) -> None:
     answer = here("run", *words, "--", "grep", "--json")
     assert (answer.code > 0, answer.out) == (True, "")
     assert answer.err.startswith("error: ")
 
 
-def test_a_prompt_is_submitted_with_its_first_line_as_title(cli: Orchestrate) -> None:
+def test_prompt_gives_its_first_line_as_title(cli: Orchestrate) -> None:
     view = cli.json("task", "show", cli.json("run", "Fix it.\nAll of it.")["id"])
     assert (view["title"], view["prompt"]) == ("Fix it.…", "Fix it.\nAll of it.")
     assert view["command"] is None
@@ -110,19 +110,19 @@ def test_a_prompt_is_submitted_with_its_first_line_as_title(cli: Orchestrate) ->
         ("run", "--env", "X", "--", "true"),
     ],
 )
-def test_what_is_neither_a_prompt_nor_a_command_is_refused(
+def test_run_without_prompt_and_command_is_refused(
     cli: Orchestrate, words: tuple[str, ...]
 ) -> None:
     assert cli(*words).code == 2
 
 
-def test_an_unknown_agent_is_refused(cli: Orchestrate) -> None:
+def test_unknown_agent_is_refused(cli: Orchestrate) -> None:
     answer = cli("run", "--agent", "nobody", "prompt")
     assert answer.code == 1
     assert answer.err == "error: no agent 'nobody'; existing agents: none [not_found]\n"
 
 
-def test_a_list_is_filtered_and_paged(cli: Orchestrate) -> None:
+def test_task_list_is_filtered_and_paged(cli: Orchestrate) -> None:
     for number in range(1, 6):
         tag = "odd" if number % 2 else "even"
         name = f"task {number}"
@@ -145,7 +145,7 @@ def test_a_list_is_filtered_and_paged(cli: Orchestrate) -> None:
     assert len({line.index("task") for line in lines[1:]}) == 1
 
 
-def test_a_task_is_paused_resumed_cancelled_and_retried(cli: Orchestrate) -> None:
+def test_task_is_paused_resumed_cancelled_and_retried(cli: Orchestrate) -> None:
     made = cli.ok("task", "create", "--name", "x")
     assert cli.ok("task", "pause", made) == f"{made} PAUSED"
     assert cli.ok("task", "resume", "--id", made) == f"{made} PENDING"
@@ -161,7 +161,7 @@ def test_a_task_is_paused_resumed_cancelled_and_retried(cli: Orchestrate) -> Non
     assert "cancelled PENDING -> CANCELLED: wrong" in said
 
 
-def test_an_ended_task_is_rerun_and_archived(cli: Orchestrate) -> None:
+def test_finished_task_is_rerun_and_archived(cli: Orchestrate) -> None:
     made = cli.ok("task", "create", "--name", "x", "--tag", "t", "--input", "[1]")
     refused = cli("task", "archive", made)
     assert (refused.code, refused.out) == (1, "")
@@ -172,7 +172,7 @@ def test_an_ended_task_is_rerun_and_archived(cli: Orchestrate) -> None:
     assert again["status"] == "PENDING"
 
 
-def test_a_task_is_named_by_the_beginning_of_its_id(cli: Orchestrate) -> None:
+def test_task_is_found_by_part_of_its_id(cli: Orchestrate) -> None:
     made = cli.ok("task", "create", "--name", "x")
     assert cli.json("task", "status", "--id", made[:20])["id"] == made
     cli.ok("task", "create", "--name", "y")
@@ -186,7 +186,7 @@ def test_a_task_is_named_by_the_beginning_of_its_id(cli: Orchestrate) -> None:
 @pytest.mark.parametrize(
     "command", "show status logs attempts explain cancel retry pause resume rerun archive".split()
 )
-def test_a_task_that_does_not_exist_is_told(cli: Orchestrate, command: str) -> None:
+def test_missing_task_is_reported(cli: Orchestrate, command: str) -> None:
     answer = cli("task", command, NOBODY)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == f"error: no task {NOBODY} [not_found]\n"
@@ -206,7 +206,7 @@ def test_explain_says_why_a_task_waits(cli: Orchestrate) -> None:
     assert "schedule: starts later (until 2" in said
 
 
-def test_attempts_and_logs_tell_what_happened(cli: Orchestrate, die: Die) -> None:
+def test_attempts_and_logs_show_the_history(cli: Orchestrate, die: Die) -> None:
     dead = die(error="it broke")
     [attempt] = cli.json("task", "attempts", dead)["attempts"]
     assert (attempt["outcome"], attempt["exitCode"]) == ("FAILED", 7)
@@ -224,7 +224,7 @@ def test_attempts_and_logs_tell_what_happened(cli: Orchestrate, die: Die) -> Non
     assert (unknown.code, "[invalid_filter]" in unknown.err) == (2, True)
 
 
-def test_following_an_ended_task_tells_how_it_ended(cli: Orchestrate, die: Die) -> None:
+def test_follow_of_a_finished_task_prints_its_outcome(cli: Orchestrate, die: Die) -> None:
     dead = die(error="it broke")
     answer = cli("task", "status", "--follow", dead)
     assert answer.code == 1
@@ -233,7 +233,7 @@ def test_following_an_ended_task_tells_how_it_ended(cli: Orchestrate, die: Die) 
     assert cli("task", "status", dead).code == 0
 
 
-def test_tasks_are_changed_by_filter(cli: Orchestrate) -> None:
+def test_bulk_action_changes_tasks_by_filter(cli: Orchestrate) -> None:
     odd = [cli.ok("task", "create", "--name", str(n), "--tag", "odd") for n in (1, 3)]
     even = cli.ok("task", "create", "--name", "2", "--tag", "even")
     would = cli.json("task", "cancel", "--tag", "odd", "--dry-run")
@@ -250,7 +250,7 @@ def test_tasks_are_changed_by_filter(cli: Orchestrate) -> None:
     assert (both.code, "either a task id or a filter" in both.err) == (2, True)
 
 
-def test_what_a_filter_picks_but_the_status_forbids_is_left_with_a_reason(
+def test_bulk_action_skips_forbidden_statuses_with_a_reason(
     cli: Orchestrate,
 ) -> None:
     made = cli.ok("task", "create", "--name", "x")
@@ -259,7 +259,7 @@ def test_what_a_filter_picks_but_the_status_forbids_is_left_with_a_reason(
     assert f"refused {made}: cannot retry task {made}: it is PENDING" in answer.err
 
 
-def test_some_that_are_left_are_told_by_the_exit_code(here: Here) -> None:
+def test_bulk_action_with_skipped_tasks_sets_the_exit_code(here: Here) -> None:
     ended, waiting = (here.ok("task", "create", "--name", name) for name in ("ended", "waiting"))
     here.ok("task", "cancel", ended)
     answer = here("task", "retry", "--status", "PENDING,CANCELLED")
@@ -267,9 +267,7 @@ def test_some_that_are_left_are_told_by_the_exit_code(here: Here) -> None:
     assert f"refused {waiting}: " in answer.err
 
 
-def test_a_full_page_of_dead_letters_has_a_next_one_only_if_there_are_more(
-    here: Here, die: Die
-) -> None:
+def test_full_page_of_dead_letters_has_a_cursor_only_if_more_exist(here: Here, die: Die) -> None:
     def listed(limit: str) -> tuple[list[str], str | None]:
         page = json.loads(here.ok("--json", "dlq", "list", "--limit", limit))
         return [task["id"] for task in page["tasks"]], page["nextCursor"]
@@ -303,7 +301,7 @@ def test_dead_letters_are_listed_requeued_and_purged(cli: Orchestrate, die: Die)
     assert cli.json("dlq", "requeue", "--all")["done"] == []
 
 
-def test_a_tree_shows_what_a_task_has_made(cli: Orchestrate) -> None:
+def test_tree_shows_subtasks(cli: Orchestrate) -> None:
     root = cli.ok("task", "create", "--name", "root")
     first = cli.ok("task", "create", "--name", "first", "--parent", root)
     second = cli.ok("task", "create", "--name", "second", "--parent", root)
@@ -322,7 +320,7 @@ def test_a_tree_shows_what_a_task_has_made(cli: Orchestrate) -> None:
     assert cli("task", "tree", NOBODY).code == cli("task", "show", NOBODY).code != 0
 
 
-async def test_a_tree_says_that_it_is_cut_off_only_if_it_is(
+async def test_tree_says_that_it_is_truncated_only_if_it_is(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(sqlite_url, ManualClock()) as store:

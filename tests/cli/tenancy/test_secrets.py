@@ -3,7 +3,7 @@
 from tests.cli.orchestrate import Orchestrate
 
 
-def test_everything_is_sealed_with_a_new_key(cli: Orchestrate) -> None:
+def test_rotation_encrypts_everything_with_the_new_key(cli: Orchestrate) -> None:
     for name in ("one", "two"):
         assert cli("secret", "set", name, stdin=f"value of {name}\n").code == 0
     before = {each["keyId"] for each in cli.json("secret", "list")["secrets"]}
@@ -16,7 +16,7 @@ def test_everything_is_sealed_with_a_new_key(cli: Orchestrate) -> None:
     assert (again["key"], again["sealed"]) == (done["key"], 0)
 
 
-def test_who_may_use_a_secret_is_said_and_shown(cli: Orchestrate) -> None:
+def test_secret_rule_is_set_and_shown(cli: Orchestrate) -> None:
     use = ("--role", "ADMIN", "--agent", "payer", "--agent", "b", "--definition", "pay")
     assert cli("secret", "set", "payroll", *use, stdin="value\n").code == 0
     rule = {"role": "ADMIN", "agents": ["payer", "b"], "definitions": ["pay"]}

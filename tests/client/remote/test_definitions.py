@@ -11,7 +11,9 @@ from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.tasks.submission import NewTask
 
 
-async def test_near_and_far_agree(api: Api, far: RemoteEngine, near: Engine) -> None:
+async def test_definitions_are_equal_direct_and_remote(
+    api: Api, far: RemoteEngine, near: Engine
+) -> None:
     for spec in SPECS:
         view = await far.definitions.put(spec)
         assert await near.definitions.get(view.key) == view
@@ -26,7 +28,9 @@ async def test_near_and_far_agree(api: Api, far: RemoteEngine, near: Engine) -> 
         await near.definitions.get("every/thing:1")
 
 
-async def test_refusals_are_the_same(api: Api, far: RemoteEngine, near: Engine) -> None:
+async def test_definition_refusals_are_equal_direct_and_remote(
+    api: Api, far: RemoteEngine, near: Engine
+) -> None:
     await far.definitions.put(NewTask(title="a", key="a"), 0)
     for engine in (far, near):
         with pytest.raises(Conflict) as stale:
@@ -46,7 +50,9 @@ async def test_refusals_are_the_same(api: Api, far: RemoteEngine, near: Engine) 
     assert told[0] == told[1]
 
 
-async def test_files_are_applied_from_afar(api: Api, far: RemoteEngine, near: Engine) -> None:
+async def test_files_are_applied_through_a_server(
+    api: Api, far: RemoteEngine, near: Engine
+) -> None:
     dry = await far.definitions.apply_files({"f": FLOW}, dry_run=True)
     assert dry == await near.definitions.apply_files({"f": FLOW}, dry_run=True)
     done = await far.definitions.apply_files({"f": FLOW})

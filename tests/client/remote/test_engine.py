@@ -71,7 +71,7 @@ async def claimed(engine: AnyEngine, new: NewTask | None = None, **agent: Any) -
     return work
 
 
-async def test_what_is_asked_for_arrives(far: RemoteEngine, near: Engine) -> None:
+async def test_every_field_of_a_submit_arrives(far: RemoteEngine, near: Engine) -> None:
     made = await far.submit(EVERYTHING)
     assert made.created
     again = await far.submit(EVERYTHING)
@@ -87,7 +87,7 @@ async def test_what_is_asked_for_arrives(far: RemoteEngine, near: Engine) -> Non
     assert view.retry == {"base_s": 2.0, "multiplier": 3.0, "cap_s": 60.0, "jitter": 0.1}
 
 
-async def test_both_answer_alike(far: RemoteEngine, near: Engine) -> None:
+async def test_direct_and_remote_engine_return_the_same(far: RemoteEngine, near: Engine) -> None:
     work = await claimed(far, NewTask(title="one", tags=["t"], max_attempts=1, input={"a": 1}))
     fence = work.fence
     await far.progress(fence, 40, "half")
@@ -130,7 +130,7 @@ async def test_both_answer_alike(far: RemoteEngine, near: Engine) -> None:
     assert (await far.show(fence.task)).status in ("FAILED", "DEAD")
 
 
-async def test_every_filter_picks_the_same(far: RemoteEngine, near: Engine) -> None:
+async def test_every_filter_selects_the_same_remotely(far: RemoteEngine, near: Engine) -> None:
     parent = (await near.submit(NewTask(title="parent"))).id
     before = near.clock.now()
     work = await claimed(near, NewTask(title="child", parent=parent, tags=["a"], priority=9))
@@ -158,7 +158,7 @@ async def test_every_filter_picks_the_same(far: RemoteEngine, near: Engine) -> N
         assert (await far.act("cancel", where, dry_run=True)).done == picked, name
 
 
-async def test_every_change_arrives(far: RemoteEngine, near: Engine) -> None:
+async def test_every_edit_arrives(far: RemoteEngine, near: Engine) -> None:
     task = (await near.submit(NewTask(title="x"))).id
     changes = TaskChanges(
         title="y", description="d", metadata={"m": 1}, tags=("a",), priority=9, status="PAUSED"
@@ -172,7 +172,7 @@ async def test_every_change_arrives(far: RemoteEngine, near: Engine) -> None:
     }
 
 
-async def test_people_s_side(far: RemoteEngine, near: Engine) -> None:
+async def test_commands_of_users_arrive(far: RemoteEngine, near: Engine) -> None:
     task = (await far.submit(NewTask(title="x"))).id
     await far.pause(task, "why")
     assert (await near.show(task)).status == "PAUSED"
@@ -199,7 +199,7 @@ async def test_people_s_side(far: RemoteEngine, near: Engine) -> None:
     assert (await near.show(task)).archived_at is not None
 
 
-async def test_a_secret_may_be_a_variable(far: RemoteEngine) -> None:
+async def test_secret_can_be_a_variable(far: RemoteEngine) -> None:
     await far.secrets.put("token", "s3cret-value")
     env: dict[str, str | dict[str, str]] = {"PLAIN": "x", "TOKEN": {"$secret": "token"}}
     work = await claimed(far, NewTask(title="x", env=env))
@@ -209,7 +209,7 @@ async def test_a_secret_may_be_a_variable(far: RemoteEngine) -> None:
     assert (await far.show(work.fence.task)).output == "it is ***"
 
 
-async def test_an_attempt_s_ends(far: RemoteEngine, near: Engine) -> None:
+async def test_outcomes_of_attempts_arrive(far: RemoteEngine, near: Engine) -> None:
     async def ended(work: ClaimedTask) -> str:
         return (await near.show(work.fence.task)).status
 
@@ -265,7 +265,7 @@ async def test_waits_reach_the_engine(far: RemoteEngine, near: Engine) -> None:
     assert (await far.ask(work.fence, "q", question)).answer["answer"] == "this one"
 
 
-async def test_a_claim_asked_again_gives_the_same(far: RemoteEngine, near: Engine) -> None:
+async def test_repeated_claim_returns_the_same_tasks(far: RemoteEngine, near: Engine) -> None:
     await near.submit_many([NewTask(title=f"{number}") for number in range(3)])
     agent = await far.register_agent(an_agent(far))
     token = far.clock.new_token()
@@ -275,7 +275,7 @@ async def test_a_claim_asked_again_gives_the_same(far: RemoteEngine, near: Engin
     assert len(await far.claim(agent, WORKER, 5)) == 1
 
 
-async def test_lost_attempts_are_told_apart(far: RemoteEngine, near: Engine) -> None:
+async def test_lost_attempts_are_reported_per_attempt(far: RemoteEngine, near: Engine) -> None:
     work = await claimed(far)
     old = work.fence
     await near.release(old)
@@ -295,14 +295,14 @@ async def test_lost_attempts_are_told_apart(far: RemoteEngine, near: Engine) -> 
         assert refused.value.code == "lease_lost"
 
 
-async def test_a_name_keeps_its_agent(far: RemoteEngine, near: Engine) -> None:
+async def test_agent_name_keeps_its_agent(far: RemoteEngine, near: Engine) -> None:
     first = await far.register_agent(an_agent(far, accept_commands=True, runtimes=()))
     second = await near.register_agent(an_agent(near, accept_commands=True, runtimes=()))
     assert first.id == second.id
     assert msgspec.structs.replace(first, version=0) == msgspec.structs.replace(second, version=0)
 
 
-async def test_an_agent_s_token_is_enough_to_work(api: Api, far: RemoteEngine) -> None:
+async def test_agent_token_is_enough_to_work(api: Api, far: RemoteEngine) -> None:
     known = await far.register_agent(an_agent(far, name="dev"))
     token = await api.token(scopes=("work",), agent=known.id)
     await far.submit(NewTask(title="x"))
@@ -321,7 +321,7 @@ async def test_an_agent_s_token_is_enough_to_work(api: Api, far: RemoteEngine) -
             await worker.show(work.fence.task)
 
 
-async def test_a_worker_afar_is_given_nothing_that_it_cannot_run(
+async def test_remote_worker_claims_nothing_that_it_cannot_run(
     api: Api, far: RemoteEngine, near: Engine
 ) -> None:
     allowed = an_agent(near, name="dev", runtimes=("http",), accept_commands=True)
@@ -339,7 +339,7 @@ async def test_a_worker_afar_is_given_nothing_that_it_cannot_run(
             await worker.release(work.fence)
 
 
-async def test_an_agent_s_token_sweeps_the_ends_of_its_own_agent(
+async def test_agent_token_sweeps_only_sessions_of_its_agent(
     api: Api, far: RemoteEngine, near: Engine
 ) -> None:
     mine = await claimed(far, name="dev")
@@ -365,7 +365,7 @@ async def test_an_agent_s_token_sweeps_the_ends_of_its_own_agent(
     )  # the other agent's was left alone
 
 
-async def test_other_tenants_are_not_there(api: Api, far: RemoteEngine) -> None:
+async def test_objects_of_another_workspace_are_not_found(api: Api, far: RemoteEngine) -> None:
     work = await claimed(far)
     stranger = await api.token(workspace=await api.workspace("elsewhere"))
     fence = Fence(work.fence.task, work.fence.attempt, "0" * 32)
@@ -384,7 +384,7 @@ async def test_other_tenants_are_not_there(api: Api, far: RemoteEngine) -> None:
             await other.spawn(fence, "k", NewTask(title="x"))
 
 
-async def test_what_is_wrong_is_refused_alike(far: RemoteEngine, near: Engine, api: Api) -> None:
+async def test_invalid_calls_are_refused_equally(far: RemoteEngine, near: Engine, api: Api) -> None:
     nobody = uuid4()
     calls: list[Any] = [
         lambda e: e.show(nobody),

@@ -38,7 +38,7 @@ def answered(error: Exception) -> httpx2.Response:
 
 
 @pytest.mark.parametrize("kind", HTTP_STATUS, ids=lambda kind: kind.__name__)
-def test_each_class_comes_back(kind: type[TenutoError]) -> None:
+def test_every_error_class_is_restored(kind: type[TenutoError]) -> None:
     error = kind("why", retry_after=7) if issubclass(kind, TooMany) else kind("why")
     found = error_from_response(answered(error))
     assert isinstance(found, TenutoError)
@@ -48,24 +48,24 @@ def test_each_class_comes_back(kind: type[TenutoError]) -> None:
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
-def test_each_code_comes_back(code: str) -> None:
+def test_every_error_code_is_restored(code: str) -> None:
     found = error_from_response(answered(Conflict("why", code)))
     assert isinstance(found, TenutoError)
     assert found.code == code
 
 
-def test_details_come_back() -> None:
+def test_error_details_are_restored() -> None:
     found = error_from_response(answered(Invalid("why", field="title")))
     assert isinstance(found, Invalid)
     assert found.details == {"field": "title"}
 
 
-def test_the_statuses_that_problems_use_are_known() -> None:
+def test_every_status_of_problem_responses_is_covered() -> None:
     used = {*HTTP_STATUS.values(), *problems._STATUS_OF_CODE.values(), 400, 405}
     assert used <= set(ERROR_CLASS_BY_STATUS)
 
 
-def test_a_fault_of_the_server_is_not_ours_to_repeat() -> None:
+def test_internal_error_of_the_server_is_not_repeated() -> None:
     answer = answered(ZeroDivisionError("secret"))
     found = error_from_response(answer)
     assert isinstance(found, ServerError)
@@ -73,7 +73,7 @@ def test_a_fault_of_the_server_is_not_ours_to_repeat() -> None:
     assert "secret" not in str(found)
 
 
-def test_a_code_of_a_newer_server_is_its_class() -> None:
+def test_unknown_code_of_a_newer_server_maps_to_its_class() -> None:
     body = b'{"code": "brand_new", "detail": "why", "status": 404, "title": "x"}'
     kind = {"content-type": problems.MEDIA_TYPE}
     found = error_from_response(httpx2.Response(404, content=body, headers=kind, request=REQUEST))
@@ -84,7 +84,7 @@ def test_a_code_of_a_newer_server_is_its_class() -> None:
 @pytest.mark.parametrize(
     ("status", "passing"), [(404, False), (301, False), (502, True), (504, True)]
 )
-def test_somebody_else_s_answer_is_an_outage(status: int, passing: bool) -> None:
+def test_response_of_another_service_is_an_outage(status: int, passing: bool) -> None:
     answer = httpx2.Response(status, content=b"<html>", request=REQUEST)
     found = error_from_response(answer)
     assert isinstance(found, Unavailable)
@@ -93,18 +93,18 @@ def test_somebody_else_s_answer_is_an_outage(status: int, passing: bool) -> None
 
 
 @pytest.mark.parametrize(("code", "passing"), [("in_progress", True), ("out_of_turn", False)])
-def test_a_request_that_is_still_being_answered_is_waited_for(code: str, passing: bool) -> None:
+def test_request_in_progress_is_waited_for(code: str, passing: bool) -> None:
     answer = answered(Conflict("why", code))
     assert is_retryable(answer, error_from_response(answer)) is passing
 
 
-def test_what_does_not_fit_is_not_waited_for() -> None:
+def test_request_over_the_limit_is_not_repeated() -> None:
     answer = answered(Incompatible("too old"))
     assert answer.status_code == 503
     assert not is_retryable(answer, error_from_response(answer))
 
 
-def test_a_proxy_that_finds_a_request_too_large_is_not_asked_again() -> None:
+def test_request_too_large_for_a_proxy_is_not_repeated() -> None:
     request = httpx2.Request("POST", "http://server/api/v1/agent-tasks/x/complete", content=b"123")
     answer = httpx2.Response(413, text="<html>too large</html>", request=request)
     found = error_from_response(answer)

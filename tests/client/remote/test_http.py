@@ -39,7 +39,9 @@ async def over(line: Line, token: str) -> Any:
         yield engine
 
 
-async def test_a_lost_answer_makes_one_task(line: Line, over: RemoteEngine, near: Engine) -> None:
+async def test_submit_with_a_lost_response_creates_one_task(
+    line: Line, over: RemoteEngine, near: Engine
+) -> None:
     line.swallow = 2
     made = await over.submit(NewTask(title="x"))
     assert line.swallowed == 2
@@ -51,7 +53,9 @@ async def test_a_lost_answer_makes_one_task(line: Line, over: RemoteEngine, near
     assert all(each.created for each in many)
 
 
-async def test_a_lost_answer_makes_one_rerun(line: Line, over: RemoteEngine, near: Engine) -> None:
+async def test_rerun_with_a_lost_response_creates_one_task(
+    line: Line, over: RemoteEngine, near: Engine
+) -> None:
     first = (await near.submit(NewTask(title="x"))).id
     line.swallow = 2
     made = await over.rerun(first)
@@ -59,7 +63,9 @@ async def test_a_lost_answer_makes_one_rerun(line: Line, over: RemoteEngine, nea
     assert [task.id for task in (await near.list()).tasks] == [made.id, first]
 
 
-async def test_a_lost_claim_is_had_again(line: Line, over: RemoteEngine, near: Engine) -> None:
+async def test_claim_with_a_lost_response_is_returned_again(
+    line: Line, over: RemoteEngine, near: Engine
+) -> None:
     await near.submit_many([NewTask(title="a"), NewTask(title="b")])
     agent = await over.register_agent(an_agent(over))
     line.swallow = 1
@@ -77,7 +83,9 @@ async def test_a_lost_claim_is_had_again(line: Line, over: RemoteEngine, near: E
     assert len((await near.list()).tasks) == 3
 
 
-async def test_a_worker_that_leaves_is_given_nothing(over: RemoteEngine, near: Engine) -> None:
+async def test_waiting_claim_of_a_stopping_worker_returns_nothing(
+    over: RemoteEngine, near: Engine
+) -> None:
     agent = await over.register_agent(an_agent(over))
     quiet = over.subscribe(lambda _topic: None)
     waiting = asyncio.create_task(over.claim(agent, WORKER, 1))
@@ -93,7 +101,7 @@ async def test_a_worker_that_leaves_is_given_nothing(over: RemoteEngine, near: E
     assert work.fence.task == task
 
 
-async def test_nothing_is_claimed_over_a_broken_line(
+async def test_broken_connection_claims_nothing(
     line: Line, over: RemoteEngine, near: Engine
 ) -> None:
     agent = await over.register_agent(an_agent(over))
@@ -109,7 +117,7 @@ async def test_nothing_is_claimed_over_a_broken_line(
     assert (await near.show(task)).status == "PENDING"
 
 
-async def test_a_wait_ends_with_the_first_task(over: RemoteEngine, near: Engine) -> None:
+async def test_waiting_claim_ends_with_the_first_task(over: RemoteEngine, near: Engine) -> None:
     agent = await over.register_agent(an_agent(over))
     quiet = over.subscribe(lambda _topic: None)
     waiting = asyncio.create_task(over.claim(agent, WORKER, 3))
@@ -119,7 +127,7 @@ async def test_a_wait_ends_with_the_first_task(over: RemoteEngine, near: Engine)
     quiet()
 
 
-async def test_an_outage_is_waited_for(line: Line, over: RemoteEngine) -> None:
+async def test_read_waits_for_the_end_of_an_outage(line: Line, over: RemoteEngine) -> None:
     line.down = True
     line.cut()
     counting = asyncio.create_task(over.counts())
@@ -128,7 +136,7 @@ async def test_an_outage_is_waited_for(line: Line, over: RemoteEngine) -> None:
     assert (await counting)["PENDING"] == 0
 
 
-async def test_an_order_is_not_sent_twice(line: Line, over: RemoteEngine, near: Engine) -> None:
+async def test_command_is_not_sent_twice(line: Line, over: RemoteEngine, near: Engine) -> None:
     task = (await near.submit(NewTask(title="x"))).id
     line.swallow = 1
     with pytest.raises(Unavailable) as lost:
@@ -137,9 +145,7 @@ async def test_an_order_is_not_sent_twice(line: Line, over: RemoteEngine, near: 
     assert (await near.show(task)).status == "CANCELLED"
 
 
-async def test_an_action_for_many_is_not_sent_twice(
-    line: Line, over: RemoteEngine, near: Engine
-) -> None:
+async def test_bulk_action_is_not_sent_twice(line: Line, over: RemoteEngine, near: Engine) -> None:
     task = (await near.submit(NewTask(title="x"))).id
     line.swallow = 1
     with pytest.raises(Unavailable):
@@ -147,7 +153,7 @@ async def test_an_action_for_many_is_not_sent_twice(
     assert (await near.show(task)).status == "CANCELLED"
 
 
-async def test_what_was_claimed_for_a_worker_that_leaves_is_known_to_it(
+async def test_task_claimed_for_a_stopping_worker_is_returned(
     line: Line, over: RemoteEngine, near: Engine
 ) -> None:
     agent = await over.register_agent(an_agent(over))
@@ -162,7 +168,7 @@ async def test_what_was_claimed_for_a_worker_that_leaves_is_known_to_it(
     assert work.fence.task == task
 
 
-async def test_a_stream_may_break_however_long_it_was_quiet(
+async def test_idle_stream_that_breaks_is_continued(
     line: Line, over: RemoteEngine, near: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = (await near.submit(NewTask(title="x"))).id
@@ -178,7 +184,7 @@ async def test_a_stream_may_break_however_long_it_was_quiet(
     assert [each.line.event for each in seen if each.line] == ["submitted", "cancelled"]
 
 
-async def test_nobody_there_is_told_in_time() -> None:
+async def test_unreachable_server_is_reported_within_the_deadline() -> None:
     async with connect_to_server("http://127.0.0.1:1", deadline_s=0.5) as nowhere:
         with pytest.raises(Unavailable, match=r"no response from http://127\.0\.0\.1:1: "):
             await nowhere.counts()
@@ -217,7 +223,7 @@ def busy(status: int, **headers: str) -> httpx2.Response:
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
-async def test_a_read_is_repeated(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_is_repeated(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(*(httpx2.Response(status) for _ in range(3)), httpx2.Response(200, content=b"[1]"))
     link = told.link(monkeypatch)
     assert await link.request(list[int], ApiRequest(method="GET", path="/", repeatable=True)) == [1]
@@ -226,7 +232,7 @@ async def test_a_read_is_repeated(status: int, monkeypatch: pytest.MonkeyPatch) 
     await link.close()
 
 
-async def test_a_write_is_repeated_only_when_it_was_refused(
+async def test_write_is_repeated_only_if_it_was_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = Told(busy(429, **{"Retry-After": "2"}), httpx2.Response(200, content=b"[1]"))
@@ -243,7 +249,7 @@ async def test_a_write_is_repeated_only_when_it_was_refused(
     await link.close()
 
 
-async def test_a_wait_that_is_cut_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_interrupted_long_poll_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time for which a server was asked to wait is no part of the time for its answer."""
     clock, cuts = ManualClock(), iter(range(1))
     link = ServerConnection("http://server", "tnt_x", deadline_s=10, clock=clock)
@@ -268,7 +274,7 @@ async def test_a_wait_that_is_cut_is_asked_for_again(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b""])
-async def test_nonsense_is_no_answer(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invalid_response_is_an_error(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     link = Told(httpx2.Response(200, content=body)).link(monkeypatch)
     with pytest.raises(Unavailable, match="unexpected response"):
         await link.request(list[int], ApiRequest(method="GET", path="/"))
@@ -278,14 +284,14 @@ async def test_nonsense_is_no_answer(body: bytes, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "url", ["", "server", "ftp://x", "http://", "http://a:b", "http://me@x", "http://x:99999999"]
 )
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_invalid_server_address_is_refused(url: str) -> None:
     with pytest.raises(Invalid):
         ServerConnection(url)
     with pytest.raises(Invalid):
         ServerConnection("http://x", "a\nb")
 
 
-def test_only_an_address_with_tls_has_certificates_loaded() -> None:
+def test_certificates_are_loaded_only_for_tls() -> None:
     assert verify_option("http://host:8484") is False
     found = verify_option("https://host")
     assert isinstance(found, ssl.SSLContext)

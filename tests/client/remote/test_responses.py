@@ -76,12 +76,12 @@ def names(kind: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("said", "read"), SAME, ids=lambda kind: kind.__name__)
-def test_a_shape_is_the_same_on_both_sides(said: Any, read: Any) -> None:
+def test_response_type_is_equal_on_both_sides(said: Any, read: Any) -> None:
     assert names(said) == names(read)
 
 
 @pytest.mark.parametrize(("said", "read"), READ, ids=lambda kind: kind.__name__)
-def test_what_is_read_is_said(said: Any, read: Any) -> None:
+def test_every_field_read_by_the_client_is_sent(said: Any, read: Any) -> None:
     wanted = {field.encode_name for field in msgspec.structs.fields(read) if field.required}
     known = set(names(said).values())
     assert wanted <= known
@@ -93,7 +93,7 @@ def is_set(value: Any, name: str, plain: Any) -> bool:
     return bool(getattr(value, name) != getattr(plain, name))
 
 
-def test_what_is_sent_here_has_every_field() -> None:
+def test_request_body_of_the_client_has_every_field() -> None:
     for full, plain in ((TASK, NewTask(title="")), (FILTER, Filter()), (CHANGES, TaskChanges())):
         names = type(full).__struct_fields__
         assert {name for name in names if not is_set(full, name, plain)} <= {"control"}
@@ -103,7 +103,7 @@ def test_what_is_sent_here_has_every_field() -> None:
 
 
 @pytest.mark.parametrize("control", [None, *CONTROLS], ids=lambda each: type(each).__name__)
-def test_a_task_is_read_as_it_was_sent(control: Control | None) -> None:
+def test_task_is_decoded_as_it_was_sent(control: Control | None) -> None:
     asked = msgspec.structs.replace(TASK, control=control)
     sent = msgspec.json.encode(task_body(asked))
     read = msgspec.json.decode(sent, type=TaskBody).new_task()
@@ -112,12 +112,12 @@ def test_a_task_is_read_as_it_was_sent(control: Control | None) -> None:
     )
 
 
-def test_a_filter_is_read_as_it_was_sent() -> None:
+def test_filter_is_decoded_as_it_was_sent() -> None:
     sent = msgspec.json.encode(filter_body(FILTER))
     assert msgspec.json.decode(sent, type=FilterBody).to_filter() == FILTER
 
 
-def test_a_change_is_read_as_it_was_sent() -> None:
+def test_edit_is_decoded_as_it_was_sent() -> None:
     sent = msgspec.json.encode(change_body(CHANGES))
     read = msgspec.json.decode(sent, type=TaskPatch)
     assert msgspec.json.decode(msgspec.json.encode(read)) == msgspec.json.decode(sent)

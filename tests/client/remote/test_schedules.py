@@ -21,7 +21,9 @@ SPECS = [
 ]
 
 
-async def test_schedules_agree(api: Api, far: RemoteEngine, near: Engine) -> None:
+async def test_schedules_are_equal_direct_and_remote(
+    api: Api, far: RemoteEngine, near: Engine
+) -> None:
     await near.definitions.put(NewTask(title="job", key="job"))
     for number, spec in enumerate(SPECS):
         view = await far.schedules.create(f"team/s:{number}", "job", spec, {"n": number})
@@ -46,7 +48,9 @@ async def test_schedules_agree(api: Api, far: RemoteEngine, near: Engine) -> Non
         assert bad.value.details["field"] == "expression"
 
 
-async def test_triggers_and_events_agree(api: Api, far: RemoteEngine, near: Engine) -> None:
+async def test_triggers_and_events_are_equal_direct_and_remote(
+    api: Api, far: RemoteEngine, near: Engine
+) -> None:
     await near.definitions.put(NewTask(title="job", key="job"))
     view = await far.triggers.create("t", "deploy.*", "job", "event.data.live")
     assert await near.triggers.get("t") == await far.triggers.get(view.id) == view

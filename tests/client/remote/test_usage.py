@@ -10,7 +10,7 @@ from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.submission import NewTask
 
 
-async def test_a_worker_behind_a_server_says_what_it_used(far: RemoteEngine, near: Engine) -> None:
+async def test_remote_worker_reports_its_usage(far: RemoteEngine, near: Engine) -> None:
     profile = AgentProfile(
         id=near.clock.new_id(), workspace=near.workspace, name="local", runtimes=("test",)
     )
@@ -37,7 +37,7 @@ async def test_a_worker_behind_a_server_says_what_it_used(far: RemoteEngine, nea
     assert view == await near.show(tasks[2])
 
 
-async def test_a_key_is_sent_as_it_is(far: RemoteEngine) -> None:
+async def test_concurrency_key_is_sent_unchanged(far: RemoteEngine) -> None:
     wish = Concurrency("deploy", 2, "cancel_new")
     made = await far.submit(NewTask(title="t", concurrency=wish))
     assert (await far.show(made.id)).concurrency == {

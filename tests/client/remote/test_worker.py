@@ -54,7 +54,7 @@ async def flying(world: System, n: int) -> None:
     await eventually(lambda: len(world.sessions()) >= n, PATIENCE, 0.05)
 
 
-async def test_tasks_are_completed(world: System, server: Server) -> None:
+async def test_remote_worker_completes_tasks(world: System, server: Server) -> None:
     report = 'echo hello; echo "{\\"progress\\": 50, \\"output\\": 7}" >&3'
     tasks = await world.submit(*(world.task(report) for _ in range(5)))
     worker = server.worker("--slots", "3")
@@ -72,7 +72,9 @@ async def test_tasks_are_completed(world: System, server: Server) -> None:
     assert known.status == "STOPPED"
 
 
-async def test_a_cancel_kills_the_tree(world: System, server: Server) -> None:
+async def test_cancel_kills_the_process_tree_of_a_remote_worker(
+    world: System, server: Server
+) -> None:
     [task] = await world.submit(world.task(NASTY, max_attempts=1))
     server.worker()
     await flying(world, NASTY_SIZE)
@@ -85,7 +87,7 @@ async def test_a_cancel_kills_the_tree(world: System, server: Server) -> None:
     assert not attempt.unconfirmed
 
 
-async def test_a_lease_is_lost_while_the_server_stands_still(world: System, server: Server) -> None:
+async def test_lease_is_lost_while_the_server_is_stopped(world: System, server: Server) -> None:
     world.coordinator()
     first = '[ "$TENUTO_ATTEMPT" -gt 1 ] && exit 0; '
     [task] = await world.submit(world.task(first + NASTY))
@@ -110,7 +112,7 @@ async def test_a_lease_is_lost_while_the_server_stands_still(world: System, serv
     assert lost.message == "the lease expired"
 
 
-async def test_a_dead_worker_s_ends_are_swept(world: System, server: Server) -> None:
+async def test_sessions_of_a_crashed_remote_worker_are_swept(world: System, server: Server) -> None:
     world.coordinator()
     first = '[ "$TENUTO_ATTEMPT" -gt 1 ] && exit 0; '
     [task] = await world.submit(world.task(first + NASTY))
@@ -126,7 +128,7 @@ async def test_a_dead_worker_s_ends_are_swept(world: System, server: Server) -> 
     await eventually(swept, PATIENCE, 0.05)
 
 
-async def test_a_drained_worker_gives_back(world: System, server: Server) -> None:
+async def test_drained_remote_worker_releases_its_tasks(world: System, server: Server) -> None:
     [task] = await world.submit(world.task("sleep 100", max_attempts=1))
     worker = server.worker(drain_s=0)
     await flying(world, 1)
@@ -136,14 +138,14 @@ async def test_a_drained_worker_gives_back(world: System, server: Server) -> Non
     assert not world.sessions()
 
 
-async def test_an_idle_worker_stops_at_once(world: System, server: Server) -> None:
+async def test_idle_remote_worker_stops_at_once(world: System, server: Server) -> None:
     worker = server.worker()
     await eventually(world.engine.workers, PATIENCE)
     worker.signal(signal.SIGTERM)
     assert await worker.ended(5) == 0
 
 
-async def test_a_wrong_token_or_address_is_told(world: System, server: Server) -> None:
+async def test_wrong_token_or_address_is_reported(world: System, server: Server) -> None:
     worker = server.worker(TENUTO_TOKEN="tnt_wrong")
     assert await worker.ended() == 1
     assert "[unauthenticated]" in worker.text()
