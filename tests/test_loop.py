@@ -8,7 +8,7 @@ from tenuto.clock import Clock
 from tenuto.periodic import run_periodically
 
 
-def test_ids_are_in_the_order_in_which_they_were_made() -> None:
+def test_ids_follow_the_order_of_their_creation() -> None:
     clock = ManualClock()
     ids = [clock.new_id() for _ in range(100)]
     ids += clock.new_ids(100)
@@ -18,7 +18,7 @@ def test_ids_are_in_the_order_in_which_they_were_made() -> None:
     assert {each.version for each in ids} == {7}
 
 
-async def test_who_asks_for_a_look_during_a_look_gets_another_one() -> None:
+async def test_poll_requested_during_a_poll_runs_again() -> None:
     stop, poke, looks = asyncio.Event(), asyncio.Event(), list[int]()
 
     async def look() -> None:

@@ -58,7 +58,7 @@ def refused(name: str) -> "pytest.RaisesExc[Invalid]":
         ("database_direct", "postgresql://h/db"),
     ],
 )
-def test_what_is_out_of_range_is_told_by_its_name(
+def test_value_out_of_range_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(f"TENUTO_{name.upper()}", value)
@@ -69,19 +69,19 @@ def test_what_is_out_of_range_is_told_by_its_name(
         load({name: value})
 
 
-def test_the_refusal_names_both_ends() -> None:
+def test_refusal_names_both_bounds() -> None:
     with pytest.raises(Invalid, match="above 0 and below 1,000,000,000, not inf"):
         load({"heartbeat_s": float("inf")})
 
 
 @pytest.mark.parametrize("name", ["database", "data", "host"])
-def test_a_nul_is_no_place(home: Path, name: str) -> None:
+def test_path_with_a_nul_is_refused(home: Path, name: str) -> None:
     (home / "tenuto.toml").write_text(f'{name} = "a\\u0000b"\n')
     with refused(name):
         load()
 
 
-def test_an_empty_host_would_listen_everywhere(home: Path) -> None:
+def test_empty_host_is_refused(home: Path) -> None:
     with refused("host"):
         load({"host": ""})
     (home / "tenuto.toml").write_text('host = ""\n')
@@ -89,7 +89,9 @@ def test_an_empty_host_would_listen_everywhere(home: Path) -> None:
         load()
 
 
-def test_a_home_that_nobody_has(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_folder_of_an_unknown_user_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (home / "tenuto.toml").write_text('data = "~nobody-of-this-name"\n')
     with refused("data"):
         load()
@@ -103,7 +105,7 @@ def test_a_home_that_nobody_has(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
         read_login()
 
 
-def test_files_that_are_nested_too_deep(home: Path) -> None:
+def test_too_deeply_nested_settings_file_is_refused(home: Path) -> None:
     (home / "tenuto.toml").write_text("x = " + "[" * 100_000)
     with pytest.raises(Invalid, match=r"cannot read tenuto\.toml: it is nested too deep"):
         load()
@@ -114,7 +116,7 @@ def test_files_that_are_nested_too_deep(home: Path) -> None:
         read_login()
 
 
-def test_a_workspace_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workspace_setting_requires_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     for where in ({}, {"database": "sqlite:///t.db"}, {"data": "folder"}):
         with pytest.raises(Invalid, match="omit the workspace"):
             resolve_target(workspace=WORKSPACE, **where)
@@ -132,7 +134,7 @@ def test_a_workspace_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("missing", ["database", "database_runtime"])
-def test_a_pooler_needs_both_addresses(missing: str) -> None:
+def test_pooler_requires_both_addresses(missing: str) -> None:
     given = dict.fromkeys(("database", "database_runtime"), "postgresql://h/db")
     load({"pooler": "transaction", **given})
     for wrong in ("", "sqlite:///t.db"):
@@ -141,7 +143,7 @@ def test_a_pooler_needs_both_addresses(missing: str) -> None:
             load({"pooler": "transaction", **given, missing: wrong})
 
 
-def test_a_database_given_by_flag_is_reached_as_the_flags_say(
+def test_database_option_uses_only_options_for_its_connection(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TENUTO_POOLER", "transaction")
@@ -157,7 +159,7 @@ def test_a_database_given_by_flag_is_reached_as_the_flags_say(
     assert load(flags) == msgspec.convert(flags, Settings)
 
 
-def test_an_empty_variable_says_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_variable_is_ignored(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "tenuto.toml").write_text('database = "sqlite:///file.db"\nslots = 3\n')
     for name in ("DATABASE", "SLOTS"):
         monkeypatch.setenv(f"TENUTO_{name}", "")
@@ -167,7 +169,7 @@ def test_an_empty_variable_says_nothing(home: Path, monkeypatch: pytest.MonkeyPa
     assert load({"slots": 5}).slots == 5
 
 
-def test_the_token_of_a_login_is_for_its_own_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_token_is_used_only_for_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
     write_login(Login("http://own:1", "tnt_own", WORKSPACE))
     for chosen in (resolve_target(), resolve_target("http://own:1/")):
         assert (chosen.token, str(chosen.workspace)) == ("tnt_own", WORKSPACE)
@@ -179,7 +181,7 @@ def test_the_token_of_a_login_is_for_its_own_server(monkeypatch: pytest.MonkeyPa
     assert resolve_target().token == resolve_target("http://own:1").token == "tnt_said"
 
 
-def test_a_child_with_settings_of_its_own_inherits_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_process_with_its_own_settings_inherits_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENUTO_POOLER", "transaction")
     monkeypatch.setenv("CRASH_AT", "worker.running")
     monkeypatch.setenv("PGPASSWORD", "secret")
@@ -188,7 +190,7 @@ def test_a_child_with_settings_of_its_own_inherits_none(monkeypatch: pytest.Monk
     assert [name for name in found if name.startswith(("TENUTO_", "CRASH_"))] == []
 
 
-async def test_workers_of_up_reach_the_database_as_it_does(
+async def test_workers_of_up_use_its_database_settings(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TENUTO_POOLER", "transaction")
@@ -210,7 +212,7 @@ async def test_workers_of_up_reach_the_database_as_it_does(
     assert load() == msgspec.structs.replace(chosen, data=str(chosen.data_folder()))
 
 
-async def test_a_worker_of_the_benchmark_works_on_the_database_that_is_measured(
+async def test_benchmark_worker_uses_the_measured_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TENUTO_POOLER", "transaction")

@@ -163,11 +163,11 @@ def found(tree: ast.AST, pattern: re.Pattern[str]) -> list[ast.expr]:
         "import asyncio\nasync def f():\n  await asyncio.sleep(0)",
     ],
 )
-def test_a_cheat_is_found_under_any_name(cheat: str) -> None:
+def test_cheat_is_detected_under_any_name(cheat: str) -> None:
     assert found(ast.parse(cheat), CHEATS)
 
 
-def test_what_is_handed_in_is_no_cheat() -> None:
+def test_passed_in_clock_is_no_cheat() -> None:
     honest = "import random, time\ndef f(r: random.Random, c): r.random(); c.sleep(1); c.time()"
     assert not found(ast.parse(honest), CHEATS)
 
@@ -177,7 +177,7 @@ def test_time_chance_and_ids_enter_through_the_clock() -> None:
     assert [at(path, node) for path, tree in trees for node in found(tree, CHEATS)] == []
 
 
-def test_a_driver_is_imported_in_its_own_file_only() -> None:
+def test_driver_is_imported_only_in_its_own_file() -> None:
     assert [
         f"{at(path, node)} imports {name}"
         for path, tree in modules(SOURCE)
@@ -186,7 +186,7 @@ def test_a_driver_is_imported_in_its_own_file_only() -> None:
     ] == []
 
 
-def test_no_test_evades() -> None:
+def test_tests_skip_nothing_and_assert_no_constant() -> None:
     for path, tree in modules(TESTS):
         assert [at(path, node) for node in found(tree, EVASIONS)] == []
         asserts = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
@@ -206,7 +206,7 @@ def test_tests_wait_for_events_not_for_time() -> None:
         assert [at(path, c) for c in calls if c.func in sleeps and is_fixed(c)] == []
 
 
-def test_a_package_docstring_lists_its_files() -> None:
+def test_package_docstring_lists_its_files() -> None:
     missing = {}
     for package in sorted(SOURCE.rglob("__init__.py")):
         if package.parent == SOURCE:
@@ -354,13 +354,13 @@ def links(page: Path) -> list[str]:
     return [a or b for a, b in LINK.findall(CODE.sub("", read(page)))]
 
 
-def test_a_dead_link_is_found(tmp_path: Path) -> None:
+def test_dead_link_is_detected(tmp_path: Path) -> None:
     page = tmp_path / "a.md"
     page.write_text("# One & two\n`[x](code.md)` [y](b.md) [z](#one--two)\n\n[w]: a.md#L9\n")
     assert [link for link in links(page) if is_dead(page, link)] == ["b.md", "a.md#L9"]
 
 
-def test_links_in_documents_lead_somewhere() -> None:
+def test_links_in_documents_have_targets() -> None:
     pages = [path for path in files() if path.suffix == ".md"]
     assert [
         f"{page.relative_to(ROOT)}: {link}"
@@ -370,7 +370,7 @@ def test_links_in_documents_lead_somewhere() -> None:
     ] == []
 
 
-def test_the_changelog_knows_the_version() -> None:
+def test_changelog_has_the_version() -> None:
     version = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]["version"]
     changelog = read(ROOT / "CHANGELOG.md")
     sections = re.findall(r"^## \[?([^\]\s]+)", changelog, re.MULTILINE)

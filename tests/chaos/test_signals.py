@@ -28,7 +28,7 @@ def _set_signals(*, ignored: bool) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def test_a_signal_leaves_nothing() -> None:
+def test_signal_leaves_no_process_and_no_file() -> None:
     """`make proof AREA=chaos` tries another signal, and one in the background of a script."""
     leaves_nothing(signal.SIGTERM, ignored=False)
 
@@ -64,7 +64,7 @@ def _end_by(number: signal.Signals, place: Path, *, ignored: bool) -> None:
     assert [*place.iterdir()] == []
 
 
-def test_what_is_ignored_stays_so_and_all_is_as_before() -> None:
+def test_ignored_signal_stays_ignored_and_handlers_are_restored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with terminate_like_ctrl_c():

@@ -71,7 +71,7 @@ async def stage(database_url: str) -> AsyncIterator[Stage]:
         await check_attempts(raw)
 
 
-async def test_who_tidies_for_long_leads_meanwhile(
+async def test_leader_in_a_long_cleanup_keeps_leading(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = stage.coordinator(settings=Settings(tick_s=0.05))
@@ -103,7 +103,7 @@ async def cycle(coordinator: Coordinator, stage: Stage, seconds: float) -> int:
     return done
 
 
-async def test_a_new_coordinator_lets_everyone_beat_before_it_reaps(stage: Stage) -> None:
+async def test_new_coordinator_waits_for_heartbeats_before_it_reaps(stage: Stage) -> None:
     [task] = await stage.lease()
     stage.clock.advance(LEASE_S + 1)
     coordinator = stage.coordinator()
@@ -114,7 +114,7 @@ async def test_a_new_coordinator_lets_everyone_beat_before_it_reaps(stage: Stage
     assert await stage.status(task) == "PENDING"
 
 
-async def test_after_a_pause_of_everything_nothing_runs_again(stage: Stage) -> None:
+async def test_suspension_of_everything_runs_no_task_again(stage: Stage) -> None:
     coordinator = stage.coordinator()
     await cycle(coordinator, stage, 20)
     [task] = await stage.lease()
@@ -126,7 +126,7 @@ async def test_after_a_pause_of_everything_nothing_runs_again(stage: Stage) -> N
     assert (await coordinator.cycle_once()).expired == 0
 
 
-async def test_without_a_pause_a_lost_lease_ends_at_the_next_tick(stage: Stage) -> None:
+async def test_lost_lease_without_a_suspension_expires_at_the_next_cycle(stage: Stage) -> None:
     coordinator = stage.coordinator()
     await cycle(coordinator, stage, 20)
     [task] = await stage.lease()
@@ -135,7 +135,7 @@ async def test_without_a_pause_a_lost_lease_ends_at_the_next_tick(stage: Stage) 
     assert await stage.status(task) == "PENDING"
 
 
-async def test_a_pause_in_the_middle_of_a_cycle_counts_too(
+async def test_suspension_during_a_cycle_is_detected(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A database that stood still holds up the first statement of the cycle under way."""
@@ -155,7 +155,7 @@ async def test_a_pause_in_the_middle_of_a_cycle_counts_too(
     assert await stage.status(task) == "RUNNING"
 
 
-async def test_an_outage_is_a_pause(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_outage_counts_as_a_suspension(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = stage.coordinator()
     await cycle(coordinator, stage, 20)
     await stage.lease()
@@ -173,7 +173,7 @@ async def test_an_outage_is_a_pause(stage: Stage, monkeypatch: pytest.MonkeyPatc
     assert await cycle(coordinator, stage, LEASE_S) == 1
 
 
-async def test_one_leads_and_the_other_takes_over_ready_to_reap(stage: Stage) -> None:
+async def test_standby_takes_over_ready_to_reap(stage: Stage) -> None:
     one, two = stage.coordinator("one"), stage.coordinator("two")
     for _ in range(10):
         assert (await one.cycle_once()).leading
@@ -188,7 +188,7 @@ async def test_one_leads_and_the_other_takes_over_ready_to_reap(stage: Stage) ->
     assert not (await one.cycle_once()).leading
 
 
-async def test_who_resigns_hands_over_at_once(stage: Stage) -> None:
+async def test_resigned_leader_is_replaced_at_once(stage: Stage) -> None:
     settings = Settings(heartbeat_s=5, tick_s=600)
     one, two = stage.coordinator("one", settings), stage.coordinator("two", settings)
     stop = asyncio.Event()
@@ -201,7 +201,7 @@ async def test_who_resigns_hands_over_at_once(stage: Stage) -> None:
     assert (await two.cycle_once()).leading
 
 
-async def test_coordinators_that_do_not_elect_do_no_harm(database_url: str, stage: Stage) -> None:
+async def test_coordinators_without_an_election_do_no_harm(database_url: str, stage: Stage) -> None:
     settings = Settings(heartbeat_s=5, tick_s=2, leader=False)
     tasks = await stage.lease(100)
 
@@ -227,7 +227,7 @@ async def test_coordinators_that_do_not_elect_do_no_harm(database_url: str, stag
         assert await stage.status(task) == "PENDING"
 
 
-async def test_a_corrupt_row_is_put_aside_and_the_cycle_goes_on(stage: Stage) -> None:
+async def test_corrupt_row_is_quarantined_and_the_cycle_continues(stage: Stage) -> None:
     coordinator = stage.coordinator()
     await cycle(coordinator, stage, 20)
     bad, good = await stage.lease(2)
@@ -241,7 +241,7 @@ async def test_a_corrupt_row_is_put_aside_and_the_cycle_goes_on(stage: Stage) ->
     assert await cycle(coordinator, stage, LEASE_S + 2 * SETTINGS.tick_s) == 1
 
 
-async def test_a_subscriber_that_fails_holds_up_nobody(stage: Stage) -> None:
+async def test_failing_subscriber_does_not_delay_other_duties(stage: Stage) -> None:
     told: list[int] = []
 
     async def broken(events: Sequence[Row]) -> None:
@@ -259,7 +259,7 @@ async def test_a_subscriber_that_fails_holds_up_nobody(stage: Stage) -> None:
     assert told[:2] == [1, 2]
 
 
-async def test_a_duty_that_fails_every_time_does_not_keep_the_reaper_waiting(
+async def test_duty_that_always_fails_does_not_delay_the_reaper(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: object, **__: object) -> None:
@@ -275,7 +275,7 @@ async def test_a_duty_that_fails_every_time_does_not_keep_the_reaper_waiting(
     assert await stage.status(task) == "PENDING"
 
 
-async def test_a_leader_that_slept_past_its_lease_tells_of_the_conflict(
+async def test_leader_suspended_past_its_lease_reports_the_conflict(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = stage.coordinator("one"), stage.coordinator("two")
@@ -300,7 +300,7 @@ async def test_a_leader_that_slept_past_its_lease_tells_of_the_conflict(
     assert "lost the lead to another, epoch 3" in caplog.text
 
 
-async def test_who_leads_alone_or_resigns_tells_of_no_conflict(stage: Stage) -> None:
+async def test_sole_or_resigned_leader_reports_no_conflict(stage: Stage) -> None:
     before = PROCESS_METRICS.value(CONFLICTS)
     one = stage.coordinator("one")
     for _ in range(3):
@@ -311,7 +311,7 @@ async def test_who_leads_alone_or_resigns_tells_of_no_conflict(stage: Stage) -> 
     assert [line.event for line in lines] == ["coordinator.led"]
 
 
-async def test_what_a_leader_tells_of_its_last_cycle(stage: Stage) -> None:
+async def test_leader_status_shows_its_last_cycle(stage: Stage) -> None:
     coordinator = stage.coordinator()
     await cycle(coordinator, stage, 20)
     await stage.lease(3)
@@ -333,7 +333,7 @@ async def test_what_a_leader_tells_of_its_last_cycle(stage: Stage) -> None:
     assert PROCESS_METRICS.value("tenuto_coordinator_duty_seconds_count", duty="expire") > 0
 
 
-async def test_a_failed_cycle_is_told_by_the_next(
+async def test_failed_cycle_is_reported_by_the_next(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = stage.coordinator()
@@ -356,7 +356,7 @@ async def test_a_failed_cycle_is_told_by_the_next(
     assert leader.cycle.error is None
 
 
-async def test_who_stands_by_is_known_until_it_falls_silent(stage: Stage) -> None:
+async def test_standby_is_listed_until_it_is_stale(stage: Stage) -> None:
     one, two, three = (stage.coordinator(name) for name in ("one", "two", "three"))
     upkeep = stage.engine.maintenance
     for each in (one, two, three):
@@ -402,7 +402,7 @@ async def told(world: System, kind: str) -> list[str]:
     return [line.text for line in lines if line.event == kind]
 
 
-async def test_another_takes_over_when_the_leader_is_killed(world: System) -> None:
+async def test_standby_takes_over_when_the_leader_is_killed(world: System) -> None:
     both = world.coordinator(), world.coordinator()
     first = await eventually(lambda: leader(world, *both), PATIENCE)
     second = both[1] if first is both[0] else both[0]
@@ -424,7 +424,7 @@ async def test_another_takes_over_when_the_leader_is_killed(world: System) -> No
     await world.check([task])
 
 
-async def test_another_takes_over_when_the_leader_ends(world: System) -> None:
+async def test_standby_takes_over_when_the_leader_exits(world: System) -> None:
     first = world.coordinator(tick_s=30)
     await eventually(lambda: leader(world, first), PATIENCE)
     second = world.coordinator()
@@ -439,7 +439,7 @@ async def test_another_takes_over_when_the_leader_ends(world: System) -> None:
     assert after.since < before.until, "nobody waited for the end of the lease"
 
 
-async def test_a_leader_that_was_stopped_past_its_lease_says_so(world: System) -> None:
+async def test_leader_stopped_past_its_lease_reports_it(world: System) -> None:
     both = world.coordinator(), world.coordinator()
     first = await eventually(lambda: leader(world, *both), PATIENCE)
     second = both[1] if first is both[0] else both[0]

@@ -28,7 +28,7 @@ async def stage(database_url: str) -> AsyncIterator[Stage]:
         yield made
 
 
-async def test_a_task_is_pushed_and_runs_once_its_session_is_told(stage: Stage) -> None:
+async def test_pushed_task_runs_once_its_session_is_reported(stage: Stage) -> None:
     agent = await stage.agent(stale_threshold_s=70)
     before = PROCESS_METRICS.value(SPAWNED)
     [task] = await stage.submit(  # a gateway is not told what a task would set: env, cwd
@@ -80,7 +80,7 @@ async def test_a_task_is_pushed_and_runs_once_its_session_is_told(stage: Stage) 
     assert await stage.outcomes(task) == ["COMPLETED"]
 
 
-async def test_an_agent_is_pushed_no_more_than_it_may_hold(stage: Stage) -> None:
+async def test_push_respects_the_agent_limit(stage: Stage) -> None:
     await stage.agent(max_concurrent=2)
     tasks = await stage.submit(5)
     assert await stage.push() == 2
@@ -93,14 +93,16 @@ async def test_an_agent_is_pushed_no_more_than_it_may_hold(stage: Stage) -> None
 @pytest.mark.parametrize(
     "changes", [{"gateway": "elsewhere"}, {"gateway": None}, {"coordinator_enabled": False}]
 )
-async def test_others_are_left_alone(stage: Stage, changes: dict[str, Any]) -> None:
+async def test_push_skips_agents_without_a_served_gateway(
+    stage: Stage, changes: dict[str, Any]
+) -> None:
     await stage.agent(**changes)
     [task] = await stage.submit()
     assert await stage.push() == 0
     assert await stage.status(task) == "PENDING"
 
 
-async def test_explain_says_what_keeps_a_gateway_from_a_task(stage: Stage) -> None:
+async def test_explain_says_why_a_gateway_gets_no_task(stage: Stage) -> None:
     mine, other = await stage.agent(), await stage.agent("other", gateway="elsewhere")
     [task] = await stage.submit()
     unserved = "its gateway {} is not configured in a running coordinator"
@@ -122,14 +124,14 @@ async def test_explain_says_what_keeps_a_gateway_from_a_task(stage: Stage) -> No
     assert explained.agents["pushed"] == ["its gateway default is unreachable"]
 
 
-async def test_an_agent_that_is_to_end_gets_nothing(stage: Stage) -> None:
+async def test_draining_agent_gets_no_task(stage: Stage) -> None:
     agent = await stage.agent()
     await stage.engine.terminate_agent(agent.id)
     await stage.submit()
     assert await stage.push() == 0
 
 
-async def test_only_who_leads_pushes(stage: Stage) -> None:
+async def test_only_the_leader_pushes(stage: Stage) -> None:
     await stage.agent()
     [task] = await stage.submit()
     stage.leads = False
@@ -153,7 +155,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-async def test_a_spawn_that_fails_gives_the_try_back(stage: Stage, name: str) -> None:
+async def test_failed_spawn_counts_no_try(stage: Stage, name: str) -> None:
     answer, failures, said = FAILURES[name]
     stage.gateway.answer = answer
     await stage.agent()
@@ -172,7 +174,7 @@ async def test_a_spawn_that_fails_gives_the_try_back(stage: Stage, name: str) ->
 
 
 @pytest.mark.parametrize("answered", [422, 500])
-async def test_spawns_that_failed_take_no_slot(
+async def test_failed_spawns_occupy_no_slot(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, answered: int
 ) -> None:
     monkeypatch.setattr("tenuto.coordinator.dispatch.MAX_CALLS", 2)
@@ -186,7 +188,7 @@ async def test_spawns_that_failed_take_no_slot(
     assert await stage.status(task) == "RUNNING"
 
 
-async def test_a_gateway_that_is_not_there(stage: Stage) -> None:
+async def test_unreachable_gateway_releases_its_tasks(stage: Stage) -> None:
     await stage.gateway.close()
     await stage.agent()
     [task] = await stage.submit()
@@ -200,7 +202,7 @@ async def test_a_gateway_that_is_not_there(stage: Stage) -> None:
     assert await stage.status(task) == "RUNNING"
 
 
-async def test_a_gateway_that_is_too_slow(stage: Stage) -> None:
+async def test_slow_gateway_releases_its_tasks(stage: Stage) -> None:
     async def never() -> tuple[int, bytes]:
         await asyncio.Event().wait()
         raise AssertionError
@@ -215,7 +217,7 @@ async def test_a_gateway_that_is_too_slow(stage: Stage) -> None:
     assert (await stage.state()).failures == 1
 
 
-async def test_a_task_that_never_starts_fails_after_twenty_times(stage: Stage) -> None:
+async def test_task_fails_after_twenty_failed_spawns(stage: Stage) -> None:
     stage.gateway.answer = always(422)
     await stage.agent()
     [task] = await stage.submit()
@@ -227,7 +229,7 @@ async def test_a_task_that_never_starts_fails_after_twenty_times(stage: Stage) -
     assert await stage.push() == 0
 
 
-async def test_a_failing_gateway_is_left_alone_and_then_tried_once(stage: Stage) -> None:
+async def test_circuit_of_a_failing_gateway_opens_and_is_probed_once(stage: Stage) -> None:
     stage.gateway.answer = always(503)
     await stage.agent()
     await stage.submit(12)
@@ -255,7 +257,7 @@ async def test_a_failing_gateway_is_left_alone_and_then_tried_once(stage: Stage)
     assert await stage.push() > 1
 
 
-async def test_of_two_that_want_to_try_a_gateway_one_does(stage: Stage) -> None:
+async def test_gateway_is_probed_by_one_of_two_coordinators(stage: Stage) -> None:
     stage.gateway.answer = always(503)
     await stage.agent()
     await stage.submit(5)
@@ -280,7 +282,7 @@ async def test_of_two_that_want_to_try_a_gateway_one_does(stage: Stage) -> None:
     assert (counts["ASSIGNED"], counts["PENDING"]) == (0, 1), "it was given back"
 
 
-async def test_failures_at_once_count_until_the_gateway_is_left_alone(stage: Stage) -> None:
+async def test_concurrent_failures_open_the_circuit_of_a_gateway(stage: Stage) -> None:
     stage.gateway.answer = always(500)
     await stage.agent()
     tasks = await stage.submit(10)
@@ -291,7 +293,7 @@ async def test_failures_at_once_count_until_the_gateway_is_left_alone(stage: Sta
 
 
 @pytest.mark.parametrize("failing", [400, 500])
-async def test_spawns_that_failed_keep_no_place_at_a_gateway(
+async def test_failed_spawns_occupy_no_slot_of_a_gateway(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     monkeypatch.setattr(dispatch, "MAX_CALLS", 4)
@@ -309,7 +311,7 @@ async def test_spawns_that_failed_keep_no_place_at_a_gateway(
     assert {await stage.status(task) for task in tasks} == {"RUNNING"}
 
 
-async def test_a_gateway_that_refuses_a_task_works(stage: Stage) -> None:
+async def test_refused_task_does_not_count_as_a_gateway_failure(stage: Stage) -> None:
     """Its failures in a row start anew, and a try that it refuses opens it."""
     await stage.agent()
     await stage.submit()
@@ -326,7 +328,7 @@ async def test_a_gateway_that_refuses_a_task_works(stage: Stage) -> None:
     assert ((await stage.state()).failures, (await stage.state()).closed_until) == (0, None)
 
 
-async def test_a_success_ends_the_failures_that_another_coordinator_counted(stage: Stage) -> None:
+async def test_success_resets_failures_counted_by_another_coordinator(stage: Stage) -> None:
     await stage.agent()
     for answer, who, failures in (
         (None, stage.dispatcher, 0),
@@ -339,7 +341,7 @@ async def test_a_success_ends_the_failures_that_another_coordinator_counted(stag
         assert (await stage.state()).failures == failures
 
 
-async def test_every_workspace_has_its_turn(stage: Stage) -> None:
+async def test_push_serves_every_workspace_in_turn(stage: Stage) -> None:
     def target(workspace: int, number: int) -> PushTarget:
         profile = AgentProfile(id=UUID(int=number), workspace=UUID(int=workspace), name="a")
         return PushTarget(profile, None)
@@ -354,7 +356,7 @@ async def test_every_workspace_has_its_turn(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("cap", [0.5, 1, 1.5, 3, 7, 9, 20, 101, 1000.0])
-def test_no_second_sees_more_than_the_cap(cap: float) -> None:
+def test_spawns_per_second_stay_within_the_cap(cap: float) -> None:
     pace, clock = RateLimiter(cap), ManualClock()
     granted = []
     for step in range(4000):
@@ -371,7 +373,7 @@ def test_no_second_sees_more_than_the_cap(cap: float) -> None:
     assert len(granted) >= 0.4 * cap * clock.elapsed()
 
 
-def test_a_clock_that_is_set_back_stops_no_dispatch() -> None:
+def test_clock_set_back_does_not_stop_dispatch() -> None:
     pace, now = RateLimiter(20), ManualClock().now()
     pace.grant(pace.available(now), now)
     assert pace.available(now - timedelta(milliseconds=1)) == 0, "a clock is corrected now and then"

@@ -35,7 +35,7 @@ async def due(engine: Engine, clock: ManualClock, n: int) -> UUID:
     return last
 
 
-async def test_a_small_workspace_is_promoted_in_the_same_cycle(
+async def test_small_workspace_is_promoted_in_the_same_cycle(
     database_url: str, clock: ManualClock, raw: Raw
 ) -> None:
     async with opened(database_url, clock) as store:
@@ -52,7 +52,7 @@ async def test_a_small_workspace_is_promoted_in_the_same_cycle(
         assert left == BACKLOG + 1 - counts.promoted
 
 
-async def test_without_turns_it_would_have_waited(
+async def test_small_workspace_waits_without_rotation(
     database_url: str, clock: ManualClock, raw: Raw
 ) -> None:
     async with opened(database_url, clock) as store:
@@ -68,7 +68,7 @@ async def test_without_turns_it_would_have_waited(
         assert await big.maintenance.promote_shared("promoter") == 0
 
 
-async def test_each_workspace_gets_its_share(
+async def test_promotion_gives_every_workspace_its_share(
     database_url: str, clock: ManualClock, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 10)
@@ -87,7 +87,7 @@ async def test_each_workspace_gets_its_share(
         assert rounds[-1] == [30, 3, 2]
 
 
-async def test_more_workspaces_than_a_batch_holds_all_have_their_turn(
+async def test_workspaces_beyond_one_batch_are_all_promoted(
     database_url: str, clock: ManualClock, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 2)
@@ -116,7 +116,7 @@ async def held(store: Store, workspace: UUID, n: int) -> UUID:
     return max(work.fence.task for work in works)
 
 
-async def test_leases_are_ended_in_turns(
+async def test_leases_expire_in_rotation_between_workspaces(
     database_url: str, clock: ManualClock, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 10)
@@ -225,7 +225,7 @@ DUTIES = ["expire", "promote", "look_at_agents", "fire", "trigger", "relay"]
 
 
 @pytest.mark.parametrize("duty", DUTIES)
-async def test_a_duty_that_found_exactly_a_batch_looks_again_in_the_same_cycle(
+async def test_duty_with_exactly_a_batch_runs_again_in_the_same_cycle(
     database_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, duty: str
 ) -> None:
     async with opened(database_url, clock) as store:

@@ -66,7 +66,7 @@ async def stage(database_url: str) -> AsyncIterator[Stage]:
         await check_attempts(raw)
 
 
-async def test_nobody_is_warned_before_half_an_hour_past_the_estimate(stage: Stage) -> None:
+async def test_hung_task_is_warned_half_an_hour_past_its_estimate(stage: Stage) -> None:
     await stage.minutes(ESTIMATE + 29)
     assert "hung_warned" not in await stage.kinds()
     await stage.minutes(2)
@@ -74,7 +74,7 @@ async def test_nobody_is_warned_before_half_an_hour_past_the_estimate(stage: Sta
     assert stage.hung
 
 
-async def test_who_reports_progress_after_the_warning_is_left_alone(stage: Stage) -> None:
+async def test_progress_after_the_warning_prevents_the_abort(stage: Stage) -> None:
     await stage.minutes(ESTIMATE + 31)
     for percent in (10, 20, 30):
         await stage.minutes(8)
@@ -85,7 +85,9 @@ async def test_who_reports_progress_after_the_warning_is_left_alone(stage: Stage
     assert (await stage.engine.show(stage.fence.task)).status == "COMPLETED"
 
 
-async def test_who_stays_silent_is_aborted_and_queued_a_step_higher(stage: Stage) -> None:
+async def test_hung_task_without_progress_is_aborted_and_queued_with_higher_priority(
+    stage: Stage,
+) -> None:
     before = await row_of(stage.engine, stage.fence.task)
     await stage.minutes(ESTIMATE + 31)
     await stage.minutes(8)
@@ -110,7 +112,7 @@ async def past(inside: Inside, raw: Raw, task: UUID, column: str, minutes: int) 
     del inside
 
 
-async def test_the_worker_warns_its_session_and_stops_what_was_aborted(database_url: str) -> None:
+async def test_worker_warns_its_session_and_stops_an_aborted_one(database_url: str) -> None:
     raw = Raw(database_url)
     ended: list[tuple[int, bool]] = []
 
@@ -139,7 +141,7 @@ async def test_the_worker_warns_its_session_and_stops_what_was_aborted(database_
         ]
 
 
-async def test_a_plain_function_sees_the_warning_and_goes_on(database_url: str) -> None:
+async def test_plain_function_sees_the_warning_and_continues(database_url: str) -> None:
     raw = Raw(database_url)
     seen = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -160,7 +162,7 @@ async def test_a_plain_function_sees_the_warning_and_goes_on(database_url: str) 
         assert await inside.outcomes(task) == ["COMPLETED"]
 
 
-async def test_a_command_s_transcript_has_the_warning_and_its_processes_end(
+async def test_command_transcript_has_the_warning_and_its_processes_end(
     database_url: str,
 ) -> None:
     raw = Raw(database_url)

@@ -79,7 +79,7 @@ async def store(database_url: str, clock: ManualClock) -> AsyncIterator[Frail]:
         yield Frail(made, clock)
 
 
-def test_the_pauses_double_up_to_forty_seconds() -> None:
+def test_retry_delays_double_up_to_forty_seconds() -> None:
     assert [retry_delay(n) for n in range(1, 8)] == [5, 10, 20, 40, 40, 40, 40]
 
 
@@ -93,7 +93,7 @@ async def leased(engine: Engine, lease_s: int) -> UUID:
     return work.fence.task
 
 
-async def test_an_outage_from_its_first_failure_to_its_end(
+async def test_outage_is_reported_from_its_first_failure_to_its_end(
     store: Frail, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The whole of it: longer and longer pauses, one alert, one end of it, and nobody reaped."""
@@ -138,7 +138,7 @@ async def test_an_outage_from_its_first_failure_to_its_end(
     assert PROCESS_METRICS.value(DOWN) == 0
 
 
-async def test_nobody_is_told_of_a_short_outage(
+async def test_short_outage_sends_no_alert(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     outage = OutageMonitor(AlertSender("", clock), clock, "one")
@@ -151,7 +151,7 @@ async def test_nobody_is_told_of_a_short_outage(
     assert (outage.next_delay(2), PROCESS_METRICS.value(DOWN), caplog.records) == (2, 0, [])
 
 
-async def test_a_failure_that_is_over_at_the_next_look_is_no_outage(clock: ManualClock) -> None:
+async def test_failure_gone_at_the_next_poll_is_no_outage(clock: ManualClock) -> None:
     outage = OutageMonitor(AlertSender("", clock), clock, "one")
     outage.record_failure("away")
     clock.advance(5)
@@ -159,7 +159,7 @@ async def test_a_failure_that_is_over_at_the_next_look_is_no_outage(clock: Manua
     assert outage.next_delay(2) == 2
 
 
-async def test_a_second_outage_is_told_anew(
+async def test_second_outage_sends_another_alert(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     outage = OutageMonitor(AlertSender("", clock), clock, "one")
@@ -172,7 +172,7 @@ async def test_a_second_outage_is_told_anew(
     assert len(caplog.records) == 2
 
 
-async def test_a_duty_that_the_store_fails_does_not_make_the_pauses_longer(
+async def test_failing_duty_does_not_lengthen_the_retry_delays(
     store: Frail, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store answers who leads: it is there, and it is no outage."""
@@ -190,7 +190,7 @@ async def test_a_duty_that_the_store_fails_does_not_make_the_pauses_longer(
     assert PROCESS_METRICS.value(DOWN) == 0
 
 
-async def test_who_cannot_reach_the_store_lets_another_lead(
+async def test_leader_without_the_store_lets_another_lead(
     store: Frail, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(store, actor="test")
@@ -214,7 +214,7 @@ async def test_who_cannot_reach_the_store_lets_another_lead(
     assert PROCESS_METRICS.value("tenuto_coordinator_conflicts_total") == before
 
 
-async def test_a_hint_and_a_stop_end_a_long_pause(store: Frail, clock: ManualClock) -> None:
+async def test_hint_or_stop_ends_a_long_retry_delay(store: Frail, clock: ManualClock) -> None:
     engine = Engine(store, actor="test")
     store.away = (0.0, float("inf"))
     waits: list[float] = []
@@ -234,7 +234,7 @@ async def test_a_hint_and_a_stop_end_a_long_pause(store: Frail, clock: ManualClo
     await running
 
 
-def test_an_alert_goes_to_the_web() -> None:
+def test_alert_is_posted_to_its_url() -> None:
     assert load({"alert_url": "https://pager.example/x"}).alert_url == "https://pager.example/x"
     with pytest.raises(Invalid):
         load({"alert_url": "pager.example"})
@@ -243,7 +243,7 @@ def test_an_alert_goes_to_the_web() -> None:
 @pytest.mark.parametrize(
     ("replies", "posts"), [((503, 500, 204), 3), ((503, 503, 503, 204), 3), ((204,), 1)]
 )
-async def test_an_alert_is_tried_a_few_times(
+async def test_alert_is_retried_a_few_times(
     clock: ManualClock, replies: tuple[int, ...], posts: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     alert = Alert(alert="database_down", message="m", since=clock.now(), instance="one")
@@ -257,7 +257,7 @@ async def test_an_alert_is_tried_a_few_times(
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "http://[", "http://no.such.invalid/"])
-async def test_an_alert_that_nobody_takes_harms_nobody(
+async def test_undeliverable_alert_does_no_harm(
     clock: ManualClock, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender = AlertSender(url, clock)
@@ -268,7 +268,7 @@ async def test_an_alert_that_nobody_takes_harms_nobody(
     await sender.close()
 
 
-async def test_an_endpoint_that_does_not_answer_keeps_nobody(
+async def test_alert_endpoint_without_a_response_delays_nothing(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alarm, "POST_TIMEOUT_S", 1.0)
@@ -290,7 +290,7 @@ async def test_an_endpoint_that_does_not_answer_keeps_nobody(
         assert not sender._posts
 
 
-async def test_a_real_server_that_is_stopped_and_started(
+async def test_outage_of_a_real_server_is_reported(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alarm, "RETRY_DELAYS_S", (0.1, 0.2, 0.4, 0.8))

@@ -113,7 +113,9 @@ async def cancelled(stage: Stage) -> Fence:
 
 
 @pytest.mark.parametrize("make", [overdue, hung])
-async def test_what_ended_in_time_is_heard_after_a_pause(stage: Stage, make: Make) -> None:
+async def test_result_finished_before_a_suspension_is_stored_after_it(
+    stage: Stage, make: Make
+) -> None:
     fence = await make(stage)
     stage.clock.advance(minutes=20)
     await stage.cycle(SETTINGS.heartbeat_s)
@@ -121,7 +123,7 @@ async def test_what_ended_in_time_is_heard_after_a_pause(stage: Stage, make: Mak
     assert await stage.status(fence) == "COMPLETED"
 
 
-async def test_what_was_stopped_is_heard_after_a_pause(stage: Stage) -> None:
+async def test_stop_confirmed_during_a_suspension_is_stored_after_it(stage: Stage) -> None:
     fence = await cancelled(stage)
     stage.clock.advance(minutes=20)
     await stage.cycle(SETTINGS.heartbeat_s)
@@ -132,14 +134,16 @@ async def test_what_was_stopped_is_heard_after_a_pause(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("make", [overdue, hung, cancelled])
-async def test_who_stays_silent_after_a_pause_is_given_up(stage: Stage, make: Make) -> None:
+async def test_worker_without_heartbeats_after_a_suspension_loses_its_leases(
+    stage: Stage, make: Make
+) -> None:
     fence = await make(stage)
     stage.clock.advance(minutes=20)
     await stage.cycle(LEASE_S)
     assert len(await stage.engine.attempts(fence.task)) == 1
 
 
-async def test_no_agent_falls_silent_by_a_pause(stage: Stage) -> None:
+async def test_suspension_makes_no_agent_stale(stage: Stage) -> None:
     await stage.engine.register_agent(profile())
     beat = WorkerInfo(WORKER, "host", 1, ["agent"], 1)
     await stage.engine.record_worker(beat)
@@ -152,7 +156,7 @@ async def test_no_agent_falls_silent_by_a_pause(stage: Stage) -> None:
         assert (await stage.coordinator.cycle_once()).agents == 0
 
 
-async def test_timers_of_what_nobody_holds_do_not_wait_after_a_pause(stage: Stage) -> None:
+async def test_timers_without_a_lease_do_not_wait_after_a_suspension(stage: Stage) -> None:
     fence = await stage.held()
     await stage.engine.fail(fence, failure())
     stage.clock.advance(hours=1)
@@ -160,7 +164,7 @@ async def test_timers_of_what_nobody_holds_do_not_wait_after_a_pause(stage: Stag
     assert await stage.status(fence) == "PENDING"
 
 
-async def test_a_clock_that_was_set_forward_ends_nothing(stage: Stage) -> None:
+async def test_clock_set_forward_expires_no_lease(stage: Stage) -> None:
     fence = await stage.held(timeout_s=4)
     stage.clock.set(3600)
     assert (await stage.cycle(SETTINGS.heartbeat_s)).expired == 0
@@ -168,13 +172,13 @@ async def test_a_clock_that_was_set_forward_ends_nothing(stage: Stage) -> None:
     assert await stage.status(fence) == "RUNNING"
 
 
-async def test_a_clock_that_was_set_forward_keeps_no_dead_owner(stage: Stage) -> None:
+async def test_clock_set_forward_does_not_exempt_a_dead_owner(stage: Stage) -> None:
     await stage.held()
     stage.clock.set(3600)
     assert (await stage.cycle(LEASE_S)).expired == 1
 
 
-async def test_a_clock_that_was_set_back_and_right_again_ends_nothing(stage: Stage) -> None:
+async def test_clock_set_back_and_corrected_expires_no_lease(stage: Stage) -> None:
     fence = await stage.held()
     stage.clock.set(-600)
     await stage.cycle(SETTINGS.heartbeat_s)
@@ -186,9 +190,7 @@ async def test_a_clock_that_was_set_back_and_right_again_ends_nothing(stage: Sta
 
 
 @pytest.mark.parametrize("pause_s", [SLOW_LEASE_S - 1, SLOW_LEASE_S + 2, 3600])
-async def test_who_beats_more_slowly_than_the_coordinator_is_waited_for(
-    stage: Stage, pause_s: float
-) -> None:
+async def test_worker_with_slow_heartbeats_is_waited_for(stage: Stage, pause_s: float) -> None:
     fence = await stage.held(SLOW_LEASE_S, timeout_s=4)
     stage.clock.advance(pause_s)
     if pause_s > SLOW_LEASE_S:
@@ -200,7 +202,7 @@ async def test_who_beats_more_slowly_than_the_coordinator_is_waited_for(
     assert await stage.status(fence) == "COMPLETED"
 
 
-async def test_a_beat_right_before_the_next_one_would_have_come_is_enough(stage: Stage) -> None:
+async def test_heartbeat_just_before_its_deadline_is_enough(stage: Stage) -> None:
     """Least is left of a lease when the pause begins as its owner is about to beat."""
     fence = await stage.held(SLOW_LEASE_S)
     await stage.cycle(SLOW_BEAT_S)
@@ -211,7 +213,7 @@ async def test_a_beat_right_before_the_next_one_would_have_come_is_enough(stage:
     assert (await stage.cycle(SLOW_LEASE_S)).expired == 0
 
 
-async def test_a_second_pause_takes_nothing_from_what_the_first_one_left(stage: Stage) -> None:
+async def test_second_suspension_keeps_the_exemptions_of_the_first(stage: Stage) -> None:
     await stage.held(SLOW_LEASE_S)
     for _ in range(3):
         stage.clock.advance(hours=1)
@@ -219,7 +221,7 @@ async def test_a_second_pause_takes_nothing_from_what_the_first_one_left(stage: 
     assert (await stage.cycle(SLOW_LEASE_S)).expired == 1
 
 
-async def test_who_dies_after_a_long_pause_is_not_waited_for_as_long_as_that(stage: Stage) -> None:
+async def test_worker_dead_after_a_long_suspension_is_not_waited_for_as_long(stage: Stage) -> None:
     fence = await stage.held()
     stage.clock.advance(hours=8)
     await stage.cycle(SETTINGS.heartbeat_s)
@@ -228,7 +230,7 @@ async def test_who_dies_after_a_long_pause_is_not_waited_for_as_long_as_that(sta
     assert (await stage.cycle(MAX_GRACE_S)).expired == 1
 
 
-async def test_a_stop_between_leading_and_reaping_is_a_pause(
+async def test_stop_between_leading_and_reaping_is_a_suspension(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fence = await stage.held(timeout_s=4)
@@ -243,7 +245,7 @@ async def test_a_stop_between_leading_and_reaping_is_a_pause(
 
 
 @pytest.mark.parametrize("duty", ["expire_once", "promote_once"])
-async def test_a_stop_right_before_a_statement_ends_nothing(
+async def test_stop_right_before_a_statement_expires_no_lease(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, duty: str
 ) -> None:
     fence = await stage.held(timeout_s=4)
@@ -260,7 +262,7 @@ async def test_a_stop_right_before_a_statement_ends_nothing(
     assert await stage.status(fence) == "RUNNING"
 
 
-async def test_a_stop_between_two_batches_is_a_pause(
+async def test_stop_between_two_batches_is_a_suspension(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("engine.tasks.maintenance", "coordinator.coordinator"):
@@ -291,7 +293,7 @@ async def test_a_stop_between_two_batches_is_a_pause(
     assert await stage.status(living) == "RUNNING"
 
 
-async def test_all_tasks_of_a_worker_that_died_go_on_and_nobody_else_s_end(
+async def test_only_tasks_of_a_crashed_worker_are_queued_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("engine.tasks.maintenance", "worker.process_pool"):

@@ -22,7 +22,7 @@ async def stage(database_url: str) -> AsyncIterator[Stage]:
         yield made
 
 
-async def test_a_kill_of_an_old_session_does_not_end_a_new_one(stage: Stage) -> None:
+async def test_kill_of_an_old_session_does_not_end_a_new_one(stage: Stage) -> None:
     await stage.agent(max_concurrent=2)
     [task] = await stage.submit(max_attempts=5)
     await stage.push()
@@ -41,7 +41,7 @@ async def test_a_kill_of_an_old_session_does_not_end_a_new_one(stage: Stage) -> 
     assert await stage.status(task) == "CANCELLED"
 
 
-async def test_a_cancel_kills_the_session_with_a_receipt(stage: Stage) -> None:
+async def test_cancel_kills_the_session_with_a_receipt(stage: Stage) -> None:
     await stage.agent()
     [task] = await stage.submit()
     await stage.push()
@@ -60,7 +60,7 @@ async def test_a_cancel_kills_the_session_with_a_receipt(stage: Stage) -> None:
     assert await stage.push() == 0
 
 
-async def test_a_session_that_the_gateway_does_not_know_is_gone(stage: Stage) -> None:
+async def test_session_unknown_to_its_gateway_counts_as_gone(stage: Stage) -> None:
     stage.gateway.kill_status = 404
     await stage.agent()
     [task] = await stage.submit()
@@ -71,7 +71,7 @@ async def test_a_session_that_the_gateway_does_not_know_is_gone(stage: Stage) ->
     assert (attempt.receipt or {})["state"] == "gone"
 
 
-async def test_a_kill_that_fails_is_tried_again(stage: Stage) -> None:
+async def test_failed_kill_is_retried(stage: Stage) -> None:
     await stage.agent()
     [task] = await stage.submit()
     await stage.push()
@@ -84,7 +84,7 @@ async def test_a_kill_that_fails_is_tried_again(stage: Stage) -> None:
     assert await stage.status(task) == "CANCELLED"
 
 
-async def test_a_session_is_not_killed_again_while_it_is_killed(stage: Stage) -> None:
+async def test_session_is_not_killed_twice_at_once(stage: Stage) -> None:
     await stage.agent()
     [task] = await stage.submit()
     await stage.push()
@@ -97,7 +97,7 @@ async def test_a_session_is_not_killed_again_while_it_is_killed(stage: Stage) ->
     assert await stage.status(task) == "CANCELLED"
 
 
-async def test_a_session_that_cannot_be_killed_keeps_no_other_from_its_gateway(
+async def test_unkillable_session_does_not_block_its_gateway(
     stage: Stage,
 ) -> None:
     await stage.agent()
@@ -122,7 +122,7 @@ async def test_a_session_that_cannot_be_killed_keeps_no_other_from_its_gateway(
     assert (attempt.receipt or {})["state"] == "killed", "and it is tried again and again"
 
 
-async def test_nor_while_spawns_wait_for_the_pace(stage: Stage) -> None:
+async def test_kills_do_not_wait_for_the_spawn_rate(stage: Stage) -> None:
     await stage.agent()
     await stage.submit(max_attempts=1)
     await stage.push()
@@ -141,7 +141,7 @@ async def test_nor_while_spawns_wait_for_the_pace(stage: Stage) -> None:
     assert len(stage.gateway.killed) == tried
 
 
-async def test_a_pause_leaves_time_for_a_checkpoint(stage: Stage) -> None:
+async def test_pause_leaves_time_for_a_checkpoint(stage: Stage) -> None:
     await stage.agent()
     [task] = await stage.submit()
     await stage.push()
@@ -157,7 +157,7 @@ async def test_a_pause_leaves_time_for_a_checkpoint(stage: Stage) -> None:
     assert stage.gateway.spawned[-1]["context"]["checkpointData"] == {"half": True}
 
 
-async def test_a_cancel_before_the_session_is_told(stage: Stage) -> None:
+async def test_cancel_before_the_session_is_reported_kills_it(stage: Stage) -> None:
     """The session is killed when its gateway has told it; one that never began needs no kill."""
     held, go = asyncio.Event(), asyncio.Event()
 
@@ -184,7 +184,7 @@ async def test_a_cancel_before_the_session_is_told(stage: Stage) -> None:
         go.clear()
 
 
-async def test_a_session_told_too_late_is_killed(
+async def test_session_reported_too_late_is_killed(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     held, go = asyncio.Event(), asyncio.Event()
@@ -211,7 +211,7 @@ async def test_a_session_told_too_late_is_killed(
     assert (row.status, row.attempt, row.session_key) == ("RUNNING", 2, "session 2")
 
 
-async def test_a_session_that_reports_before_its_gateway_does(stage: Stage) -> None:
+async def test_session_can_report_before_its_gateway(stage: Stage) -> None:
     await stage.agent()
     held, go = asyncio.Event(), asyncio.Event()
 
@@ -235,7 +235,7 @@ async def test_a_session_that_reports_before_its_gateway_does(stage: Stage) -> N
     assert trail == ["PENDING", "ASSIGNED", "RUNNING", "COMPLETED"]
 
 
-async def test_a_session_that_began_goes_on_though_its_gateway_fails(stage: Stage) -> None:
+async def test_begun_session_continues_after_a_gateway_failure(stage: Stage) -> None:
     await stage.agent()
     held, go = asyncio.Event(), asyncio.Event()
 
@@ -255,7 +255,7 @@ async def test_a_session_that_began_goes_on_though_its_gateway_fails(stage: Stag
     await stage.engine.complete(stage.fences[task])
 
 
-async def test_a_lost_session_is_killed_before_its_place_is_free(stage: Stage) -> None:
+async def test_lost_session_is_killed_before_its_slot_is_free(stage: Stage) -> None:
     await stage.agent(max_concurrent=1)
     [task] = await stage.submit(max_attempts=5)
     await stage.push()
@@ -275,7 +275,7 @@ async def test_a_lost_session_is_killed_before_its_place_is_free(stage: Stage) -
     assert (attempts[0].receipt or {})["state"] == "killed"
 
 
-async def test_a_gateway_that_was_left_alone_is_tried_by_a_kill_too(stage: Stage) -> None:
+async def test_open_circuit_of_a_gateway_is_probed_by_a_kill(stage: Stage) -> None:
     """Else an agent whose places are all taken by lost sessions would wait for ever."""
     await stage.agent(max_concurrent=1)
     await stage.submit(2, max_attempts=5)
@@ -294,7 +294,7 @@ async def test_a_gateway_that_was_left_alone_is_tried_by_a_kill_too(stage: Stage
     assert await stage.push() == 1
 
 
-async def test_a_session_nobody_ever_knew_is_given_up_in_the_end(stage: Stage) -> None:
+async def test_session_never_reported_is_given_up(stage: Stage) -> None:
     """A coordinator died between the spawn and the word of it, and the task was cancelled."""
     await stage.agent(max_concurrent=1)
     [task] = await stage.submit()
@@ -323,7 +323,7 @@ async def test_a_session_nobody_ever_knew_is_given_up_in_the_end(stage: Stage) -
     assert await stage.status(other) == "RUNNING"
 
 
-async def test_only_hints_of_lanes_for_its_agents_wake_it(stage: Stage) -> None:
+async def test_dispatcher_is_woken_only_by_hints_for_its_agents(stage: Stage) -> None:
     await stage.agent(task_tags=("mine",))
     [other] = await stage.submit(task_tags=["other"])
     [mine] = await stage.submit(task_tags=["mine"])
@@ -338,7 +338,7 @@ async def test_only_hints_of_lanes_for_its_agents_wake_it(stage: Stage) -> None:
     assert woken == [True, False, True, False, False, True, True]
 
 
-async def test_a_hint_has_a_task_pushed_at_once(stage: Stage) -> None:
+async def test_hint_pushes_a_task_at_once(stage: Stage) -> None:
     await stage.agent()
     dispatcher = stage.another(poll_s=3600.0)
     stop, clock = asyncio.Event(), stage.clock
@@ -362,7 +362,7 @@ async def test_a_hint_has_a_task_pushed_at_once(stage: Stage) -> None:
     await running
 
 
-async def test_a_gateway_that_repeats_what_it_was_told_gives_no_secret_away(
+async def test_gateway_error_that_repeats_a_secret_is_redacted(
     stage: Stage, database_url: str
 ) -> None:
     stage.engine = Engine(
@@ -389,7 +389,7 @@ async def test_a_gateway_that_repeats_what_it_was_told_gives_no_secret_away(
     assert [told for told in (secret[:8], "token of") if told in stored] == []
 
 
-async def test_a_gateway_that_repeats_our_key_to_it_does_not_give_it_away(
+async def test_gateway_error_that_repeats_its_key_is_redacted(
     stage: Stage, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = f"who is Bearer {KEY}?".encode()

@@ -27,11 +27,11 @@ EXAMPLE = dict(re.findall(r"^(\w+)=(.*)$", (DEPLOY / ".env.example").read_text()
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 
 
-def test_the_services_are_those_of_the_documents() -> None:
+def test_compose_services_equal_the_documented_ones() -> None:
     assert set(SERVICES) == {"postgres", "migrate", "api", "coordinator", "worker"}
 
 
-def test_nothing_starts_without_the_secrets() -> None:
+def test_compose_requires_the_secrets() -> None:
     used = VARIABLE.findall(TEXT)
     required = {name for name, how, message in used if how == ":?" and message}
     assert required == {"POSTGRES_PASSWORD", "POSTGRES_RUNTIME_PASSWORD", "TENUTO_KEYS"}
@@ -39,7 +39,7 @@ def test_nothing_starts_without_the_secrets() -> None:
     assert {name for name, how, _ in used if not how} == set()
 
 
-def test_the_example_names_every_variable_and_no_secret() -> None:
+def test_example_environment_lists_every_variable_and_no_secret() -> None:
     assert set(EXAMPLE) == {name for name, _, _ in VARIABLE.findall(TEXT)}
     assert {name: value for name, value in EXAMPLE.items() if SECRET.search(name) and value} == {}
     defaults = {name: default for name, how, default in VARIABLE.findall(TEXT) if how == ":-"}
@@ -47,7 +47,7 @@ def test_the_example_names_every_variable_and_no_secret() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
+def test_compose_service_has_minimal_rights(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
@@ -57,7 +57,7 @@ def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_an_image_has_a_tag(name: str) -> None:
+def test_image_has_a_tag(name: str) -> None:
     _, _, tag = SERVICES[name]["image"].partition(":")
     assert tag
     assert tag != "latest"
@@ -65,26 +65,26 @@ def test_an_image_has_a_tag(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LASTING)
-def test_what_lasts_is_watched_and_started_again(name: str) -> None:
+def test_long_running_service_has_a_health_check_and_restarts(name: str) -> None:
     service = SERVICES[name]
     assert service["restart"] == "unless-stopped"
     assert service["healthcheck"]["test"][0] == "CMD"
     assert seconds(service["stop_grace_period"]) > 30
 
 
-def test_the_health_of_the_api_is_its_readiness() -> None:
+def test_api_health_check_uses_readiness() -> None:
     assert "/health/ready" in SERVICES["api"]["healthcheck"]["test"][-1]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_commands_are_understood(name: str) -> None:
+def test_compose_commands_are_valid(name: str) -> None:
     plain = [VARIABLE.sub(r"\3", word) for word in SERVICES[name]["command"]]
     assert misunderstood(plain) is None
     check = SERVICES[name].get("healthcheck", {"test": ["CMD", "python"]})["test"][1:]
     assert check[0] == "python" or misunderstood(check) is None
 
 
-def test_the_schema_is_made_before_anybody_uses_it() -> None:
+def test_migration_runs_before_the_other_services() -> None:
     assert SERVICES["migrate"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
     assert SERVICES["migrate"]["restart"] == "no"
     for name in ("api", "coordinator", "worker"):
@@ -92,7 +92,7 @@ def test_the_schema_is_made_before_anybody_uses_it() -> None:
         assert needs["migrate"] == {"condition": "service_completed_successfully"}
 
 
-def test_only_the_migration_is_the_owner() -> None:
+def test_only_the_migration_logs_in_as_owner() -> None:
     owner = "${POSTGRES_PASSWORD"
     assert SERVICES["migrate"]["environment"]["PGPASSWORD"].startswith(owner)
     assert "TENUTO_KEYS" not in SERVICES["migrate"]["environment"]
@@ -103,24 +103,24 @@ def test_only_the_migration_is_the_owner() -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_variables_are_the_programs(name: str) -> None:
+def test_compose_variables_are_settings_of_the_program(name: str) -> None:
     assert set(SERVICES[name]["environment"]) - {"PGPASSWORD"} <= VARIABLES
 
 
-def test_the_worker_may_drain() -> None:
+def test_compose_worker_has_time_to_drain() -> None:
     worker = SERVICES["worker"]
     drain, grace = (int(worker["environment"][f"TENUTO_{name}_S"]) for name in ("DRAIN", "GRACE"))
     assert seconds(worker["stop_grace_period"]) > drain + grace + TELL_S
 
 
-def test_the_database_is_reached_from_inside_only() -> None:
+def test_database_is_reachable_only_inside() -> None:
     assert SERVICES["postgres"]["networks"] == ["database"]
     assert COMPOSE["networks"]["database"] == {"internal": True}
     assert {name for name, service in SERVICES.items() if "ports" in service} == {"api"}
     assert EXAMPLE["API_PUBLISH"].startswith("127.0.0.1:")
 
 
-def test_volumes_are_declared_and_bound_files_exist() -> None:
+def test_volumes_are_declared_and_mounted_files_exist() -> None:
     sources = [v.split(":")[0] for each in SERVICES.values() for v in each.get("volumes", [])]
     files = {source for source in sources if source.startswith(".")}
     assert files
@@ -133,20 +133,20 @@ def instructions(name: str) -> list[str]:
     return [line.removeprefix(name).strip() for line in lines if line.startswith(f"{name} ")]
 
 
-def test_the_image_runs_as_the_user_that_everybody_expects() -> None:
+def test_image_runs_as_the_expected_user() -> None:
     [user] = instructions("USER")
     assert {SERVICES[name]["user"] for name in PROGRAMS} == {user}
     [account] = [line for line in instructions("RUN") if "useradd" in line]
     assert f"--uid {user.partition(':')[0]}" in account
 
 
-def test_the_image_has_no_shell_in_between() -> None:
+def test_image_entry_point_has_no_shell() -> None:
     [command] = instructions("CMD")
     assert misunderstood(json.loads(command)) is None
     assert not instructions("ENTRYPOINT")
 
 
-def test_the_image_is_made_of_what_is_there() -> None:
+def test_image_copies_existing_files() -> None:
     bases = {base.partition(" AS ")[0] for base in instructions("FROM")}
     assert bases == {"python:3.12-slim-bookworm"}
     copied = [line.split()[:-1] for line in instructions("COPY") if not line.startswith("--from")]

@@ -91,13 +91,13 @@ def things(request: pytest.FixtureRequest) -> list[Object]:
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_kubernetes_takes_every_object(things: list[Object], version: str) -> None:
+def test_every_object_is_valid_for_kubernetes(things: list[Object], version: str) -> None:
     for thing in things:
         if thing["kind"] not in FOREIGN:
             check(thing, version)
 
 
-def test_a_wrong_object_is_found() -> None:
+def test_invalid_object_is_detected() -> None:
     right = of(render(EXISTING), "Deployment", "tenuto-api")
     check(right, OLDEST)
     misspelled, mistyped = copy.deepcopy(right), copy.deepcopy(right)
@@ -108,12 +108,12 @@ def test_a_wrong_object_is_found() -> None:
             check(wrong, OLDEST)
 
 
-def test_helm_finds_nothing_to_complain_about() -> None:
+def test_helm_lint_passes() -> None:
     done = helm("lint", str(CHART), "--strict", values=SETS["everything"])
     assert done.returncode == 0, done.stdout
 
 
-def test_the_versions_agree() -> None:
+def test_chart_and_project_versions_agree() -> None:
     chart = load("helm/tenuto/Chart.yaml")
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
 
@@ -138,14 +138,14 @@ def test_every_container_is_hardened(things: list[Object]) -> None:
         assert "/tmp" in {mount["mountPath"] for mount in container["volumeMounts"]}
 
 
-def test_every_image_has_a_tag_that_stays(things: list[Object]) -> None:
+def test_every_image_has_a_fixed_tag(things: list[Object]) -> None:
     for container in containers(things):
         name, _, tag = container["image"].rpartition(":")
         assert name
         assert tag not in {"", "latest"}
 
 
-def test_what_lasts_is_probed(things: list[Object]) -> None:
+def test_long_running_container_has_probes(things: list[Object]) -> None:
     for owner, template in pods(things):
         if owner["kind"] == "Job":
             continue
@@ -155,7 +155,7 @@ def test_what_lasts_is_probed(things: list[Object]) -> None:
             assert ("livenessProbe" in container) == (container["name"] == "api")
 
 
-def test_the_api_is_probed_where_it_tells() -> None:
+def test_api_probes_use_its_health_routes() -> None:
     [container] = [c for c in containers(render(EXISTING)) if c["name"] == "api"]
     paths = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness")}
     live = {"path": "/health/live", "port": "http"}
@@ -164,19 +164,19 @@ def test_the_api_is_probed_where_it_tells() -> None:
     assert [port["name"] for port in container["ports"]] == ["http"]
 
 
-def test_the_commands_are_understood(things: list[Object]) -> None:
+def test_chart_commands_are_valid(things: list[Object]) -> None:
     for container in containers(things):
         assert misunderstood(container["command"]) is None
         probe = container.get("readinessProbe", {}).get("exec")
         assert probe is None or misunderstood(probe["command"]) is None
 
 
-def test_the_variables_are_the_programs(things: list[Object]) -> None:
+def test_chart_variables_are_settings_of_the_program(things: list[Object]) -> None:
     named = {each["name"] for container in containers(things) for each in container["env"]}
     assert named | set(of(things, "ConfigMap")["data"]) <= VARIABLES
 
 
-def test_selectors_select_their_pods(things: list[Object]) -> None:
+def test_selectors_match_their_pods(things: list[Object]) -> None:
     labels = [template["metadata"]["labels"] for _, template in pods(things)]
     chosen = []
     for thing in things:
@@ -206,7 +206,7 @@ def hooked(thing: Object) -> bool:
     return "helm.sh/hook" in thing["metadata"].get("annotations", {})
 
 
-def test_what_a_pod_refers_to_is_there(things: list[Object]) -> None:
+def test_objects_named_by_a_pod_exist(things: list[Object]) -> None:
     """And for a hook, which runs before the rest is made, among the hooks."""
     for owner, template in pods(things):
         there = [each for each in things if hooked(each)] if hooked(owner) else things
@@ -231,7 +231,7 @@ def test_only_the_migration_sees_the_owner() -> None:
 
 
 @pytest.mark.parametrize("name", ["pooler", "pooler with secrets"])
-def test_a_pooler_has_a_login_per_role_but_not_for_the_migration(name: str) -> None:
+def test_pooler_has_a_login_per_role_except_for_the_migration(name: str) -> None:
     for container in containers(rendered(name)):
         keys = {v["valueFrom"]["secretKeyRef"]["key"] for v in container["env"] if "valueFrom" in v}
         plain = {v["name"]: v["value"] for v in container["env"] if "value" in v}
@@ -242,7 +242,7 @@ def test_a_pooler_has_a_login_per_role_but_not_for_the_migration(name: str) -> N
             assert plain == {"TENUTO_POOLER": "transaction"}
 
 
-def test_a_remote_worker_gets_neither_database_nor_keys() -> None:
+def test_remote_worker_gets_neither_database_nor_keys() -> None:
     worker = of(render(SETS["workers"]), "Deployment", "tenuto-worker-remote")
     [container] = worker["spec"]["template"]["spec"]["containers"]
     assert [each["name"] for each in container["env"]] == ["TENUTO_URL", "TENUTO_TOKEN"]
@@ -250,7 +250,7 @@ def test_a_remote_worker_gets_neither_database_nor_keys() -> None:
     assert container["command"][-3:] == ["--task-tag", "python", "--no-accept-commands"]
 
 
-def test_a_worker_may_drain(things: list[Object]) -> None:
+def test_chart_worker_has_time_to_drain(things: list[Object]) -> None:
     data = of(things, "ConfigMap")["data"]
     needed = int(data["TENUTO_DRAIN_S"]) + int(data["TENUTO_GRACE_S"]) + TELL_S
     for owner, template in pods(things):
@@ -258,7 +258,7 @@ def test_a_worker_may_drain(things: list[Object]) -> None:
             assert template["spec"]["terminationGracePeriodSeconds"] > needed
 
 
-def test_the_autoscaler_owns_the_number_of_replicas() -> None:
+def test_autoscaler_owns_the_number_of_replicas() -> None:
     assert of(render(EXISTING), "Deployment", "tenuto-api")["spec"]["replicas"] == 2
     things = render(SETS["autoscaling"])
     assert "replicas" not in of(things, "Deployment", "tenuto-api")["spec"]
@@ -272,7 +272,7 @@ def test_two_coordinators_run() -> None:
     assert deployment["spec"]["replicas"] == 2
 
 
-def test_only_the_api_is_reached() -> None:
+def test_only_the_api_is_reachable() -> None:
     things = render(EXISTING)
     assert "ingress" not in of(things, "NetworkPolicy", "tenuto")["spec"]
     opened = of(things, "NetworkPolicy", "tenuto-api")["spec"]
@@ -280,7 +280,7 @@ def test_only_the_api_is_reached() -> None:
     assert opened["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "api"
 
 
-def test_the_monitor_scrapes_the_service() -> None:
+def test_monitor_scrapes_the_service() -> None:
     things = render(SETS["everything"])
     monitor, service = of(things, "ServiceMonitor"), of(things, "Service")
     wanted = monitor["spec"]["selector"]["matchLabels"]
@@ -301,7 +301,7 @@ def test_new_settings_and_secrets_replace_the_pods() -> None:
     assert len(sums({"secret": SECRETS | {"keys": KEYS.replace("k1", "k2")}}) & before) == 1
 
 
-def test_names_stay_short_enough() -> None:
+def test_object_names_are_short_enough() -> None:
     things = render(EXISTING | {"workers": [REMOTE | {"name": "w" * 12}]}, "r" * 53)
     assert {n for t in things if len(n := t["metadata"]["name"]) > 63} == set()
 
@@ -326,5 +326,5 @@ def test_names_stay_short_enough() -> None:
         (EXISTING | {"replicas": 3}, "replicas is not allowed"),
     ],
 )
-def test_wrong_values_are_refused(values: dict[str, Any], why: str) -> None:
+def test_invalid_values_are_refused(values: dict[str, Any], why: str) -> None:
     assert why in refusal(values)

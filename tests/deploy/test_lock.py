@@ -43,19 +43,19 @@ def wanted(lines: list[str], extras: frozenset[str] = frozenset({""})) -> Iterat
 
 
 @pytest.mark.parametrize("name", OF)
-def test_every_entry_has_a_version_and_hashes(name: str) -> None:
+def test_every_locked_package_has_a_version_and_hashes(name: str) -> None:
     lines = list(entries(name))
     assert [line for line in lines if not ENTRY.fullmatch(line.rstrip())] == []
     assert len(lines) == len(locked(name)) > len(OF[name])
 
 
 @pytest.mark.parametrize("name", OF)
-def test_a_lock_names_no_host(name: str) -> None:
+def test_lock_names_no_host(name: str) -> None:
     assert not re.search(r"://|--(index|extra|find|trusted)|@ ", (DEPLOY / name).read_text())
 
 
 @pytest.mark.parametrize("name", OF)
-def test_what_the_project_asks_for_is_locked_at_a_version_it_allows(name: str) -> None:
+def test_project_dependencies_are_locked_at_allowed_versions(name: str) -> None:
     versions = locked(name)
     for each in wanted(OF[name]):
         version = versions.get(canonicalize_name(each.name))
@@ -63,7 +63,7 @@ def test_what_the_project_asks_for_is_locked_at_a_version_it_allows(name: str) -
         assert each.specifier.contains(version), f"{each} does not allow {version}: {RENEW}"
 
 
-def test_what_the_dependencies_ask_for_is_locked() -> None:
+def test_transitive_dependencies_are_locked() -> None:
     versions, waiting = locked("requirements.lock"), list(wanted(OF["requirements.lock"]))
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
@@ -78,7 +78,7 @@ def test_what_the_dependencies_ask_for_is_locked() -> None:
     }
 
 
-def test_the_image_installs_nothing_past_the_locks() -> None:
+def test_image_installs_only_locked_packages() -> None:
     text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
     installs = re.findall(r"pip (?:install|wheel)[^&\n]*", text)
     assert len(installs) == 4

@@ -43,11 +43,11 @@ SOURCE = ROOT / "src" / "tenuto" / "metrics.py"
         ("rate(tenuto_task_wait_seconds[5m])", "there is no tenuto_task_wait_seconds"),
     ],
 )
-def test_a_question_without_an_answer_is_found(expression: str, fault: str) -> None:
+def test_query_of_an_unknown_metric_is_detected(expression: str, fault: str) -> None:
     assert faults(expression) == [fault]
 
 
-def test_the_program_tells_the_metrics() -> None:
+def test_program_exports_the_queried_metrics() -> None:
     """From the day on that the module is there; the client library adds `_total` by itself."""
     text = SOURCE.read_text(encoding="utf-8") if SOURCE.exists() else " ".join(METRICS)
     told = {name.removesuffix("_total") for name in re.findall(r"\btenuto_[a-z0-9_]+", text)}
@@ -55,19 +55,19 @@ def test_the_program_tells_the_metrics() -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_an_alert_asks_what_can_be_answered(name: str) -> None:
+def test_alert_queries_existing_metrics(name: str) -> None:
     assert faults(RULES[name]["expr"]) == []
     assert {"job", "namespace"} <= asked(RULES[name]["expr"]).labels
 
 
-def test_the_thresholds_are_those_of_the_interface() -> None:
+def test_alert_thresholds_equal_the_documented_ones() -> None:
     assert set(THRESHOLDS) | GROWING <= set(RULES)
     for name, end in THRESHOLDS.items():
         assert RULES[name]["expr"].endswith(end)
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_an_alert_says_how_bad_it_is_and_what_to_do(name: str) -> None:
+def test_alert_has_a_severity_and_a_remedy(name: str) -> None:
     rule = RULES[name]
     assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
     assert rule["labels"]["severity"] in {"warning", "critical"}
@@ -83,17 +83,17 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_a_panel_asks_what_can_be_answered(query: str) -> None:
+def test_panel_queries_existing_metrics(query: str) -> None:
     assert faults(query) == []
     assert 'job=~"$job"' in query
 
 
-def test_the_dashboard_shows_every_metric() -> None:
+def test_dashboard_shows_every_metric() -> None:
     shown = {metric(series) for query in QUERIES for series in asked(query).series}
     assert shown == set(METRICS)
 
 
-def test_panels_have_ids_of_their_own() -> None:
+def test_panels_have_unique_ids() -> None:
     ids = [panel["id"] for panel in PANELS]
     assert len(set(ids)) == len(ids)
 
@@ -110,7 +110,7 @@ def test_panels_do_not_overlap() -> None:
     assert [(a, b) for a, b in combinations(places, 2) if places[a] & places[b]] == []
 
 
-def test_the_dashboard_belongs_to_no_installation() -> None:
+def test_dashboard_is_independent_of_an_installation() -> None:
     assert DASHBOARD["id"] is None
     names = {each["name"]: each["type"] for each in DASHBOARD["templating"]["list"]}
     assert names == {"datasource": "datasource", "job": "query"}

@@ -63,7 +63,7 @@ async def test_membership_in_both_groups_is_enough(database: Database) -> None:
         assert answer.code == 0, (words, answer.err)
 
 
-async def test_the_programs_login_cannot_get_round_the_policies(database: Database) -> None:
+async def test_program_login_cannot_bypass_the_policies(database: Database) -> None:
     connection = await asyncpg.connect(database.url("tenuto_app"), password=PASSWORD)
     try:
         row = await connection.fetchrow(
@@ -79,7 +79,7 @@ async def test_the_programs_login_cannot_get_round_the_policies(database: Databa
         await connection.close()
 
 
-async def test_the_groups_may_be_there_before_the_first_migration(tmp_path: Path) -> None:
+async def test_groups_can_exist_before_the_first_migration(tmp_path: Path) -> None:
     """As in compose, where the owner is a superuser and the server runs the script first."""
     with PostgresServer(fast=True) as server:
         made = Database(server, tmp_path)
@@ -91,7 +91,7 @@ async def test_the_groups_may_be_there_before_the_first_migration(tmp_path: Path
         assert answer.code == 0, answer.err
 
 
-async def test_doctor_says_who_acts(database: Database) -> None:
+async def test_doctor_shows_the_database_role(database: Database) -> None:
     answer = database.run("tenuto_app", PASSWORD, "doctor", "--json")
     checks = [each for each in json.loads(answer.out)["checks"] if each["name"] == "role"]
     assert [each["status"] for each in checks] == ["ok", "ok"]
@@ -105,7 +105,7 @@ async def test_doctor_says_who_acts(database: Database) -> None:
     ("login", "power"),
     [("tenuto_owner", "owns the tables"), ("root", "is a superuser"), ("free", "has BYPASSRLS")],
 )
-async def test_doctor_warns_of_a_login_that_may_more(
+async def test_doctor_warns_of_a_login_with_too_many_rights(
     database: Database, login: str, power: str
 ) -> None:
     database.psql("-c", f"create role root login superuser password '{OWNER}'")

@@ -99,13 +99,13 @@ def one(unit: Unit, name: str) -> str:
     return value
 
 
-def test_there_is_a_unit_for_each_program() -> None:
+def test_every_program_has_a_unit() -> None:
     names = {path.name for path in UNITS}
     assert names == {"tenuto-api.service", "tenuto-coordinator.service", "tenuto-worker@.service"}
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
-def test_every_key_is_known(path: Path) -> None:
+def test_every_unit_key_is_valid(path: Path) -> None:
     unit = read(path)
     assert list(unit) == list(KNOWN)
     for section, keys in unit.items():
@@ -115,14 +115,14 @@ def test_every_key_is_known(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
-def test_the_command_is_understood(path: Path) -> None:
+def test_unit_command_is_valid(path: Path) -> None:
     words = shlex.split(one(read(path), "ExecStart"))
     assert words[0].startswith("/")
     assert misunderstood(words) is None
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
-def test_a_unit_is_hardened(path: Path) -> None:
+def test_unit_is_hardened(path: Path) -> None:
     service = read(path)["Service"]
     assert {name: service[name] for name in HARDENED} == {k: [v] for k, v in HARDENED.items()}
     assert ("DynamicUser" in service) != ("User" in service)
@@ -130,20 +130,20 @@ def test_a_unit_is_hardened(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
-def test_a_unit_has_a_folder_of_its_own(path: Path) -> None:
+def test_unit_has_its_own_folder(path: Path) -> None:
     unit = read(path)
     assert one(unit, "StateDirectoryMode") == "0700"
     assert one(unit, "WorkingDirectory") == f"%S/{one(unit, 'StateDirectory')}"
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
-def test_a_unit_goes_on_trying(path: Path) -> None:
+def test_unit_restarts_without_a_limit(path: Path) -> None:
     unit = read(path)
     assert one(unit, "Restart") == "always"
     assert unit["Unit"]["StartLimitIntervalSec"] == ["0"]
 
 
-def test_the_worker_drains_and_takes_its_children_along() -> None:
+def test_worker_unit_drains_and_stops_its_processes() -> None:
     unit = read(DEPLOY / "systemd" / "tenuto-worker@.service")
     assert one(unit, "KillMode") == "mixed"
     assert one(unit, "OOMPolicy") == "continue"
@@ -152,7 +152,7 @@ def test_the_worker_drains_and_takes_its_children_along() -> None:
     assert int(one(unit, "TimeoutStopSec")) > drain + grace + TELL_S
 
 
-def test_variables_are_the_programs_and_secrets_are_empty() -> None:
+def test_unit_variables_are_settings_and_secrets_are_empty() -> None:
     given = {
         pair.partition("=")[0]
         for path in UNITS
@@ -170,6 +170,6 @@ def test_variables_are_the_programs_and_secrets_are_empty() -> None:
 @pytest.mark.parametrize(
     "text", ["Type=exec", "[Unit]\nnonsense", "[Unit]\n[Service]\n[Unit]"], ids=repr
 )
-def test_what_is_no_unit_is_refused(text: str) -> None:
+def test_file_that_is_not_a_unit_is_refused(text: str) -> None:
     with pytest.raises(AssertionError):
         parse(text)

@@ -29,7 +29,7 @@ def outcome(text: str | bytes) -> Manifest | None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=200) | st.binary(max_size=200))
-def test_any_text(text: str | bytes) -> None:
+def test_any_text_loads_or_is_refused(text: str | bytes) -> None:
     outcome(text)
 
 
@@ -40,7 +40,7 @@ def test_any_text(text: str | bytes) -> None:
     st.integers(0, 20),
     st.text("abc:-{}[]&*!|>'\"%@` \n\t#?,~0<", max_size=8),
 )
-def test_an_example_with_a_piece_replaced(text: str, at: int, length: int, piece: str) -> None:
+def test_altered_example_loads_or_is_refused(text: str, at: int, length: int, piece: str) -> None:
     at %= len(text)
     outcome(text[:at] + piece + text[at + length :])
 
@@ -51,7 +51,7 @@ group_names = st.sampled_from([*GroupShape.__struct_fields__, *Lists.__struct_fi
 
 @settings(max_examples=400, deadline=None)
 @given(st.dictionaries(task_names | group_names, values, max_size=5), st.booleans())
-def test_any_value_in_any_field(said: dict[str, Any], is_group: bool) -> None:
+def test_any_value_in_any_field_loads_or_is_refused(said: dict[str, Any], is_group: bool) -> None:
     said = {"id": "a"} | said
     found = outcome(to_yaml(said))
     if found is not None and found.specs:
@@ -63,5 +63,5 @@ def test_any_value_in_any_field(said: dict[str, Any], is_group: bool) -> None:
 
 @pytest.mark.parametrize("name", TaskShape.__struct_fields__)
 @pytest.mark.parametrize("value", [True, -1, 1e300, "", "x y", [], [[]], {}, {"a": {}}, 2**63])
-def test_odd_values_in_each_field(name: str, value: Any) -> None:
+def test_odd_values_in_every_field_load_or_are_refused(name: str, value: Any) -> None:
     outcome(to_yaml({"id": "a"} | {name: value}))

@@ -63,19 +63,19 @@ def refusal(text: str | bytes) -> tuple[str, int, int, str]:
         ("*", None),
     ],
 )
-def test_a_scalar_is_what_the_core_schema_says(text: str, value: Any) -> None:
+def test_scalar_follows_the_core_schema(text: str, value: Any) -> None:
     if text == "*":
         assert refusal(f"a: {text}")[3] == "yaml_invalid"
     else:
         assert documents(f"a: {text}") == [{"a": value}]
 
 
-def test_infinity_is_read_and_left_to_be_refused_by_the_model() -> None:
+def test_infinity_is_parsed_and_refused_by_the_model() -> None:
     assert documents("[.inf, -.inf]") == [[float("inf"), float("-inf")]]
     assert str(documents(".nan")) == "[nan]"
 
 
-def test_documents_come_one_by_one_with_places() -> None:
+def test_documents_are_yielded_with_locations() -> None:
     first, second = Composer().documents("f", "a:\n  - x\n---\nb: {c: 1}\n")
     assert first.value["a"].node.value[0].location == type(first.location)("f", 2, 5)
     inner = second.value["b"].node.value["c"]
@@ -83,7 +83,7 @@ def test_documents_come_one_by_one_with_places() -> None:
     assert (inner.node.location.line, inner.node.location.column) == (4, 8)
 
 
-def test_anchors_are_repeated() -> None:
+def test_anchors_are_expanded() -> None:
     assert documents("a: &x {b: [1]}\nc: *x\nd: [*x]\n&k e: 1") == [
         {"a": {"b": [1]}, "c": {"b": [1]}, "d": [{"b": [1]}], "e": 1}
     ]
@@ -114,7 +114,7 @@ def test_anchors_are_repeated() -> None:
         ("a: \x07", 1, 4, "control characters"),
     ],
 )
-def test_what_is_refused_is_refused_with_its_place(
+def test_invalid_yaml_is_refused_with_its_location(
     text: str, line: int, column: int, said: str
 ) -> None:
     why, *place, code = refusal(text)
@@ -133,11 +133,11 @@ def test_what_is_refused_is_refused_with_its_place(
         ("a: \ud800", 1, 4),
     ],
 )
-def test_what_is_no_text_is_refused(content: str | bytes, line: int, column: int) -> None:
+def test_bytes_that_are_not_text_are_refused(content: str | bytes, line: int, column: int) -> None:
     assert refusal(content)[1:] == (line, column, "text_invalid")
 
 
-def test_a_byte_order_mark_is_no_content() -> None:
+def test_byte_order_mark_is_ignored() -> None:
     assert documents(b"\xef\xbb\xbfa: 1") == [{"a": 1}]
 
 
@@ -157,12 +157,12 @@ def test_sizes_and_depths_are_limited() -> None:
         node_of(deep)
 
 
-def test_a_bomb_does_not_go_off() -> None:
+def test_entity_bomb_is_refused() -> None:
     assert refusal(BOMB)[3] == "too_large"
     assert refusal("[" + "x," * MAX_NODES + "]")[3] == "too_large"
 
 
-def test_all_files_count_together() -> None:
+def test_sizes_of_all_files_count_together() -> None:
     composer = Composer()
     half = "[" + "x," * (MAX_NODES // 2) + "]"
     assert len(list(composer.documents("a", half))) == 1
@@ -171,7 +171,7 @@ def test_all_files_count_together() -> None:
     assert (caught.value.code, caught.value.location.file) == ("too_large", "b")
 
 
-def test_the_parser_in_python_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_parser_gives_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     import yaml
 
     text = "a: &x {b: [1, no]}\nc: *x\nd: |\n  t\n"

@@ -32,7 +32,7 @@ def task(text: str, **more: Any) -> NewTask:
 
 
 @pytest.mark.parametrize("text", [S2, S2_FLAT], ids=["indented", "copied"])
-def test_the_example_loads_as_written(text: str) -> None:
+def test_example_loads_as_written(text: str) -> None:
     found = read_manifest({"s2.yaml": text})
     assert found.tasks == {
         "task-200": NewTask(
@@ -59,7 +59,7 @@ def test_the_example_loads_as_written(text: str) -> None:
     assert len(found.warnings) == (1 if text == S2 else 3)
 
 
-def test_a_flow_of_every_kind_loads() -> None:
+def test_flow_of_every_kind_loads() -> None:
     found = read_manifest({"flow.yaml": FLOW})
     assert list(found.tasks) == (
         "fetch each summarise good-enough again sign-off clean-a clean-b report".split()
@@ -122,7 +122,7 @@ AGENT = UUID("0198c0de-0000-7000-8000-000000000000")
         ("tasks:\n- id: a\ngroups:\nschedules: []", "key", "a"),
     ],
 )
-def test_every_name_is_understood(text: str, field: str, value: Any) -> None:
+def test_every_field_name_is_parsed(text: str, field: str, value: Any) -> None:
     assert getattr(task(text), field) == value
 
 
@@ -210,13 +210,13 @@ def test_every_name_is_understood(text: str, field: str, value: Any) -> None:
         ("triggers: [{name: t, target: nobody}]", "1:12: triggers[0]: event is missing"),
     ],
 )
-def test_a_fault_has_its_place(text: str, wanted: str) -> None:
+def test_error_has_its_location(text: str, wanted: str) -> None:
     [line] = told(text)
     assert line.startswith("flow.yaml:")
     assert wanted in line
 
 
-def test_all_faults_are_told_at_once_and_in_order() -> None:
+def test_all_errors_are_reported_together_in_order() -> None:
     text = "id: a\npriority: 11\ntimeout_s: 0\nlease_s: 0\nfoo: 1\nprompt: [1]"
     lines = told(text)
     assert [line.split(":")[1] for line in lines] == ["2", "3", "4", "5", "6"]
@@ -229,7 +229,7 @@ def test_all_faults_are_told_at_once_and_in_order() -> None:
     assert (len(many), many[-1]) == (101, "... and 50 more")
 
 
-def test_definitions_are_joined_across_documents_and_files() -> None:
+def test_definitions_are_merged_across_documents_and_files() -> None:
     found = read_manifest(
         {"a": "id: x\n---\nid: y\nprevious_task: x", "b": "id: z\nprevious: {child_id: y}"}
     )
@@ -246,7 +246,7 @@ def test_definitions_are_joined_across_documents_and_files() -> None:
     assert read_manifest({"f": "id: z\nprevious_task: x"}, {"x": linked}).specs.keys() == {"z"}
 
 
-def test_a_task_joins_the_group_that_it_names() -> None:
+def test_task_is_added_to_the_group_that_it_names() -> None:
     listed = "groups: [{id: g, children: [b, a]}]\ntasks: [{id: a, group_id: g}, {id: b}]"
     assert read_manifest({"f": listed}).groups["g"].children == ("b", "a")
     added = "groups: [{id: g, children: [b]}]\ntasks: [{id: a, group: g}, {id: b}]"
@@ -296,18 +296,18 @@ def test_a_task_joins_the_group_that_it_names() -> None:
         ),
     ],
 )
-def test_what_cannot_run_is_refused_as_a_whole(text: str, code: str, line: int) -> None:
+def test_manifest_that_cannot_run_is_refused_whole(text: str, code: str, line: int) -> None:
     with pytest.raises(Invalid) as caught:
         read_manifest({"flow.yaml": text})
     assert caught.value.code == code, caught.value
     assert caught.value.message.startswith(f"flow.yaml:{line}:")
 
 
-def test_a_jump_back_is_no_circle() -> None:
+def test_goto_back_is_not_a_cycle() -> None:
     read_manifest({"f": "tasks: [{id: a, next: b}, {id: b, goto_target_task_id: a}]"})
 
 
-def test_what_is_stored_is_known_and_checked_too() -> None:
+def test_stored_definitions_are_checked_with_the_files() -> None:
     stored: dict[str, Spec] = {
         "b": NewTask(title="b", key="b", next="a"),
         "g": GroupSpec(title="g", key="g", children=("c", "gone")),
@@ -318,14 +318,14 @@ def test_what_is_stored_is_known_and_checked_too() -> None:
     assert "is a child of" in told("groups: [{id: h, children: [c]}]", stored)[0]
 
 
-def test_millions_of_items_are_refused_soon() -> None:
+def test_millions_of_items_are_refused_quickly() -> None:
     text = "id: a\nforeach_template_task_id: a\nforeach_items: [" + "x," * 4_000_000 + "]"
     assert "more than 200,000 values" in told(text)[0]
     text = "tasks:\n- id: b\n- id: a\n  foreach_template_task_id: b\n  foreach_items: ["
     assert "20,000 items; a foreach takes at most 10,000" in told(text + "x," * 20_000 + "]")[0]
 
 
-def test_times_and_events_are_read() -> None:
+def test_schedules_and_triggers_are_parsed() -> None:
     text = """\
 tasks:
   - {id: a, schedule: {type: time-based, expression: "0 9 * * 1-5", timezone: Europe/Berlin}}
@@ -353,7 +353,7 @@ triggers:
     assert "'a' is defined twice" in told(f"tasks: [{{id: t}}]\n{twice}")[0]
 
 
-def test_empty_files_are_remarked_on() -> None:
+def test_empty_file_gets_a_warning() -> None:
     found = read_manifest({"a": "", "b": "# nothing\n---\n---\n"})
     assert (found, found.warnings) == (
         Manifest(warnings=found.warnings),
@@ -361,7 +361,7 @@ def test_empty_files_are_remarked_on() -> None:
     )
 
 
-def test_so_many_files_and_bytes_are_read() -> None:
+def test_number_and_size_of_files_are_bounded() -> None:
     for files in (
         {str(n): "" for n in range(MAX_FILES + 1)},
         {"a": "#" * MAX_BYTES, "b": "#"},
@@ -372,14 +372,14 @@ def test_so_many_files_and_bytes_are_read() -> None:
         assert caught.value.code == "too_large"
 
 
-def test_files_that_are_no_text_are_named() -> None:
+def test_file_that_is_not_text_is_named() -> None:
     assert decode_files({"a": b"x", "b": "y"}) == {"a": "x", "b": "y"}
     with pytest.raises(Invalid) as caught:
         decode_files({"a": b"\xff", "b": b"x", "c": b"\x00"})
     assert [line[:2] for line in caught.value.message.splitlines()] == ["a:", "c:"]
 
 
-def test_plain_values_are_read_the_same_way() -> None:
+def test_plain_values_load_like_files() -> None:
     said = {"id": "a", "taskTags": ["x"], "maxRetries": 1, "approval": {"onReject": "skip"}}
     found = parse_spec("task", to_snake_names(said))
     assert found == NewTask(

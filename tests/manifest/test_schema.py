@@ -37,13 +37,13 @@ _Core.yaml_implicit_resolvers = {
 }
 
 
-def test_it_is_published_as_it_is() -> None:
+def test_published_schema_is_current() -> None:
     assert PUBLISHED.read_text(encoding="utf-8") == generate.yaml_schema()
     jsonschema.Draft202012Validator.check_schema(json.loads(PUBLISHED.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("text", [S2, FLOW, *EXAMPLES])
-def test_every_example_fits_and_loads(text: str) -> None:
+def test_every_example_validates_and_loads(text: str) -> None:
     assert faults(text) == []
     read_manifest({"example.yaml": text})
 
@@ -61,12 +61,12 @@ def test_every_example_fits_and_loads(text: str) -> None:
         "groups: [{id: g, type: sideways}]",
     ],
 )
-def test_what_the_reader_refuses_does_not_fit(text: str) -> None:
+def test_schema_refuses_what_the_parser_refuses(text: str) -> None:
     assert faults(text)
     with pytest.raises(Invalid):
         read_manifest({"f": text})
 
 
-def test_the_page_has_examples() -> None:
+def test_manifest_page_has_examples() -> None:
     assert len(EXAMPLES) >= 4
     assert S2 in EXAMPLES

@@ -98,7 +98,7 @@ def loaded(text: str) -> dict[str, Spec]:
     return parse_files({"f": text}).specs
 
 
-def test_the_table_has_every_field() -> None:
+def test_export_table_has_every_field() -> None:
     plain = NewTask(title="")
     set_ = {
         name
@@ -111,7 +111,7 @@ def test_the_table_has_every_field() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.key)
-def test_what_is_written_loads_back(spec: Spec) -> None:
+def test_written_manifest_loads_back(spec: Spec) -> None:
     [back] = loaded(dump([spec])).values()
     assert is_same(back, spec)
     far = msgspec.json.decode(msgspec.json.encode(to_camel_names(to_plain(spec))))
@@ -119,7 +119,7 @@ def test_what_is_written_loads_back(spec: Spec) -> None:
     assert is_same(msgspec.json.decode(encode_spec(spec), type=type(spec)), spec)
 
 
-def test_many_are_written_together() -> None:
+def test_many_definitions_are_written_together() -> None:
     assert loaded(dump(SPECS)) == {spec.key: spec for spec in SPECS}
     assert dump([]) == ""
     for text in (S2, FLOW):
@@ -145,7 +145,7 @@ values = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(values)
-def test_any_value_loads_back(value: Any) -> None:
+def test_any_written_value_loads_back(value: Any) -> None:
     text = to_yaml({"id": "a", "metadata": {"v": value, "w": [value]}})
     [spec] = loaded(text).values()
     wanted = NewTask(title="a", key="a", metadata={"v": value, "w": [value]})
@@ -155,13 +155,13 @@ def test_any_value_loads_back(value: Any) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(texts.filter(str.strip) | odd.filter(str.strip), texts | odd)
-def test_any_text_loads_back(title: str, prompt: str) -> None:
+def test_any_written_text_loads_back(title: str, prompt: str) -> None:
     spec = NewTask(title=title, key="a", prompt=prompt)
     [back] = loaded(dump([spec])).values()
     assert back == spec
 
 
-def test_what_differs_is_told_by_field() -> None:
+def test_difference_is_reported_by_field() -> None:
     before = NewTask(title="t", key="a", priority=5, metadata={"x": 1, "y": {"z": 1}}, tags=["a"])
     after = NewTask(title="t", key="a", priority=8, metadata={"x": True, "y": {}}, prompt="p")
     assert sorted(field_changes(before, after), key=lambda each: each.field) == [

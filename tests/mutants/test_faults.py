@@ -7,13 +7,13 @@ FAULTS = {f"{area}.{name}": fault for area, mine in areas().items() for name, fa
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_can_be_planted(name: str) -> None:
+def test_fault_can_be_planted(name: str) -> None:
     fault = FAULTS[name]
     assert planted(fault, (ROOT / fault.file).read_text(encoding="utf-8"))
     assert all((ROOT / each.partition("::")[0]).exists() for each in fault.tests)
 
 
-def test_what_stands_twice_or_nowhere_is_refused() -> None:
+def test_text_found_twice_or_nowhere_is_refused() -> None:
     fault = Fault(file="f", old="a", new="b", tests=["t"])
     assert planted(fault, "a") == "b"
     for text in ("", "aa"):

@@ -38,7 +38,7 @@ def check(spans: list[Arrived], task: str, services: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("named", ["ours", "given"])
-def test_a_task_arrives_as_one_trace(tmp_path: Path, named: str) -> None:
+def test_task_is_exported_as_one_trace(tmp_path: Path, named: str) -> None:
     with collecting() as collector:
         otel = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
         services = {"api": "tenuto-api", "worker": "tenuto-worker"}
@@ -56,12 +56,12 @@ def test_a_task_arrives_as_one_trace(tmp_path: Path, named: str) -> None:
     assert told == ({("k", "gzip")} if named == "given" else {(None, None)})
 
 
-def test_a_task_is_done_though_nobody_collects(tmp_path: Path) -> None:
+def test_task_completes_without_a_collector(tmp_path: Path) -> None:
     otel = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
     assert run_one(tmp_path, otel)
 
 
-def test_the_collector_refuses_what_is_not_otlp() -> None:
+def test_collector_refuses_requests_that_are_not_otlp() -> None:
     collector = Collector()
     right = {"content-type": "application/x-protobuf"}
     assert collector.take("/v1/traces", {"content-type": "application/json"}, b"{}") == 415

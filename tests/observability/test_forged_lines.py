@@ -24,7 +24,7 @@ from tenuto.model.tasks.commands import Failure
 V1 = "/api/v1"
 
 
-async def test_a_task_s_error_is_one_line(engine: Engine, log: Log, style: str) -> None:
+async def test_error_of_a_task_is_one_line(engine: Engine, log: Log, style: str) -> None:
     await engine.submit(new(max_attempts=1))
     work = await claim_one(engine)
     await engine.fail(work.fence, Failure(message=STORABLE))
@@ -34,7 +34,7 @@ async def test_a_task_s_error_is_one_line(engine: Engine, log: Log, style: str) 
     check_log(log.text, style)
 
 
-async def test_a_gateway_s_answer_is_one_line(database_url: str, log: Log, style: str) -> None:
+async def test_response_of_a_gateway_is_one_line(database_url: str, log: Log, style: str) -> None:
     async with staged(database_url) as stage:
         await stage.agent(name=STORABLE[:100])
 
@@ -50,7 +50,7 @@ async def test_a_gateway_s_answer_is_one_line(database_url: str, log: Log, style
     check_log(log.text, style)
 
 
-async def test_an_alert_is_one_line_wherever_it_goes(log: Log, style: str) -> None:
+async def test_alert_is_one_line_everywhere(log: Log, style: str) -> None:
     clock = Later()
     alarm = Told(clock)
     outage = OutageMonitor(alarm, clock, SURROGATE)
@@ -115,7 +115,7 @@ def ask_raw(url: str, request: bytes) -> bytes:
         return wire.recv(1 << 16)
 
 
-def test_a_deployment_cannot_be_made_to_forge(cli: Orchestrate, style: str) -> None:
+def test_deployment_name_cannot_forge_lines(cli: Orchestrate, style: str) -> None:
     evil = STORABLE.encode().replace(b"\n", b"\r").replace(b"\r", b"%0d%0a").decode()
     with serving(cli, "up", "--workers", "0") as url:
         headers = {"Authorization": f"Bearer {token_of(cli)}"}
@@ -129,7 +129,7 @@ def test_a_deployment_cannot_be_made_to_forge(cli: Orchestrate, style: str) -> N
     assert "forged" in log.read_text()
 
 
-def test_a_worker_with_a_hostile_name_cannot_forge(cli: Orchestrate, style: str) -> None:
+def test_hostile_worker_name_cannot_forge_lines(cli: Orchestrate, style: str) -> None:
     with started(cli, "worker", "--agent", STORABLE[:100], "--command", "true") as log:
         eventually_sync(lambda: "hosts" in log.read_text(), timeout=30)
     check_log(log.read_text(), style)

@@ -60,7 +60,7 @@ def observed(**labels: str) -> float:
     return PROCESS_METRICS.value("tenuto_http_request_seconds_count", **labels)
 
 
-async def test_the_metrics_are_read_as_prometheus_does(
+async def test_metrics_are_valid_for_prometheus(
     moved_time: MovedTime, database_url: str, tmp_path: Path
 ) -> None:
     chosen = Settings(database=database_url, data=str(tmp_path), port=0)
@@ -83,14 +83,14 @@ async def _read_as_prometheus(api: Api, moved_time: MovedTime) -> None:
     assert told == {metric.name.removesuffix("_total") for metric in TABLE}
 
 
-async def test_the_metrics_may_have_a_token(settings: Settings) -> None:
+async def test_metrics_can_require_a_token(settings: Settings) -> None:
     async with running(replaced(settings, metrics_token="mine")) as api:
         for wrong in (None, "other", "mine2"):
             assert problem(await (await api.client(wrong)).get("/metrics"))[0] == 401
         assert (await (await api.client("mine")).get("/metrics")).status_code == 200
 
 
-async def test_a_request_is_measured_by_its_template(api: Api) -> None:
+async def test_request_metrics_use_the_route_template(api: Api) -> None:
     client = await api.acting()
     missing = "00000000-0000-7000-8000-00000000dead"
     route = f"{V1}/agent-tasks/{{task_id}}"
@@ -100,7 +100,7 @@ async def test_a_request_is_measured_by_its_template(api: Api) -> None:
     assert missing not in PROCESS_METRICS.text().decode()
 
 
-async def test_what_a_stranger_types_is_no_label(api: Api) -> None:
+async def test_unknown_path_is_no_label(api: Api) -> None:
     client = await api.client()
     assert (await client.get("/no/such/path-4711")).status_code == 404
     assert (await client.request("MKCOL", "/no/such/path-4711")).status_code == 404
@@ -111,7 +111,7 @@ async def test_what_a_stranger_types_is_no_label(api: Api) -> None:
     assert "MKCOL" not in text
 
 
-async def test_a_refusal_before_the_routes_is_seen_too(api: Api, lines: Lines) -> None:
+async def test_refusal_before_the_routes_is_measured(api: Api, lines: Lines) -> None:
     client = await api.acting()
     answer = await client.post(f"{V1}/agent-tasks", content=b"{", headers={"content-type": "x/y"})
     assert problem(answer)[0] == 415
@@ -120,13 +120,13 @@ async def test_a_refusal_before_the_routes_is_seen_too(api: Api, lines: Lines) -
 
 
 @pytest.mark.parametrize("good", ["abc-1.2:3_X", "a", "x" * 64])
-async def test_a_request_keeps_its_id(api: Api, good: str) -> None:
+async def test_request_keeps_its_id(api: Api, good: str) -> None:
     answer = await (await api.client()).get("/health/live", headers={"X-Request-Id": good})
     assert answer.headers.get_list("x-request-id") == [good]
 
 
 @pytest.mark.parametrize("bad", ["", "a b", "x" * 65, "a\tb", '"quoted"', "é"])
-async def test_an_id_that_could_do_harm_is_replaced(api: Api, bad: str) -> None:
+async def test_hostile_request_id_is_replaced(api: Api, bad: str) -> None:
     sent = {"X-Request-Id": bad.encode("latin-1")}
     answer = await (await api.client()).get("/health/live", headers=sent)  # type: ignore[arg-type]
     [given] = answer.headers.get_list("x-request-id")
@@ -134,7 +134,7 @@ async def test_an_id_that_could_do_harm_is_replaced(api: Api, bad: str) -> None:
     assert len(given) == 36
 
 
-async def test_each_request_is_a_line_of_the_log(api: Api, lines: Lines) -> None:
+async def test_request_is_logged_in_one_line(api: Api, lines: Lines) -> None:
     import msgspec
 
     client = await api.acting()
@@ -152,7 +152,7 @@ async def test_each_request_is_a_line_of_the_log(api: Api, lines: Lines) -> None
     assert (nowhere["route"], nowhere["actor"]) == ("unmatched", "-")
 
 
-async def test_no_line_has_a_token(api: Api, lines: Lines) -> None:
+async def test_request_log_has_no_token(api: Api, lines: Lines) -> None:
     token = await api.token()
     client = await api.client(token)
     for path in (f"{V1}/me", f"{V1}/agent-tasks?search={token}", f"/{token}"):

@@ -96,7 +96,7 @@ def faults(call: Call) -> list[str]:
         'import logging\nlog = logging.getLogger("tenuto")\nlog.error("%s")',
     ],
 )
-def test_a_call_that_cannot_be_checked_is_found(bad: str) -> None:
+def test_uncheckable_log_call_is_detected(bad: str) -> None:
     [call] = calls_in("bad.py", ast.parse(bad))
     assert faults(call)
 
@@ -106,7 +106,7 @@ def test_every_log_call_names_its_logger_and_a_constant_message() -> None:
     assert [fault for call in CALLS for fault in faults(call)] == []
 
 
-def test_nothing_is_said_past_the_log() -> None:
+def test_output_bypasses_no_logger() -> None:
     assert [
         f"{place}:{node.lineno} {ast.unparse(node.func)}"
         for place, tree in trees()
@@ -145,7 +145,7 @@ def lines(request: pytest.FixtureRequest) -> Iterator[Lines]:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.place)
-def test_a_log_call_cannot_be_made_to_forge(call: Call, lines: Lines) -> None:
+def test_log_call_with_hostile_text_forges_no_line(call: Call, lines: Lines) -> None:
     say(call, SURROGATE)
     [said] = lines.lines
     first, *further = said.split("\n")

@@ -36,7 +36,7 @@ def boom(message: str) -> None:
         b64encode(CANARY.encode()).decode(),
     ],
 )
-def test_no_part_of_a_record_shows_a_secret(log: Log, secret: str) -> None:
+def test_log_record_shows_no_secret(log: Log, secret: str) -> None:
     mask_in_logs([CANARY])
     ours = logging.getLogger("tenuto.test")
     ours.info("as text: %s", secret)
@@ -52,18 +52,18 @@ def test_no_part_of_a_record_shows_a_secret(log: Log, secret: str) -> None:
     assert secret not in log.text
 
 
-def test_the_password_of_an_address_is_struck(log: Log) -> None:
+def test_password_of_an_address_is_redacted(log: Log) -> None:
     logging.getLogger("tenuto").info("at postgresql://me:pa55:word@db/x, and http://a:b@c")
     assert "pa55" not in log.text
     assert "postgresql://me:***@db/x, and http://a:***@c" in log.text
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_log_text_without_a_secret_is_unchanged() -> None:
     for text in ("tnt_short", "the whsec_ prefix", "a://b:c/d@e", "12:30 me@home", "eyJ.x.y"):
         assert redact(text) == text
 
 
-def test_secrets_are_given_up_oldest_first() -> None:
+def test_cached_secrets_are_evicted_oldest_first() -> None:
     mask_in_logs([f"secret-number-{n:05}" for n in range(MAX_SECRETS + 1)])
     assert redact("secret-number-00000") == "secret-number-00000"
     assert redact(f"secret-number-{MAX_SECRETS:05}") == "***"
@@ -71,7 +71,7 @@ def test_secrets_are_given_up_oldest_first() -> None:
     assert redact("secret-number-00001 secret-number-00002") == "*** secret-number-00002"
 
 
-async def test_a_secret_that_was_opened_is_in_no_line(engine: Engine, log: Log) -> None:
+async def test_decrypted_secret_is_in_no_log_line(engine: Engine, log: Log) -> None:
     named, own = "canary-named-0815", "canary-own-0816"
     sealing = Engine(engine.store, actor="tester", key_ring=KeyRing(OLD))
     await sealing.secrets.put("key", named)
@@ -84,7 +84,7 @@ async def test_a_secret_that_was_opened_is_in_no_line(engine: Engine, log: Log) 
 
 
 @pytest.mark.parametrize("style", ["json"], indirect=True)
-def test_json_says_where_a_line_belongs(log: Log) -> None:
+def test_json_log_line_has_its_task_and_worker(log: Log) -> None:
     ours = logging.getLogger("tenuto.test")
     tokens = logs.REQUEST.set("r-1"), logs.TASK.set("t-1")
     ours.info("one\nline \x1b[31m")
@@ -108,14 +108,14 @@ def test_json_says_where_a_line_belongs(log: Log) -> None:
 
 
 @pytest.mark.parametrize("style", [""], indirect=True)
-def test_a_line_for_people_has_no_control_characters(log: Log) -> None:
+def test_text_log_line_has_no_control_characters(log: Log) -> None:
     logging.getLogger("tenuto.test").info("a\x1b[31mb\rc\nd\u2028\u202e\x9b\ud800")
     said = "a\\x1b[31mb\\rc\\nd\\u2028\\u202e\\x9b\\ud800\n"
     assert log.text.endswith(f"INFO     tenuto.test: {said}")
 
 
 @pytest.mark.parametrize("style", [""], indirect=True)
-def test_each_line_of_a_stack_is_marked(log: Log) -> None:
+def test_stack_trace_lines_are_marked(log: Log) -> None:
     try:
         boom("x\n12:00:00 CRITICAL tenuto: forged")
     except ValueError:
@@ -132,7 +132,7 @@ class _Unspeakable:
         raise RuntimeError
 
 
-def test_an_argument_without_text_ends_nobody_s_work(log: Log) -> None:
+def test_log_argument_that_cannot_be_printed_does_no_harm(log: Log) -> None:
     logging.getLogger("tenuto.test").info("%s", _Unspeakable())
     assert "cannot be formatted: RuntimeError" in log.text
 
@@ -148,7 +148,7 @@ warnings.warn(text)
 """
 
 
-def test_what_other_libraries_say_is_escaped_too(style: str) -> None:
+def test_log_lines_of_other_libraries_are_escaped(style: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OTHERS, style],
         input=STORABLE,

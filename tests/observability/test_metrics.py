@@ -35,7 +35,7 @@ from tenuto.store.protocol import Row, Statement
 KINDS = {"counter": COUNTERS, "gauge": GAUGES, "histogram": HISTOGRAMS}
 
 
-def test_the_metrics_are_those_of_the_interface() -> None:
+def test_metrics_equal_the_documented_ones() -> None:
     assert len({metric.name for metric in TABLE}) == len(TABLE)
     assert {metric.name for metric in TABLE} == set(METRICS)
     for metric in TABLE:
@@ -44,7 +44,7 @@ def test_the_metrics_are_those_of_the_interface() -> None:
         assert metric.help.endswith(".")
 
 
-def test_every_metric_is_told_and_nothing_else() -> None:
+def test_every_metric_is_exported_and_no_other() -> None:
     metrics = Metrics()
     for metric in TABLE:
         if metric.kind == "gauge":
@@ -58,21 +58,21 @@ def test_every_metric_is_told_and_nothing_else() -> None:
     assert not [each for each in families.values() if not each.samples or not each.documentation]
 
 
-def test_no_label_names_a_tenant_or_a_task() -> None:
+def test_metric_labels_name_no_workspace_and_no_task() -> None:
     labels = {label for metric in TABLE for label in metric.labels}
     assert labels == {
         "broker", "duty", "error_class", "method", "model", "outcome", "result", "route", "status"
     }  # fmt: skip
 
 
-def test_a_value_that_nobody_knows_makes_no_series() -> None:
+def test_unknown_label_value_creates_no_series() -> None:
     metrics = Metrics()
     metrics.count("tenuto_retries_total", "made up")
     assert metrics.value("tenuto_retries_total", error_class=OTHER) == 1
     assert b"made up" not in metrics.text()
 
 
-def test_what_can_be_counted_is_told_from_the_start() -> None:
+def test_counters_are_exported_from_the_start() -> None:
     text = Metrics().text().decode()
     for status in TERMINAL:
         assert f'tenuto_tasks_completed_total{{outcome="{status}"}} 0.0' in text
@@ -80,11 +80,11 @@ def test_what_can_be_counted_is_told_from_the_start() -> None:
         assert f'tenuto_retries_total{{error_class="{known}"}} 0.0' in text
 
 
-def test_a_process_that_does_not_sample_tells_no_gauges() -> None:
+def test_process_without_sampling_exports_no_gauges() -> None:
     assert b"tenuto_coordinator_leader" not in Metrics().text()
 
 
-async def test_each_counter_moves_by_what_happened(
+async def test_counters_follow_the_events(
     engine: Engine, counted: Counted, clock: ManualClock
 ) -> None:
     await _one_that_fails_and_then_completes(engine, clock)
@@ -109,7 +109,9 @@ async def test_each_counter_moves_by_what_happened(
     assert told("tenuto_task_attempts_sum") == 2 + 1 + 1 + 0 + 1
 
 
-async def test_each_time_is_measured(engine: Engine, counted: Counted, clock: ManualClock) -> None:
+async def test_every_duration_is_measured(
+    engine: Engine, counted: Counted, clock: ManualClock
+) -> None:
     await _one_that_fails_and_then_completes(engine, clock)
     await counted.look()
     told = counted.told
@@ -146,7 +148,7 @@ async def _one_whose_worker_is_lost_for_good(engine: Engine, clock: ManualClock)
     assert await engine.maintenance.expire_once("reaper") == 1
 
 
-async def test_a_lost_lease_that_is_tried_again(
+async def test_retried_lost_lease_is_counted(
     engine: Engine, counted: Counted, clock: ManualClock
 ) -> None:
     await running(engine)
@@ -158,7 +160,7 @@ async def test_a_lost_lease_that_is_tried_again(
     assert counted.told("tenuto_dead_total") == 0
 
 
-async def test_coming_back_too_often_is_no_exhausted_retry(
+async def test_too_many_releases_are_not_an_exhausted_retry(
     engine: Engine, counted: Counted
 ) -> None:
     fence = await running(engine, max_attempts=1)
@@ -172,7 +174,7 @@ async def test_coming_back_too_often_is_no_exhausted_retry(
     assert counted.told("tenuto_retries_total", error_class=OTHER) == 0
 
 
-async def test_an_attempt_that_never_ran_has_no_duration(
+async def test_attempt_that_never_ran_has_no_duration(
     engine: Engine, counted: Counted, clock: ManualClock
 ) -> None:
     await engine.release(await assigned(engine))
@@ -186,7 +188,7 @@ async def test_an_attempt_that_never_ran_has_no_duration(
     assert counted.told("tenuto_task_wait_seconds_sum") == 1
 
 
-async def test_the_start_of_another_attempt_is_not_this_one_s(engine: Engine) -> None:
+async def test_duration_uses_the_start_of_its_own_attempt(engine: Engine) -> None:
     fence = await running(engine)
     await engine.release(fence)
     marks = [(fence.task, 3, 1), (fence.task, 5, 2)]
@@ -195,7 +197,7 @@ async def test_the_start_of_another_attempt_is_not_this_one_s(engine: Engine) ->
     assert began == {3: engine.clock.now(), 5: None}
 
 
-async def test_a_retry_by_hand_begins_anew(
+async def test_retry_by_an_operator_restarts_the_durations(
     engine: Engine, counted: Counted, clock: ManualClock
 ) -> None:
     fence = await running(engine, max_attempts=1)
@@ -210,7 +212,7 @@ async def test_a_retry_by_hand_begins_anew(
     assert counted.told("tenuto_tasks_submitted_total") == 1
 
 
-async def test_what_happened_before_is_not_counted_again(engine: Engine, counted: Counted) -> None:
+async def test_events_before_the_start_are_not_counted(engine: Engine, counted: Counted) -> None:
     await engine.submit(new())
     await counted.look()
     later = Counted(engine)
@@ -221,9 +223,7 @@ async def test_what_happened_before_is_not_counted_again(engine: Engine, counted
     assert later.told("tenuto_tasks_submitted_total") == 0
 
 
-async def test_a_stream_that_ends_does_not_end_the_counting(
-    engine: Engine, counted: Counted
-) -> None:
+async def test_ended_stream_does_not_stop_the_counting(engine: Engine, counted: Counted) -> None:
     reader = StreamSubscriber(engine.workspace, None)
     await counted.hub.subscribe(reader)
     await engine.submit(new())
@@ -232,7 +232,7 @@ async def test_a_stream_that_ends_does_not_end_the_counting(
     assert counted.told("tenuto_tasks_submitted_total") == 1
 
 
-async def test_each_of_two_processes_counts_everything_once(
+async def test_each_of_two_processes_counts_every_event_once(
     engine: Engine, counted: Counted, clock: ManualClock
 ) -> None:
     other = Counted(engine)
@@ -245,7 +245,7 @@ async def test_each_of_two_processes_counts_everything_once(
     assert counted.told("tenuto_tasks_submitted_total") == 1
 
 
-async def test_times_wait_for_a_store_that_does_not_answer(
+async def test_durations_wait_for_an_unavailable_store(
     engine: Engine, counted: Counted, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch, down = engine.store.fetch, True
@@ -266,7 +266,7 @@ async def test_times_wait_for_a_store_that_does_not_answer(
     assert counted.told("tenuto_task_duration_seconds_count") == 2
 
 
-async def test_a_time_that_cannot_be_measured_stops_no_other(
+async def test_unmeasurable_duration_stops_no_other(
     engine: Engine, counted: Counted, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch, spoilt = engine.store.fetch, (await running(engine)).task
@@ -283,7 +283,7 @@ async def test_a_time_that_cannot_be_measured_stops_no_other(
     assert counted.told("tenuto_task_duration_seconds_count") == 2
 
 
-async def test_a_clock_that_was_put_back_measures_nothing(
+async def test_clock_set_back_measures_no_duration(
     engine: Engine, counted: Counted, clock: ManualClock
 ) -> None:
     fence = await running(engine)
@@ -300,7 +300,7 @@ async def sample(counted: Counted) -> None:
     await sample_once(counted.core, counted.metrics, NAME, ALERTS)
 
 
-async def test_gauges_of_an_empty_database(counted: Counted) -> None:
+async def test_gauges_of_an_empty_database_are_zero(counted: Counted) -> None:
     await sample(counted)
     told = counted.told
     for name in ("tasks_pending_oldest_seconds", "retries_due", "stale_agents"):
@@ -310,7 +310,7 @@ async def test_gauges_of_an_empty_database(counted: Counted) -> None:
     assert 'tenuto_broker_lag{broker="none"} 0.0' in counted.metrics.text().decode()
 
 
-async def test_gauges_are_what_is_there_now(
+async def test_gauges_show_the_current_rows(
     engine: Engine, counted: Counted, clock: ManualClock
 ) -> None:
     await engine.register_agent(profile())
@@ -344,7 +344,7 @@ async def test_gauges_are_what_is_there_now(
 
 
 @pytest.mark.parametrize(("threshold", "stale"), [(None, 0), (30, 1), (0, 0)])
-async def test_an_agent_is_stale_by_its_own_threshold(
+async def test_agent_is_stale_by_its_own_threshold(
     engine: Engine, counted: Counted, clock: ManualClock, threshold: int | None, stale: int
 ) -> None:
     known = await engine.register_agent(profile(stale_threshold_s=threshold))
@@ -355,7 +355,9 @@ async def test_an_agent_is_stale_by_its_own_threshold(
     assert counted.told("tenuto_stale_agents") == stale
 
 
-async def test_the_lag_is_that_of_the_slowest_subscriber(engine: Engine, counted: Counted) -> None:
+async def test_relay_lag_is_that_of_the_slowest_subscriber(
+    engine: Engine, counted: Counted
+) -> None:
     async def take(events: Any) -> None:
         del events
 
@@ -370,7 +372,7 @@ async def test_the_lag_is_that_of_the_slowest_subscriber(engine: Engine, counted
     assert counted.told("tenuto_outbox_lag") == 0
 
 
-def test_the_name_of_a_model_is_escaped() -> None:
+def test_model_name_in_a_label_is_escaped() -> None:
     count_spending(Usage(model=STORABLE, input_tokens=3))
     [line] = [line for line in PROCESS_METRICS.text().decode().split("\n") if "forged" in line]
     assert line.startswith('tenuto_tokens_total{model="')

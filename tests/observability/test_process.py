@@ -37,7 +37,7 @@ def since(name: str, **labels: str) -> Callable[[], float]:
     return lambda: PROCESS_METRICS.value(name, **labels) - before
 
 
-async def test_a_cycle_is_timed_by_the_leader_alone(engine: Engine) -> None:
+async def test_only_the_leader_measures_its_cycle(engine: Engine) -> None:
     grown = since("tenuto_coordinator_cycle_seconds_count")
     first, second = Coordinator(engine, name="first"), Coordinator(engine, name="second")
     for each in (first, second, first):
@@ -45,9 +45,7 @@ async def test_a_cycle_is_timed_by_the_leader_alone(engine: Engine) -> None:
     assert grown() == 2
 
 
-async def test_claims_without_a_task_are_counted(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_empty_claims_are_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     empty, failed = (since("tenuto_claims_total", result=each) for each in ("empty", "error"))
     worker = Worker(engine, Settings())
     await worker.host_functions("agent", {None: lambda ctx: None})
@@ -62,7 +60,7 @@ async def test_claims_without_a_task_are_counted(
     assert (empty(), failed()) == (1, 1)
 
 
-async def test_leases_that_are_not_renewed_are_counted(
+async def test_failed_renewals_are_counted(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leases = HeldLeases()
@@ -86,7 +84,7 @@ async def test_leases_that_are_not_renewed_are_counted(
     assert grown() == 4
 
 
-async def test_hints_that_cannot_be_sent_are_counted() -> None:
+async def test_failed_hints_are_counted() -> None:
     grown = since("tenuto_broker_errors_total")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -111,7 +109,7 @@ class Ended:
         raise asyncpg.InternalClientError("another operation is in progress")
 
 
-async def test_a_connection_that_ends_below_a_hint_is_counted() -> None:
+async def test_hint_on_a_closed_connection_is_counted() -> None:
     grown = since("tenuto_broker_errors_total")
     wakeups = PostgresWakeups(asyncpg.connect, Clock(), listen=False)
     wakeups._connection = Ended()
@@ -153,7 +151,7 @@ class Endpoint:
 @pytest.mark.parametrize(
     ("answer", "result"), [(SendResult(200), "delivered"), (SendResult(500, "no"), "failed")]
 )
-async def test_messages_are_counted_by_what_came_of_them(answer: SendResult, result: str) -> None:
+async def test_deliveries_are_counted_by_outcome(answer: SendResult, result: str) -> None:
     names = ("delivered", "failed")
     grown = {each: since("tenuto_webhook_deliveries_total", result=each) for each in names}
     endpoint: Any = Endpoint(answer)
@@ -170,7 +168,7 @@ def read(port: int) -> str | None:
 
 
 @pytest.mark.parametrize("words", [["coordinator"], ["coordinator", "run"], ["worker"]])
-def test_a_process_without_an_api_may_tell_its_metrics(tmp_path: Path, words: list[str]) -> None:
+def test_process_without_an_api_can_serve_its_metrics(tmp_path: Path, words: list[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -184,7 +182,7 @@ def test_a_process_without_an_api_may_tell_its_metrics(tmp_path: Path, words: li
     assert "tenuto_coordinator_leader" not in text
 
 
-def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+def test_used_metrics_port_is_reported(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -106,7 +106,7 @@ async def run_one(engine: AnyEngine, handler: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "function"])
-async def test_a_task_is_one_trace_of_four_spans(
+async def test_task_is_one_trace_of_four_spans(
     spans: InMemorySpanExporter, sqlite_url: str, kind: str
 ) -> None:
     inside: list[tuple[str | None, str | None]] = []
@@ -124,7 +124,7 @@ async def test_a_task_is_one_trace_of_four_spans(
     assert view.trace_id.split("-")[1] == f"{number:032x}"
 
 
-async def test_a_task_is_one_trace_though_its_worker_is_elsewhere(
+async def test_task_of_a_remote_worker_is_one_trace(
     spans: InMemorySpanExporter, sqlite_url: str, tmp_path: Path
 ) -> None:
     async def handler(ctx: Any) -> None:
@@ -136,7 +136,9 @@ async def test_a_task_is_one_trace_though_its_worker_is_elsewhere(
     assert view.trace_id.split("-")[1] == f"{number:032x}"
 
 
-async def test_a_caller_s_trace_goes_on(spans: InMemorySpanExporter, engine: Engine) -> None:
+async def test_trace_of_the_caller_is_continued(
+    spans: InMemorySpanExporter, engine: Engine
+) -> None:
     with tracing.use_parent_trace(PARENT):
         task = (await engine.submit(new())).id
     submit = by_name(spans)["submit"]
@@ -145,7 +147,7 @@ async def test_a_caller_s_trace_goes_on(spans: InMemorySpanExporter, engine: Eng
 
 
 @pytest.mark.parametrize("given", [PARENT, "order 4711"])
-async def test_a_trace_that_was_given_is_kept(
+async def test_trace_of_the_request_is_stored(
     spans: InMemorySpanExporter, engine: Engine, given: str
 ) -> None:
     task = (await engine.submit(new(trace_id=given))).id
@@ -158,7 +160,7 @@ async def test_a_trace_that_was_given_is_kept(
     assert (parent_of(claim) is not None) == (given == PARENT)
 
 
-async def test_a_task_without_a_trace_joins_none_of_who_claims_it(
+async def test_task_without_a_trace_does_not_join_its_workers_trace(
     spans: InMemorySpanExporter, engine: Engine
 ) -> None:
     await engine.submit(new(trace_id="order 4711"))
@@ -167,12 +169,12 @@ async def test_a_task_without_a_trace_joins_none_of_who_claims_it(
     assert parent_of(by_name(spans)["claim"]) is None
 
 
-async def test_other_ends_are_spans_too(spans: InMemorySpanExporter, engine: Engine) -> None:
+async def test_every_outcome_is_a_span(spans: InMemorySpanExporter, engine: Engine) -> None:
     await engine.fail(await running(engine), failure())
     assert "fail" in by_name(spans)
 
 
-async def test_a_repeated_submit_in_another_trace_is_the_same(
+async def test_repeated_submit_in_another_trace_returns_the_same_task(
     spans: InMemorySpanExporter, engine: Engine
 ) -> None:
     first = await engine.submit(new(idempotency_key="k"))
@@ -180,7 +182,7 @@ async def test_a_repeated_submit_in_another_trace_is_the_same(
     assert (again.id, again.created) == (first.id, False)
 
 
-async def test_without_an_sdk_nothing_is_stored_but_a_caller_s_place(engine: Engine) -> None:
+async def test_only_the_callers_trace_is_stored_without_an_sdk(engine: Engine) -> None:
     plain = (await engine.submit(new())).id
     with tracing.use_parent_trace(PARENT):
         carried = (await engine.submit(new())).id
@@ -192,12 +194,12 @@ async def test_without_an_sdk_nothing_is_stored_but_a_caller_s_place(engine: Eng
 @pytest.mark.parametrize(
     "bad", ["", "x", PARENT[:-1], f"ff{PARENT[2:]}", f"00-{'0' * 32}-{'1' * 16}-01", PARENT.upper()]
 )
-def test_what_is_no_traceparent_begins_no_trace(bad: str) -> None:
+def test_invalid_traceparent_starts_no_trace(bad: str) -> None:
     with tracing.use_parent_trace(bad):
         assert tracing.current_traceparent() is None
 
 
-def test_a_missing_extra_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_otel_extra_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)

@@ -40,7 +40,7 @@ def chaos(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_a_run_on_sqlite_holds_without_a_leader() -> None:
+def test_run_on_sqlite_holds_without_a_leader() -> None:
     done = chaos("--tasks", "150", "--no-leader", "--seed", "3", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     told: dict[str, Any] = msgspec.json.decode(done.stdout)
@@ -52,7 +52,7 @@ def test_a_run_on_sqlite_holds_without_a_leader() -> None:
     assert "acknowledged" in done.stderr
 
 
-def test_a_fault_that_cannot_be_is_refused() -> None:
+def test_impossible_fault_is_refused() -> None:
     with pytest.raises(Invalid, match="restart"):
         run_plan(ChaosPlan(faults=("restart",)), lambda _: None)
     refused = chaos("--faults", "flood")
@@ -96,7 +96,7 @@ def test_ctrl_c_leaves_nothing(place: Path) -> None:
     assert [*place.iterdir()] == []
 
 
-def test_the_recorder_keeps_whole_lines_and_contradictions(tmp_path: Path) -> None:
+def test_recorder_keeps_whole_lines_and_contradictions(tmp_path: Path) -> None:
     path = tmp_path / "record"
     path.write_text("ack c.1.short A\nstart A 1 0\nsave A 1 2\nstart A 2 1\nend A 2\nack c.1.sh")
     record = Recorder(path).read()
@@ -109,7 +109,7 @@ def test_the_recorder_keeps_whole_lines_and_contradictions(tmp_path: Path) -> No
     assert record.read().conflicting_ids == ["c.1.short"]
 
 
-def test_a_zombie_that_begins_late_has_forgotten_nothing(tmp_path: Path) -> None:
+def test_zombie_that_begins_late_repeats_nothing(tmp_path: Path) -> None:
     path = tmp_path / "record"
     path.write_text("save T 1 1\nstart T 3 1\nsave T 3 2\nstart T 2 1\nstart T 4 2\n")
     assert Recorder(path).read().lost_checkpoints == []
@@ -117,7 +117,7 @@ def test_a_zombie_that_begins_late_has_forgotten_nothing(tmp_path: Path) -> None
     assert Recorder(path).read().lost_checkpoints == ["T"]
 
 
-def test_a_seed_decides() -> None:
+def test_seed_determines_the_run() -> None:
     first, second = SeededRandom(7, "kill"), SeededRandom(7, "kill")
     rolls = [first.roll() for _ in range(100)]
     assert rolls == [second.roll() for _ in range(100)]
@@ -126,5 +126,5 @@ def test_a_seed_decides() -> None:
     assert all(0 <= roll < 1 for roll in rolls)
 
 
-def test_crash_points_have_the_programs_names() -> None:
+def test_crash_points_have_the_names_of_the_program() -> None:
     assert {point for points in STRUCK.values() for point in points} <= POINTS

@@ -84,12 +84,12 @@ async def all_killed(crashing: dict[str, Process]) -> None:
     await asyncio.gather(*(end(*each) for each in crashing.items()))
 
 
-def test_no_point_is_forgotten() -> None:
+def test_every_crash_point_is_covered() -> None:
     tried = (WORKER_POINTS, DRAIN_POINTS, COORDINATOR_POINTS, RELAY_POINTS, ENGINE_POINTS)
     assert {*WEBHOOK_POINTS, *FLOW_POINTS, *DISPATCH_POINTS}.union(*tried) == POINTS
 
 
-async def test_workers_that_crash_lose_and_double_nothing(world: System) -> None:
+async def test_worker_crashes_lose_and_double_nothing(world: System) -> None:
     tasks = await submit_tagged(world, WORKER_POINTS)
     await all_killed({p: world.worker("--task-tag", p, CRASH_AT=p) for p in WORKER_POINTS})
     await eventually(lambda: not world.sessions(), 5)
@@ -100,7 +100,7 @@ async def test_workers_that_crash_lose_and_double_nothing(world: System) -> None
         assert await world.outcomes(task) == expected, point
 
 
-async def test_workers_that_crash_while_they_drain_lose_nothing(world: System) -> None:
+async def test_worker_crashes_during_a_drain_lose_nothing(world: System) -> None:
     tasks = await submit_tagged(world, DRAIN_POINTS)
     crashing = {p: world.worker("--task-tag", p, CRASH_AT=p, drain_s=0.1) for p in DRAIN_POINTS}
     await world.in_status(tasks.values(), "RUNNING")
@@ -137,7 +137,7 @@ async def lose(world: System) -> list[UUID]:
     return ids
 
 
-async def test_coordinators_that_crash_lose_and_double_nothing(world: System) -> None:
+async def test_coordinator_crashes_lose_and_double_nothing(world: System) -> None:
     tasks = await lose(world)
     for point, status in COORDINATOR_POINTS.items():
         crashing = world.coordinator(CRASH_AT=point)
@@ -151,7 +151,7 @@ async def test_coordinators_that_crash_lose_and_double_nothing(world: System) ->
     await world.check(tasks)
 
 
-async def test_relays_that_crash_tell_everything(world: System) -> None:
+async def test_relay_crashes_lose_no_event(world: System) -> None:
     world.worker()
     first, second = world.task("", command=["no such program"]), world.task(QUICK)
     bad, good = await world.submit(first, second)
@@ -171,9 +171,7 @@ async def test_relays_that_crash_tell_everything(world: System) -> None:
 
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "plain"])
-async def test_clients_that_crash_lose_nothing_that_was_acknowledged(
-    world: System, keyed: bool
-) -> None:
+async def test_client_crashes_lose_no_acknowledged_task(world: System, keyed: bool) -> None:
     def submit(point: str, *words: str) -> Process:
         new = world.task(QUICK, title=point, idempotency_key=point if keyed else None)
         task = msgspec.json.encode(new).decode()

@@ -28,7 +28,7 @@ FINE = Outcome(
 )
 
 
-def test_the_gap_is_the_longest_time_between_two_acknowledgements(tmp_path: Path) -> None:
+def test_gap_is_the_longest_time_between_two_acknowledgements(tmp_path: Path) -> None:
     path = tmp_path / "record"
     path.write_text("ack s.0.short A\nat 10.0\nack s.1.short B\nat 31.5\nack s.2.short C\nat 12\n")
     record = TimedRecord(path)
@@ -37,7 +37,7 @@ def test_the_gap_is_the_longest_time_between_two_acknowledgements(tmp_path: Path
     assert record.gap() == 19.5
 
 
-def test_an_outcome_is_a_row_of_the_table() -> None:
+def test_outcome_is_a_row_of_the_table() -> None:
     FINE.check()
     assert (
         FINE.line("dies", 16.24) == f"| dies | {TASKS:,} | 16.2 s | 2.0 s | 0 | 0 | 0 | 3 | 0 | 5 |"
@@ -55,24 +55,24 @@ def test_an_outcome_is_a_row_of_the_table() -> None:
         {"verdict": Verdict({}, {"tasks": TASKS + 1})},
     ],
 )
-def test_an_outcome_with_a_fault_fails(change: dict[str, Any]) -> None:
+def test_outcome_with_an_error_fails(change: dict[str, Any]) -> None:
     with pytest.raises(AssertionError):
         msgspec.structs.replace(FINE, **change).check()
 
 
-def test_an_outage_without_standbys_stops_acknowledgements() -> None:
+def test_outage_without_standbys_stops_acknowledgements() -> None:
     for gap_s, fine in ((39.0, False), (44.0, True), (40 + LONGEST_GAP_S + 1, False)):
         with nullcontext() if fine else pytest.raises(AssertionError):
             msgspec.structs.replace(FINE, gap_s=gap_s).check(40.0)
 
 
-def test_a_task_is_the_same_however_often_it_is_asked_for() -> None:
+def test_task_number_always_gives_the_same_task() -> None:
     assert [task(20), task(10), task(3)] == [task(20), task(10), task(3)]
     assert [task(n).task_type for n in (20, 10, 3)] == ["long", "saving", "short"]
     assert [task(n).max_attempts for n in (20, 10, 3, 5)] == [20, 20, 20, 1]
 
 
-async def test_a_witness_of_a_frozen_machine_is_cut_and_goes_on() -> None:
+async def test_witness_of_a_frozen_machine_is_cut_and_continues() -> None:
     with PostgresServer(fast=True) as server:
         async with Witness(server.url("postgres")).watch() as witness:
             await eventually(lambda: witness._acknowledged)
@@ -85,7 +85,7 @@ async def test_a_witness_of_a_frozen_machine_is_cut_and_goes_on() -> None:
 
 
 @pytest.mark.parametrize(("leader_s", "fine"), [(None, True), (12.0, False)])
-async def test_a_witness_that_was_never_refused_is_no_witness(
+async def test_witness_that_was_never_refused_is_invalid(
     leader_s: float | None, fine: bool
 ) -> None:
     witness = Witness("")
@@ -95,12 +95,14 @@ async def test_a_witness_that_was_never_refused_is_no_witness(
             witness.check(leader_s)
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_package_is_named(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"AREA=failover` installs.*etcd-server"):
         patroni.packages(tmp_path)
 
 
-def test_without_ip_the_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_ip_command_names_its_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeError, match="install the package iproute2"):
         network.ip("netns", "list")

@@ -146,7 +146,7 @@ def foreach(items: int) -> Plan:
     )
 
 
-async def test_coordinators_that_crash_make_every_item_once(world: System) -> None:
+async def test_coordinator_crashes_activate_every_item_once(world: System) -> None:
     """A start makes the first items and leaves the rest to coordinators, which die at it."""
     await world.engine.flows.start_plan(foreach(1700))
     made = []
@@ -165,7 +165,7 @@ async def test_coordinators_that_crash_make_every_item_once(world: System) -> No
     await check_flows(world, 1, {"each": 1, "one": 1700, "end": 1})
 
 
-async def test_clients_that_crash_start_one_flow(world: System) -> None:
+async def test_client_crashes_start_one_flow(world: System) -> None:
     text = msgspec.json.encode(joining()).decode()
     for point in ("flow.before_commit", "flow.committed"):
         process = world.start("python", "-m", "tests.proof.crash.starter", text, CRASH_AT=point)

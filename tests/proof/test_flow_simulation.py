@@ -21,7 +21,7 @@ def play(seed: int) -> str:
     return str(database().rows("select status from flow")[0][0])
 
 
-def test_whatever_happens_a_flow_takes_each_step_once() -> None:
+def test_flow_takes_every_step_once_under_faults() -> None:
     seen: Counter[str] = Counter()
     for seed in range(SEEDS):
         twist, status = make_twist(seed), play(seed)
@@ -33,7 +33,7 @@ def test_whatever_happens_a_flow_takes_each_step_once() -> None:
         assert seen[what], f"{what} never happened: {seen}"
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_same_seed_gives_the_same_flow_run() -> None:
     first = simulate_flow(3)
     simulate_flow(4)
     assert simulate_flow(3).digest() == first.digest()

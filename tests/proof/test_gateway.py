@@ -137,7 +137,7 @@ def fullest_second(times: list[float]) -> int:
     return most
 
 
-def test_the_fullest_second_is_found() -> None:
+def test_fullest_second_is_computed() -> None:
     assert fullest_second([0.0, 0.5, 0.9, 1.0, 1.4, 3.0]) == 4
     assert fullest_second([]) == 0
 
@@ -152,7 +152,7 @@ async def world(database_url: str, tmp_path: Path) -> AsyncIterator[World]:
 STEPS = {"steps": 2, "stepSeconds": 0.05, "beatSeconds": 0.5}
 
 
-async def test_a_task_is_pushed_run_and_completed_over_its_callback(world: World) -> None:
+async def test_pushed_task_completes_over_its_callback(world: World) -> None:
     await world.agent()
     gateway = await world.gateway()
     await world.open()
@@ -171,7 +171,7 @@ async def test_a_task_is_pushed_run_and_completed_over_its_callback(world: World
     assert health.json()["gateway"] == "connected"
 
 
-async def test_a_cancel_kills_all_that_the_session_started(world: World) -> None:
+async def test_cancel_kills_all_processes_of_the_session(world: World) -> None:
     await world.agent(stale_threshold_s=60)
     gateway = await world.gateway("sh", "-c", "sleep 1000 & sleep 1000")
     await world.open()
@@ -187,7 +187,7 @@ async def test_a_cancel_kills_all_that_the_session_started(world: World) -> None
     assert world.sessions(gateway) == []
 
 
-async def test_a_silent_session_is_lost_killed_and_its_task_runs_again(world: World) -> None:
+async def test_silent_session_is_killed_and_its_task_runs_again(world: World) -> None:
     """A command that never reports: its lease runs out, its gateway has to kill it."""
     await world.agent(max_concurrent=1, stale_threshold_s=1)
     gateway = await world.gateway("sleep", "1000")
@@ -204,7 +204,7 @@ async def test_a_silent_session_is_lost_killed_and_its_task_runs_again(world: Wo
     assert [(each.receipt or {}).get("state") for each in ended[:2]] == ["killed", "killed"]
 
 
-async def test_a_gateway_that_is_restarted_loses_its_sessions_and_no_task(world: World) -> None:
+async def test_restarted_gateway_loses_its_sessions_and_no_task(world: World) -> None:
     await world.agent(stale_threshold_s=2)
     slow = {"steps": 20, "stepSeconds": 0.2, "beatSeconds": 0.4}
     gateway = await world.gateway()
@@ -227,7 +227,7 @@ async def test_a_gateway_that_is_restarted_loses_its_sessions_and_no_task(world:
     await world.base.check(tasks, gone=False)
 
 
-async def test_a_gateway_killed_with_many_sessions_starts_no_stampede(world: World) -> None:
+async def test_killed_gateway_with_many_sessions_starts_no_stampede(world: World) -> None:
     """Sessions are coroutines of the gateway, so that as many fit; they report like any other."""
     await world.agent(max_concurrent=SESSIONS, stale_threshold_s=int(4 * BEAT_S))
     gateway = await world.light_gateway(run_s=3600)
@@ -268,7 +268,7 @@ async def test_a_gateway_killed_with_many_sessions_starts_no_stampede(world: Wor
     log.info("%d claims again in %.1f s, at most %d in a second", len(again), took, most)
 
 
-async def test_a_coordinator_killed_between_spawn_and_word_of_it(world: World) -> None:
+async def test_coordinator_killed_after_a_spawn_loses_no_task(world: World) -> None:
     """The session works all the same: its report says that it has begun."""
     await world.agent()
     await world.gateway()
@@ -283,7 +283,7 @@ async def test_a_coordinator_killed_between_spawn_and_word_of_it(world: World) -
 
 
 @pytest.mark.parametrize("point", [DISPATCH_POINTS[0], DISPATCH_POINTS[2]])
-async def test_a_coordinator_killed_while_it_pushes(world: World, point: str) -> None:
+async def test_coordinator_killed_during_a_push_loses_no_task(world: World, point: str) -> None:
     await world.agent()
     await world.gateway()
     await world.open(CRASH_AT=point, spawn_timeout_s=1)
@@ -293,7 +293,7 @@ async def test_a_coordinator_killed_while_it_pushes(world: World, point: str) ->
     await world.in_status([task], "COMPLETED")
 
 
-async def test_the_reference_gateway_keeps_its_word(tmp_path: Path, sqlite_url: str) -> None:
+async def test_reference_gateway_follows_the_contract(tmp_path: Path, sqlite_url: str) -> None:
     async with system(sqlite_url, tmp_path) as base:
         world = World(base)
         gateway = await world.gateway("sleep", "1000", GATEWAY_TOKEN="key")

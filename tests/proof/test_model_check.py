@@ -151,17 +151,17 @@ def check(case: Case, rules: Rules) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_production_holds_in_every_state(name: str) -> None:
+def test_rules_hold_in_every_state(name: str) -> None:
     check(CASES[name], Rules())
 
 
-def test_coordinators_may_compare_instead_of_lock() -> None:
+def test_rules_hold_with_coordinators_that_compare_instead_of_lock() -> None:
     start = World(rows=(row(),), faults=1)
     check(Case(start, 13_000, "expire accepted, complete lease_lost"), Rules(locked=False))
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_bug_is_caught(name: str) -> None:
+def test_planted_bug_is_detected(name: str) -> None:
     planted = PLANTED[name]
     report = explore(CASES[planted.world].start, planted.rules)
     sys.stdout.write(f"{name}, {len(report.trace)} steps: {'; '.join(report.trace)}\n")

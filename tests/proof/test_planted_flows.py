@@ -24,7 +24,7 @@ JOINED = "select count(*) from event where kind = 'group_completed'"
 
 
 @pytest.mark.parametrize("name", PLANTS)
-def test_a_planted_fault_is_found(name: str) -> None:
+def test_planted_flow_fault_is_detected(name: str) -> None:
     plant = PLANTS[name]
     with plant.planted():
         found = next(
@@ -56,7 +56,7 @@ async def races(url: str, seeds: range) -> int:
     return RACES
 
 
-async def test_a_join_without_its_lock_is_found(postgres_url: str) -> None:
+async def test_join_without_its_lock_is_detected(postgres_url: str) -> None:
     """What only a database with several writers can show."""
     assert await races(postgres_url, range(3)) == RACES
     queries = sql.load(sql.POSTGRES)

@@ -12,7 +12,7 @@ WITHIN = 600
 
 
 @pytest.mark.parametrize("name", PLANTS)
-def test_a_planted_fault_is_found(name: str) -> None:
+def test_planted_simulation_fault_is_detected(name: str) -> None:
     plant = PLANTS[name]
     plan = make_harsh_plan if plant.harsh else make_plan
     seeds = [*range(plant.near, WITHIN), *range(plant.near)]

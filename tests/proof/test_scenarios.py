@@ -79,7 +79,7 @@ async def older(world: System, task: UUID, seconds: int, *columns: str) -> None:
     await raw.execute(f"update task set {changes} where id = '{task}'")
 
 
-async def test_1_a_crashed_agents_task_goes_on_from_its_checkpoint(world: System) -> None:
+async def test_1_task_of_a_crashed_agent_continues_from_its_checkpoint(world: System) -> None:
     seen = world.folder / "seen"
     script = (
         f'echo "$TENUTO_ATTEMPT ${{TENUTO_CHECKPOINT:-none}}" >>{seen};'
@@ -106,7 +106,7 @@ async def test_1_a_crashed_agents_task_goes_on_from_its_checkpoint(world: System
     assert waits[1] > 0
 
 
-async def test_3_a_circle_of_tasks_fails_as_a_whole_and_is_told(world: System) -> None:
+async def test_3_cycle_of_tasks_fails_whole_and_is_reported(world: System) -> None:
     first = world.task("exit 0", key="x", task_tags=["nobody"])
     circle = [
         world.task("exit 0", key=key, depends_on=[before]) for key, before in ("ax", "ba", "cb")
@@ -145,9 +145,7 @@ async def watch(world: System, receiver: Receiver, kind: str) -> None:
     await hooks.create(receiver.url, [kind], workspace, None)
 
 
-async def test_4_a_database_that_goes_and_comes_back_loses_nothing(
-    durable: PostgresServer, tmp_path: Path
-) -> None:
+async def test_4_database_outage_loses_nothing(durable: PostgresServer, tmp_path: Path) -> None:
     url = durable.create_database()
     done = tmp_path / "done"
     async with system(url, tmp_path) as world:
@@ -172,7 +170,7 @@ async def test_4_a_database_that_goes_and_comes_back_loses_nothing(
         assert coordinator.code is None
 
 
-async def test_5_two_leaders_and_zombies_make_one_result(world: System) -> None:
+async def test_5_two_leaders_and_zombies_produce_one_result(world: System) -> None:
     done = world.folder / "done"
     late = f"until [ -e '{done}' ]; do sleep 0.05; done; echo '{{\"output\": \"late\"}}' >&3"
     script = f"[ $TENUTO_ATTEMPT -gt 1 ] && exit 0; {late}"
@@ -199,7 +197,7 @@ async def test_5_two_leaders_and_zombies_make_one_result(world: System) -> None:
         assert (await world.engine.show(task)).output == {"exitCode": 0}
 
 
-async def test_6_a_hung_task_is_warned_then_aborted_and_runs_again_sooner(world: System) -> None:
+async def test_6_hung_task_is_warned_then_aborted_and_runs_again_sooner(world: System) -> None:
     script = "[ $TENUTO_ATTEMPT -gt 1 ] && exit 0; sleep 100"
     [task] = await world.submit(world.task(script, estimate_minutes=1))
     rank = f"select rank from task where id = '{task}'"

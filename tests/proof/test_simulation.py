@@ -43,7 +43,7 @@ def play(seed: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_whatever_happens_every_task_ends_once(chunk: int) -> None:
+def test_every_task_finishes_once_under_faults(chunk: int) -> None:
     happened: Counter[str] = Counter()
     for seed in range(chunk * SIZE, (chunk + 1) * SIZE):
         happened += play(seed)
@@ -64,18 +64,18 @@ def test_attempts_that_outlive_their_leases_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", regressions())
-def test_what_went_wrong_once_goes_right(seed: int) -> None:
+def test_former_failing_seeds_pass(seed: int) -> None:
     play(seed)
 
 
 @pytest.mark.parametrize("seed", [7, 11, 13])
-def test_the_same_seed_is_the_same_run(seed: int) -> None:
+def test_same_seed_gives_the_same_run(seed: int) -> None:
     first = simulate(seed)
     simulate(seed + 1)
     assert simulate(seed).digest() == first.digest()
 
 
-def test_a_run_does_not_depend_on_the_interpreter() -> None:
+def test_run_does_not_depend_on_the_interpreter() -> None:
     """Sets of text are in another order in every Python process; nothing may follow from that."""
     code = "from tests.proof.sim.world import simulate; print(simulate(3).digest())"
     found = os.pathsep.join(sys.path)
@@ -110,7 +110,7 @@ def calm(seed: int, *moments: Moment) -> Plan:
     )
 
 
-def test_without_faults_no_attempt_is_lost() -> None:
+def test_run_without_faults_loses_no_attempt() -> None:
     for seed in range(10):
         result = simulate(seed, calm(seed))
         assert not result.broken, complaint(result)
@@ -118,7 +118,7 @@ def test_without_faults_no_attempt_is_lost() -> None:
             assert lost() == []
 
 
-def test_when_everything_stands_still_nothing_runs_again() -> None:
+def test_suspension_of_the_world_runs_no_task_again() -> None:
     """A closed lid, a stopped virtual machine: every owner is still there when it goes on."""
     for seed in range(20):
         rng = random.Random(f"lid {seed}")

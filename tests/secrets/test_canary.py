@@ -187,7 +187,7 @@ async def leaks(inside: Inside, raw: Raw, tasks: list[UUID]) -> set[str]:
     return found
 
 
-async def test_a_canary_is_found_nowhere(
+async def test_canary_is_stored_and_shown_nowhere(
     database_url: str, raw: Raw, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -214,7 +214,7 @@ async def test_a_canary_is_found_nowhere(
     assert not holds(argv)
 
 
-async def test_the_search_finds_a_canary_that_is_not_struck(
+async def test_search_finds_a_canary_that_is_not_redacted(
     database_url: str, raw: Raw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same search over an engine and a worker that let everything pass."""
@@ -227,7 +227,7 @@ async def test_the_search_finds_a_canary_that_is_not_struck(
     assert found == expected
 
 
-async def test_the_search_finds_a_canary_that_is_not_sealed(
+async def test_search_finds_a_canary_that_is_not_encrypted(
     database_url: str, raw: Raw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.model.tenancy.secrets.extract_secrets", lambda value: (value, {}))
@@ -237,7 +237,7 @@ async def test_the_search_finds_a_canary_that_is_not_sealed(
     assert found - {"file"} == {"task_body", "show"}
 
 
-async def test_a_canary_that_is_cut_in_two_would_be_seen(
+async def test_search_finds_a_canary_cut_in_two(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

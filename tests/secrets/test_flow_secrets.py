@@ -14,7 +14,7 @@ CANARY = "flow-canary-91c2"
 
 
 @pytest.mark.parametrize("own", [True, False])
-async def test_an_input_may_name_a_secret_and_a_result(engine: Engine, own: bool) -> None:
+async def test_input_can_refer_to_a_secret_and_a_result(engine: Engine, own: bool) -> None:
     secret = {"secrets": {"token": CANARY}} if own else {"token": {"$secret": "db"}}
     await engine.secrets.put("db", CANARY)
     first = await engine.submit(new("a"))
@@ -27,7 +27,7 @@ async def test_an_input_may_name_a_secret_and_a_result(engine: Engine, own: bool
     assert work.secrets == (CANARY,)
 
 
-async def test_a_result_is_data_though_it_name_a_secret(engine: Engine) -> None:
+async def test_result_that_names_a_secret_is_data(engine: Engine) -> None:
     await engine.secrets.put("db", CANARY)
     named = {"pages": {"$from": "a"}, "token": {"$secret": "db"}}
     await start(engine, "a", task("a", next="b"), task("b", input=named))
@@ -36,7 +36,7 @@ async def test_a_result_is_data_though_it_name_a_secret(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("item", [{"$secret": "db"}, {"deep": [{"$secret": "db"}]}, {"$from": "a"}])
-async def test_items_of_a_result_hand_out_no_secret(engine: Engine, item: Any) -> None:
+async def test_foreach_items_of_a_result_resolve_no_secret(engine: Engine, item: Any) -> None:
     await engine.secrets.put("db", CANARY)
     each = task("each", control=Foreach(items={"$from": "a"}, template="item"))
     flow = await start(engine, "a", task("a", next="each"), each, task("item"))
@@ -46,7 +46,7 @@ async def test_items_of_a_result_hand_out_no_secret(engine: Engine, item: Any) -
     assert (await engine.show(failed.id)).error_class == "reference_invalid"
 
 
-async def test_an_event_hands_out_no_secret(engine: Engine, raw: Raw) -> None:
+async def test_event_resolves_no_secret(engine: Engine, raw: Raw) -> None:
     await engine.secrets.put("db", CANARY)
     await engine.definitions.put(task("job"))
     made = await engine.triggers.create("t", "deploy", "job")

@@ -32,7 +32,7 @@ async def names(engine: Engine) -> list[str]:
     return [each.name for each in await engine.secrets.list()]
 
 
-async def test_a_secret_can_be_kept_seen_replaced_and_forgotten(
+async def test_secret_is_stored_shown_replaced_and_deleted(
     engine: Engine, raw: Raw, clock: ManualClock
 ) -> None:
     await put(engine, "b.token-1")
@@ -52,19 +52,19 @@ async def test_a_secret_can_be_kept_seen_replaced_and_forgotten(
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "ü", "a" * 101, "a\n"])
-async def test_a_bad_name_is_refused(engine: Engine, name: str) -> None:
+async def test_invalid_secret_name_is_refused(engine: Engine, name: str) -> None:
     assert await refusal(put(engine, name)) == "invalid_value"
 
 
 @pytest.mark.parametrize("value", ["", "x" * (MAX_SECRET + 1), "a\x00b", "\ud800"])
-async def test_a_bad_value_is_refused_and_not_repeated(engine: Engine, value: str) -> None:
+async def test_invalid_secret_value_is_refused_and_not_repeated(engine: Engine, value: str) -> None:
     with pytest.raises(Invalid) as caught:
         await put(engine, "name", value)
     assert len(str(caught.value)) < 100
     await put(engine, "name", "x" * MAX_SECRET)
 
 
-async def test_a_workspace_has_so_many_secrets(
+async def test_secrets_of_a_workspace_are_limited(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.model.bounds.MAX_NAMED_SECRETS", 2)
@@ -74,7 +74,7 @@ async def test_a_workspace_has_so_many_secrets(
     await put(engine, "two", "again")
 
 
-async def test_a_secret_belongs_to_its_workspace(engine: Engine, store: AnyStore, raw: Raw) -> None:
+async def test_secret_belongs_to_its_workspace(engine: Engine, store: AnyStore, raw: Raw) -> None:
     await put(engine, "mine")
     there = Engine(store, workspace=await raw.workspace(7), key_ring=KeyRing(OLD))
     assert await names(there) == []
@@ -102,7 +102,7 @@ async def test_references_are_resolved_at_the_claim(engine: Engine, raw: Raw) ->
     assert CANARY not in await dump(raw)
 
 
-async def test_a_whole_input_may_be_a_secret(engine: Engine) -> None:
+async def test_whole_input_can_be_a_secret(engine: Engine) -> None:
     await put(engine, "all")
     await engine.submit(new(input={"$secret": "all"}))
     assert (await claim_one(engine)).input == CANARY
@@ -116,7 +116,7 @@ async def test_a_whole_input_may_be_a_secret(engine: Engine) -> None:
         {"input": {"$secret": "no name at all!"}},
     ],
 )
-async def test_an_unknown_name_is_refused(
+async def test_unknown_secret_name_is_refused(
     engine: Engine, raw: Raw, options: dict[str, Any]
 ) -> None:
     assert await refusal(engine.submit(new(**options))) == "secret_unknown"
@@ -124,19 +124,17 @@ async def test_an_unknown_name_is_refused(
 
 
 @pytest.mark.parametrize("value", [1, None, {}, {"$secret": 1}, {"$secret": "a", "b": "c"}])
-async def test_a_variable_is_text_or_a_reference(engine: Engine, value: Any) -> None:
+async def test_variable_is_text_or_a_reference(engine: Engine, value: Any) -> None:
     refused = engine.submit(new(env={"A": value}, command=["env"]))
     assert await refusal(refused) == "invalid_value"
 
 
-async def test_too_many_references_are_refused(engine: Engine) -> None:
+async def test_too_many_secret_references_are_refused(engine: Engine) -> None:
     asked = [{"$secret": f"name-{n}"} for n in range(101)]
     assert await refusal(engine.submit(new(input=asked))) == "too_large"
 
 
-async def test_a_task_waits_for_a_secret_that_was_forgotten(
-    engine: Engine, clock: ManualClock
-) -> None:
+async def test_task_waits_for_a_deleted_secret(engine: Engine, clock: ManualClock) -> None:
     await put(engine, "token")
     task = (await engine.submit(new(input={"$secret": "token"}))).id
     await engine.secrets.delete("token")
@@ -150,7 +148,7 @@ async def test_a_task_waits_for_a_secret_that_was_forgotten(
     assert (await claim_one(engine)).input == CANARY
 
 
-async def test_references_need_no_key_to_be_submitted(engine: Engine, store: AnyStore) -> None:
+async def test_submit_with_references_needs_no_key(engine: Engine, store: AnyStore) -> None:
     await put(engine, "token")
     await Engine(store).submit(new(input={"$secret": "token"}))
     assert (await claim_one(engine)).input == CANARY
@@ -175,7 +173,7 @@ async def put_webhook(engine: Engine, raw: Raw, webhook: UUID) -> None:
     )
 
 
-async def test_everything_is_sealed_anew_a_bounded_number_at_a_time(
+async def test_rotation_encrypts_a_bounded_number_at_a_time(
     engine: Engine, store: AnyStore, raw: Raw
 ) -> None:
     there = Engine(store, workspace=await raw.workspace(8), key_ring=KeyRing(OLD))
@@ -198,7 +196,7 @@ async def test_everything_is_sealed_anew_a_bounded_number_at_a_time(
     assert [work.secrets for work in works[:3]] == [(f"value {n}",) for n in range(3)]
 
 
-async def test_what_cannot_be_opened_keeps_its_key(
+async def test_value_that_cannot_be_decrypted_keeps_its_key(
     engine: Engine, store: AnyStore, raw: Raw
 ) -> None:
     await put(engine, "damaged")
@@ -210,7 +208,7 @@ async def test_what_cannot_be_opened_keeps_its_key(
     assert sorted(await key_ids(raw)) == ["new", "old"]
 
 
-async def test_a_task_of_a_flow_has_results_and_secrets_in_one_input(engine: Engine) -> None:
+async def test_flow_task_has_results_and_secrets_in_one_input(engine: Engine) -> None:
     await put(engine, "db")
     refers = {"n": {"$from": "one"}, "password": {"$secret": "db"}}
     await start(engine, "all", group("all", "one", "two"), task("one"), task("two", input=refers))

@@ -49,7 +49,7 @@ async def put(engine: Engine, name: str, value: str) -> None:
     await engine.secrets.put(name, value)
 
 
-async def test_an_attempt_gets_what_nobody_else_sees(engine: Engine, raw: Raw) -> None:
+async def test_only_the_attempt_gets_the_secrets_of_its_task(engine: Engine, raw: Raw) -> None:
     task = (await engine.submit(new(input=INPUT))).id
     assert (await engine.show(task)).input == STORED
     work = await claim_one(engine)
@@ -58,7 +58,7 @@ async def test_an_attempt_gets_what_nobody_else_sees(engine: Engine, raw: Raw) -
     assert await raw.fetch("select key_id from task_secret") == [("old",)]
 
 
-async def test_tasks_without_secrets_are_as_before(engine: Engine, raw: Raw) -> None:
+async def test_task_without_secrets_needs_no_key(engine: Engine, raw: Raw) -> None:
     inputs: list[Any] = [None, [1], {"a": "***"}, {"secrets": {}}, {"$secret": 1}, "$secret"]
     await engine.submit_many([new(input=each) for each in inputs])
     works = await claim_all(engine)
@@ -67,7 +67,7 @@ async def test_tasks_without_secrets_are_as_before(engine: Engine, raw: Raw) -> 
     assert await raw.count("task_secret") == 0
 
 
-async def test_a_claim_hands_each_task_its_own(engine: Engine) -> None:
+async def test_claim_gives_every_task_its_own_secrets(engine: Engine) -> None:
     inputs = [{"n": n, "secrets": {"a": f"value {n}"}} if n % 2 else {"n": n} for n in range(6)]
     await engine.submit_many([new(input=each) for each in inputs])
     works = await claim_all(engine)
@@ -96,14 +96,14 @@ async def test_a_claim_hands_each_task_its_own(engine: Engine) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-async def test_what_are_no_secrets_is_refused(engine: Engine, raw: Raw, secrets: Any) -> None:
+async def test_invalid_secrets_are_refused(engine: Engine, raw: Raw, secrets: Any) -> None:
     with pytest.raises(Invalid) as caught:
         await engine.submit(new(input={"secrets": secrets}))
     assert caught.value.details["field"] in ("input.secrets", "input")
     assert await raw.count("task") == await raw.count("task_secret") == 0
 
 
-async def test_without_keys_nothing_secret_is_accepted(store: AnyStore, raw: Raw) -> None:
+async def test_secrets_without_an_encryption_key_are_refused(store: AnyStore, raw: Raw) -> None:
     engine = Engine(store)
     assert await refusal(engine.submit(new(input=INPUT))) == "secrets_unavailable"
     assert await refusal(put(engine, "a", "value")) == "secrets_unavailable"
@@ -111,7 +111,9 @@ async def test_without_keys_nothing_secret_is_accepted(store: AnyStore, raw: Raw
     assert await raw.count("task") == 0
 
 
-async def test_a_repeated_submit_is_known_again(engine: Engine, store: AnyStore, raw: Raw) -> None:
+async def test_repeated_submit_with_secrets_is_recognised(
+    engine: Engine, store: AnyStore, raw: Raw
+) -> None:
     def asked(**changes: Any) -> Any:
         return new(input=INPUT | changes, idempotency_key="once")
 
@@ -127,7 +129,7 @@ async def test_a_repeated_submit_is_known_again(engine: Engine, store: AnyStore,
     assert len(prints) == await raw.count("task_secret") == 1
 
 
-async def test_a_repeated_submit_is_known_after_the_key_changed(
+async def test_repeated_submit_with_secrets_is_recognised_after_a_key_rotation(
     engine: Engine, store: AnyStore
 ) -> None:
     asked = new(id=uuid4(), input=INPUT)
@@ -136,14 +138,14 @@ async def test_a_repeated_submit_is_known_after_the_key_changed(
     assert not (await later.submit(asked)).created
 
 
-async def test_two_of_one_submit_with_different_secrets_are_refused(engine: Engine) -> None:
+async def test_key_with_different_secrets_in_a_bulk_is_refused(engine: Engine) -> None:
     news = [new(input={"secrets": {"a": each}}, idempotency_key="k") for each in ("one1", "two2")]
     assert await refusal(engine.submit_many(news)) == "idempotency_conflict"
     same = [news[0], news[0]]
     assert [each.created for each in await engine.submit_many(same)] == [True, False]
 
 
-async def test_everything_said_is_struck(engine: Engine, raw: Raw) -> None:
+async def test_every_report_is_redacted(engine: Engine, raw: Raw) -> None:
     task = (await engine.submit(new(input=INPUT))).id
     fence = (await claim_one(engine)).fence
     await engine.progress(fence, 5, f"using {CANARY}")
@@ -166,7 +168,7 @@ async def test_everything_said_is_struck(engine: Engine, raw: Raw) -> None:
     assert await nowhere(raw)
 
 
-async def test_every_end_is_struck(engine: Engine, raw: Raw, clock: ManualClock) -> None:
+async def test_every_outcome_is_redacted(engine: Engine, raw: Raw, clock: ManualClock) -> None:
     failure = Failure(message=f"no {CANARY}", stack=f"line 1: {CANARY}")
     receipt = {"state": "killed", "how": CANARY}
     task = (await engine.submit(new(input=INPUT, max_attempts=9))).id
@@ -193,7 +195,7 @@ async def test_every_end_is_struck(engine: Engine, raw: Raw, clock: ManualClock)
     assert await nowhere(raw)
 
 
-async def test_a_server_that_did_not_claim_strikes_too(
+async def test_server_that_did_not_claim_redacts_reports(
     engine: Engine, store: AnyStore, raw: Raw
 ) -> None:
     await put(engine, "shared", "named-canary-7f3a")
@@ -212,7 +214,7 @@ async def test_a_server_that_did_not_claim_strikes_too(
     assert await nowhere(raw)
 
 
-async def test_a_server_with_the_wrong_keys_stores_nothing(
+async def test_server_with_the_wrong_keys_stores_no_report(
     engine: Engine, store: AnyStore, raw: Raw
 ) -> None:
     task = (await engine.submit(new(input=INPUT))).id
@@ -224,7 +226,7 @@ async def test_a_server_with_the_wrong_keys_stores_nothing(
     await engine.complete(work.fence)
 
 
-async def test_a_server_strikes_what_the_present_attempt_was_handed(
+async def test_server_redacts_the_secrets_of_the_current_attempt(
     engine: Engine, store: AnyStore, raw: Raw
 ) -> None:
     await put(engine, "token", "the first value")
@@ -241,14 +243,14 @@ async def test_a_server_strikes_what_the_present_attempt_was_handed(
     assert " value" not in await dump(raw)
 
 
-async def test_each_attempt_gets_the_secrets(engine: Engine) -> None:
+async def test_every_attempt_gets_the_secrets(engine: Engine) -> None:
     await engine.submit(new(input=INPUT))
     fence = (await claim_one(engine)).fence
     await engine.release(fence)
     assert (await claim_one(engine)).input == INPUT
 
 
-async def test_a_rerun_has_the_same_secrets(engine: Engine, raw: Raw) -> None:
+async def test_rerun_has_the_same_secrets(engine: Engine, raw: Raw) -> None:
     task = (await engine.submit(new(input=INPUT))).id
     await engine.complete((await claim_one(engine)).fence)
     again = (await engine.rerun(task)).id
@@ -258,7 +260,7 @@ async def test_a_rerun_has_the_same_secrets(engine: Engine, raw: Raw) -> None:
 
 
 @pytest.mark.parametrize("keys", [None, NEW])
-async def test_a_worker_without_the_key_gives_the_task_back(
+async def test_worker_without_the_key_releases_the_task(
     engine: Engine, store: AnyStore, clock: ManualClock, keys: dict[str, bytes] | None
 ) -> None:
     secret, plain = await engine.submit_many([new(input=INPUT), new(input={"a": "***"})])
@@ -271,7 +273,7 @@ async def test_a_worker_without_the_key_gives_the_task_back(
     assert (await claim_one(engine)).input == INPUT
 
 
-async def test_a_moved_or_altered_value_is_not_handed_out(engine: Engine, raw: Raw) -> None:
+async def test_moved_or_altered_value_is_not_decrypted(engine: Engine, raw: Raw) -> None:
     one, other = await engine.submit_many(
         [new(input={"secrets": {"a": each}}) for each in ("value one", "value two")]
     )
@@ -283,7 +285,9 @@ async def test_a_moved_or_altered_value_is_not_handed_out(engine: Engine, raw: R
     assert (await engine.show(other.id)).last_outcome == "NOT_STARTED"
 
 
-async def test_secrets_go_with_the_payload(engine: Engine, raw: Raw, clock: ManualClock) -> None:
+async def test_secrets_are_deleted_with_the_payload(
+    engine: Engine, raw: Raw, clock: ManualClock
+) -> None:
     task = (await engine.submit(new(input=INPUT))).id
     await engine.complete((await claim_one(engine)).fence)
     await engine.archive(task)
@@ -292,7 +296,7 @@ async def test_secrets_go_with_the_payload(engine: Engine, raw: Raw, clock: Manu
     assert await raw.count("task_secret") == 0
 
 
-async def test_a_child_gets_a_secret_of_its_own(engine: Engine, raw: Raw) -> None:
+async def test_subtask_has_its_own_secret(engine: Engine, raw: Raw) -> None:
     await engine.submit(new(input=INPUT))
     fence = (await claim_one(engine)).fence
     asked = new(input={"note": CANARY, "secrets": {"mine": CANARY}}, metadata={"k": CANARY})
@@ -304,7 +308,7 @@ async def test_a_child_gets_a_secret_of_its_own(engine: Engine, raw: Raw) -> Non
     assert await nowhere(raw)
 
 
-async def test_every_word_of_a_child_is_struck(engine: Engine, raw: Raw) -> None:
+async def test_spawn_request_is_redacted(engine: Engine, raw: Raw) -> None:
     await engine.submit(new(input=INPUT))
     fence = (await claim_one(engine)).fence
     help_ = Escalation(reason=f"no {CANARY}", prompt=f"ask for {CANARY}")
@@ -318,7 +322,7 @@ async def test_every_word_of_a_child_is_struck(engine: Engine, raw: Raw) -> None
     assert await nowhere(raw)
 
 
-async def test_every_word_of_an_escalation_is_struck(engine: Engine, raw: Raw) -> None:
+async def test_escalation_is_redacted(engine: Engine, raw: Raw) -> None:
     await engine.submit(new(input=INPUT, max_attempts=1))
     fence = (await claim_one(engine)).fence
     told = Escalation(reason=f"no {CANARY}", prompt=f"ask for {CANARY}")
@@ -328,7 +332,7 @@ async def test_every_word_of_an_escalation_is_struck(engine: Engine, raw: Raw) -
     assert await nowhere(raw)
 
 
-async def test_questions_and_waits_are_struck(engine: Engine, raw: Raw) -> None:
+async def test_questions_and_waits_are_redacted(engine: Engine, raw: Raw) -> None:
     await engine.submit(new(input=INPUT))
     fence = (await claim_one(engine)).fence
     question = Question(
@@ -343,7 +347,7 @@ async def test_questions_and_waits_are_struck(engine: Engine, raw: Raw) -> None:
     assert await nowhere(raw)
 
 
-async def test_an_error_that_is_too_long_is_cut_through_no_secret(engine: Engine, raw: Raw) -> None:
+async def test_too_long_error_is_not_cut_inside_a_secret(engine: Engine, raw: Raw) -> None:
     async def handler(_ctx: Any) -> None:
         raise AttemptFailed(Failure(message="x" * (MAX_ERROR - 12) + CANARY, stack=CANARY))
 

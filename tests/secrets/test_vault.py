@@ -35,7 +35,7 @@ def unreadable(vault: KeyRing, sealed: Encrypted, place: dict[str, Any] = HERE) 
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_what_is_sealed_opens_in_its_place(plain: str) -> None:
+def test_encrypted_value_decrypts_in_its_place(plain: str) -> None:
     vault = KeyRing({"k1": KEY})
     sealed = vault.encrypt(plain, **HERE)
     assert vault.decrypt(sealed, **HERE) == plain
@@ -48,18 +48,18 @@ def test_what_is_sealed_opens_in_its_place(plain: str) -> None:
     [{"workspace": UUID(int=2)}, {"table": "webhook"}, {"row": "token2"}, {"column": "secret"}],
     ids=lambda other: next(iter(other)),
 )
-def test_a_sealed_value_opens_nowhere_else(other: dict[str, Any]) -> None:
+def test_encrypted_value_decrypts_nowhere_else(other: dict[str, Any]) -> None:
     vault = KeyRing({"k1": KEY})
     assert unreadable(vault, vault.encrypt("value", **HERE), HERE | other)
 
 
-def test_no_two_places_share_a_spelling() -> None:
+def test_associated_data_of_two_places_differs() -> None:
     vault = KeyRing({"k1": KEY})
     sealed = vault.encrypt("value", **HERE | {"table": "a", "row": "b,c"})
     assert unreadable(vault, sealed, HERE | {"table": "a,b", "row": "c"})
 
 
-def test_a_sealed_value_belongs_to_its_key() -> None:
+def test_encrypted_value_belongs_to_its_key() -> None:
     vault = KeyRing({"k1": KEY, "k2": KEY[::-1]})
     sealed = vault.encrypt("value", **HERE)
     assert unreadable(vault, Encrypted("k2", sealed.data))
@@ -69,7 +69,7 @@ def test_a_sealed_value_belongs_to_its_key() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
-def test_any_altered_byte_is_noticed(place: int, flip: int) -> None:
+def test_altered_byte_is_detected(place: int, flip: int) -> None:
     vault = KeyRing({"k1": KEY})
     raw = bytearray(b64decode(vault.encrypt("value", **HERE).data))
     raw[place % len(raw)] ^= flip
@@ -77,11 +77,11 @@ def test_any_altered_byte_is_noticed(place: int, flip: int) -> None:
 
 
 @pytest.mark.parametrize("data", ["", "AAAA", "not base64!", "AAAAAAAAAAAAAAAA"])
-def test_what_is_no_sealed_value_is_unreadable(data: str) -> None:
+def test_value_that_is_not_encrypted_is_unreadable(data: str) -> None:
     assert unreadable(KeyRing({"k1": KEY}), Encrypted("k1", data))
 
 
-def test_purposes_have_keys_of_their_own() -> None:
+def test_purposes_have_separate_keys() -> None:
     vault = KeyRing({"k2": KEY[::-1], "k1": KEY})
     found = [vault.derive("jwt"), vault.derive("fingerprint"), vault.derive("seal"), KEY[::-1]]
     assert len(set(found)) == len(found)
@@ -91,7 +91,7 @@ def test_purposes_have_keys_of_their_own() -> None:
     assert KeyRing({"k1": KEY}).derive("jwt") == vault.derive_all("jwt")["k1"]
 
 
-def test_a_setting_spells_the_ring_current_key_first(tmp_path: Path) -> None:
+def test_key_setting_lists_the_current_key_first(tmp_path: Path) -> None:
     text = f"{spelled('new', KEY[::-1])}, {spelled('old', KEY)}"
     vault = load_ring(tmp_path, text)
     assert (vault.current, vault.key_ids) == ("new", ("new", "old"))
@@ -117,14 +117,14 @@ def test_a_setting_spells_the_ring_current_key_first(tmp_path: Path) -> None:
         ",".join(spelled(f"k{n}", KEY) for n in range(101)),
     ],
 )
-def test_a_bad_ring_is_refused_and_not_repeated(tmp_path: Path, text: str) -> None:
+def test_invalid_key_ring_is_refused_and_not_repeated(tmp_path: Path, text: str) -> None:
     with pytest.raises(Invalid) as caught:
         load_ring(tmp_path, text)
     assert caught.value.code == "keys_invalid"
     assert b64encode(KEY).decode()[:8] not in str(caught.value)
 
 
-def test_a_missing_file_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+def test_missing_key_file_is_created_private(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "data"
     vault = load_ring(folder, None)
     path = folder / FILE
@@ -136,7 +136,7 @@ def test_a_missing_file_is_made_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
-def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+def test_key_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     load_ring(tmp_path, None)
     (tmp_path / FILE).chmod(mode)
     with pytest.raises(Invalid, match="chmod 600") as caught:
@@ -145,7 +145,7 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> No
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", "[]", '["k1"]', "\xff"])
-def test_a_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
+def test_damaged_key_file_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / FILE
     path.touch(0o600)
     path.write_text(content, "latin-1")
@@ -154,14 +154,14 @@ def test_a_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
     assert caught.value.code == "keys_invalid"
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_key_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Invalid) as caught:
         load_ring(tmp_path / "file" / "data", None)
     assert caught.value.code == "keys_invalid"
 
 
-def test_a_key_can_be_added(tmp_path: Path) -> None:
+def test_key_can_be_added(tmp_path: Path) -> None:
     first = load_ring(tmp_path, None)
     sealed = first.encrypt("value", **HERE)
     second = add_key(tmp_path)
@@ -173,7 +173,7 @@ def test_a_key_can_be_added(tmp_path: Path) -> None:
     assert first.current == second.current
 
 
-def test_a_half_written_file_of_a_crash_does_no_harm(tmp_path: Path) -> None:
+def test_half_written_key_file_of_a_crash_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / f"{FILE}.new").write_text("half")
     vault = load_ring(tmp_path, None)
     assert json.loads((tmp_path / FILE).read_text())[0].startswith(vault.current)
@@ -187,7 +187,7 @@ def _start(folder: str, barrier: Any, found: Any, work: str) -> None:
 
 
 @pytest.mark.parametrize("work", ["load", "add"])
-def test_processes_that_start_at_once_agree(tmp_path: Path, work: str) -> None:
+def test_concurrent_processes_create_one_key(tmp_path: Path, work: str) -> None:
     context = multiprocessing.get_context("spawn")
     barrier, found, n = context.Barrier(4), context.Queue(), 4
     arguments = (str(tmp_path), barrier, found, work)

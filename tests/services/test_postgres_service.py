@@ -31,7 +31,7 @@ def folder_of(url: str) -> Path:
     return Path(parse_qs(urlsplit(url).query)["host"][0])
 
 
-async def test_a_server_is_new_enough_and_as_durable_as_asked(
+async def test_server_is_new_enough_and_as_durable_as_requested(
     durable: PostgresServer, postgres: PostgresServer
 ) -> None:
     for server, switch in ((durable, "on"), (postgres, "off")):
@@ -51,7 +51,7 @@ async def test_committed_rows_survive_a_crash(durable: PostgresServer) -> None:
     assert await fetch(url, "SELECT n FROM t") == 7
 
 
-async def test_the_port_is_for_those_who_know_the_password(postgres: PostgresServer) -> None:
+async def test_server_requires_its_password(postgres: PostgresServer) -> None:
     url = postgres.tcp_url("postgres")
     assert await fetch(url, "SELECT 1") == 1
     parts = urlsplit(url)
@@ -60,7 +60,7 @@ async def test_the_port_is_for_those_who_know_the_password(postgres: PostgresSer
         await fetch(stranger.geturl(), "SELECT 1")
 
 
-async def test_two_databases_are_apart(postgres: PostgresServer, postgres_url: str) -> None:
+async def test_databases_are_separate(postgres: PostgresServer, postgres_url: str) -> None:
     other = postgres.create_database()
     await fetch(other, "CREATE TABLE t (n int)", "SELECT 1")
     assert await fetch(other, "SELECT to_regclass('t')::text") == "t"
@@ -70,16 +70,16 @@ async def test_two_databases_are_apart(postgres: PostgresServer, postgres_url: s
         await fetch(other, "SELECT 1")
 
 
-def test_a_database_url_is_of_each_kind(database_url: str) -> None:
+def test_database_url_covers_both_kinds(database_url: str) -> None:
     assert urlsplit(database_url).scheme in {"sqlite", "postgresql"}
 
 
-def test_a_statement_that_fails_is_an_error(postgres: PostgresServer) -> None:
+def test_failing_statement_is_an_error(postgres: PostgresServer) -> None:
     with pytest.raises(RuntimeError, match="no_such_template"):
         postgres.create_database(template="no_such_template")
 
 
-def test_a_closed_server_leaves_nothing_behind() -> None:
+def test_closed_server_leaves_nothing() -> None:
     with PostgresServer(fast=True) as server:
         pid, folder = server.pid, folder_of(server.url("postgres"))
         assert folder.exists()
@@ -87,7 +87,7 @@ def test_a_closed_server_leaves_nothing_behind() -> None:
     assert not folder.exists()
 
 
-def test_a_server_that_cannot_start_says_why_and_leaves_nothing() -> None:
+def test_server_that_cannot_start_reports_the_reason_and_leaves_nothing() -> None:
     server = PostgresServer(fast=True)
     server._settings |= {"max_connections": "many"}
     with pytest.raises(RuntimeError, match=r'(?s)did not start.*"max_connections"'), server:
@@ -96,7 +96,7 @@ def test_a_server_that_cannot_start_says_why_and_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_server_ends_with_the_process_that_made_it(how: signal.Signals) -> None:
+def test_server_ends_with_the_process_that_created_it(how: signal.Signals) -> None:
     program = """
 import signal
 from tests.services.postgres import PostgresServer

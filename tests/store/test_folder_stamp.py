@@ -18,7 +18,7 @@ class Later(Clock):
         return super().now() + timedelta(minutes=1)
 
 
-def test_it_is_equal_while_files_are_only_written(tmp_path: Path) -> None:
+def test_stamp_is_equal_while_files_are_only_written(tmp_path: Path) -> None:
     file = tmp_path / "a"
     file.touch()
     before = folder_stamp(str(tmp_path), Later())
@@ -35,7 +35,7 @@ def test_it_is_equal_while_files_are_only_written(tmp_path: Path) -> None:
         lambda folder: (folder / "old").unlink(),
     ],
 )
-def test_it_differs_after_a_name_came_changed_or_went(
+def test_stamp_differs_after_a_name_was_added_renamed_or_removed(
     tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
     (tmp_path / "old").touch()
@@ -45,7 +45,7 @@ def test_it_differs_after_a_name_came_changed_or_went(
     assert folder_stamp(str(tmp_path), Later()) != before
 
 
-def test_another_folder_of_that_name_is_another(tmp_path: Path) -> None:
+def test_stamp_of_a_new_folder_with_the_same_name_differs(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     before = folder_stamp(str(folder), Later())
@@ -56,6 +56,6 @@ def test_another_folder_of_that_name_is_another(tmp_path: Path) -> None:
     assert folder_stamp(str(folder), Later()) != before
 
 
-def test_nothing_is_said_of_one_that_has_just_changed(tmp_path: Path) -> None:
+def test_stamp_of_a_just_changed_folder_is_none(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     assert folder_stamp(str(tmp_path), Clock()) is None

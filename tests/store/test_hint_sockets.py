@@ -61,7 +61,9 @@ PLANTED = [wide, readable, link, dangling, file, foreign if os.geteuid() == 0 el
 
 
 @pytest.mark.parametrize("plant", PLANTED)
-async def test_a_planted_folder_is_refused(elsewhere: str, plant: Callable[[Path], None]) -> None:
+async def test_prepared_folder_of_another_user_is_refused(
+    elsewhere: str, plant: Callable[[Path], None]
+) -> None:
     folder = _socket_folder(elsewhere)
     assert folder.parent == Path(tempfile.gettempdir())
     plant(folder)
@@ -72,7 +74,7 @@ async def test_a_planted_folder_is_refused(elsewhere: str, plant: Callable[[Path
     assert not folder.is_dir() or not list(folder.iterdir())
 
 
-async def test_a_link_makes_nobody_remove_files(elsewhere: str) -> None:
+async def test_symbolic_link_removes_no_files(elsewhere: str) -> None:
     folder = _socket_folder(elsewhere)
     link(folder)
     kept = folder.with_name("target") / "letter"
@@ -81,7 +83,7 @@ async def test_a_link_makes_nobody_remove_files(elsewhere: str) -> None:
     assert kept.exists()
 
 
-async def test_nothing_is_told_to_a_stranger(elsewhere: str) -> None:
+async def test_hint_socket_of_another_user_gets_nothing(elsewhere: str) -> None:
     folder = _socket_folder(elsewhere)
     wide(folder)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as spy:
@@ -93,7 +95,7 @@ async def test_nothing_is_told_to_a_stranger(elsewhere: str) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
-async def test_the_folder_and_its_sockets_are_private(elsewhere: str, umask: int) -> None:
+async def test_hint_folder_and_its_sockets_are_private(elsewhere: str, umask: int) -> None:
     heard: list[str] = []
     listener = LocalWakeups(elsewhere, "listener", Clock())
     before = os.umask(umask)
@@ -112,7 +114,7 @@ async def test_the_folder_and_its_sockets_are_private(elsewhere: str, umask: int
     await listener.close()
 
 
-async def test_root_listens_in_the_folder_of_the_database_s_owner(elsewhere: str) -> None:
+async def test_root_listens_in_the_folder_of_the_databases_owner(elsewhere: str) -> None:
     foreign(_socket_folder(elsewhere))
     with without_privileges(), open(elsewhere, "x"):  # noqa: ASYNC230, PTH123
         pass

@@ -41,7 +41,7 @@ def statements(query: sql.Query) -> set[str]:
     }
 
 
-def test_sqlite_understands_every_query() -> None:
+def test_every_query_is_valid_on_sqlite() -> None:
     """With the schema that the program needs: it runs with no later one."""
     raw = sqlite3.connect(":memory:")
     for migration in schema.migrations():
@@ -60,7 +60,7 @@ def test_sqlite_understands_every_query() -> None:
     assert wrong == {}
 
 
-async def test_postgres_understands_every_query(postgres_url: str) -> None:
+async def test_every_query_is_valid_on_postgres(postgres_url: str) -> None:
     async with opened(postgres_url, ManualClock()):
         connection = await asyncpg.connect(postgres_url)
         wrong = {}

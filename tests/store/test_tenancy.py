@@ -85,7 +85,7 @@ SYSTEM = {
 }
 
 
-def test_every_query_names_the_workspace_or_is_the_systems_own() -> None:
+def test_every_query_names_the_workspace_unless_it_belongs_to_the_system() -> None:
     tables = tenant_tables()
     found = {name for name, query in sql.load(sql.SQLITE).items() if unbound(query, tables)}
     assert found - SYSTEM.keys() == set()
@@ -108,7 +108,7 @@ def test_every_query_names_the_workspace_or_is_the_systems_own() -> None:
         ("agent_heartbeat", "agent.workspace = :workspace and "),
     ],
 )
-def test_a_query_without_its_condition_is_found(name: str, condition: str) -> None:
+def test_query_without_a_workspace_condition_is_detected(name: str, condition: str) -> None:
     query = sql.load(sql.SQLITE)[name]
     assert any(condition in step.text for step in query.steps)
     steps = tuple(
@@ -126,7 +126,7 @@ def test_a_query_without_its_condition_is_found(name: str, condition: str) -> No
         returning id, (select count(*) from agent where agent.workspace = :workspace)""",
     ],
 )
-def test_a_query_that_names_the_workspace_in_vain_is_found(text: str) -> None:
+def test_query_with_an_ineffective_workspace_condition_is_detected(text: str) -> None:
     query = sql.load(sql.SQLITE)["task_show"]
     [step, *_] = query.steps
     made = msgspec.structs.replace(query, steps=(msgspec.structs.replace(step, text=text),))

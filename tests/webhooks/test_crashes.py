@@ -24,7 +24,7 @@ async def told(world: System, url: str) -> UUID:
 
 
 @pytest.mark.parametrize("point", WEBHOOK_POINTS)
-async def test_a_crash_neither_loses_nor_doubles_a_message(
+async def test_crash_neither_loses_nor_doubles_a_delivery(
     database_url: str, tmp_path: Path, receiver: Receiver, point: str
 ) -> None:
     raw, process = Raw(database_url), ("python", "-m", "tests.webhooks.process")

@@ -30,7 +30,7 @@ async def waiting(world: World, n: int = 1) -> None:
     await world.fan_out()
 
 
-async def test_a_message_arrives_signed(world: World) -> None:
+async def test_delivery_arrives_signed(world: World) -> None:
     made = await world.hook(ENDS)
     await waiting(world)
     world.clock.advance(7)
@@ -62,7 +62,7 @@ async def test_both_secrets_sign_after_a_rotation(world: World) -> None:
     assert len(last_got.headers["webhook-signature"].split(" ")) == 2
 
 
-async def test_a_failure_is_tried_again_later_and_later(world: World) -> None:
+async def test_failed_delivery_is_retried_with_growing_delays(world: World) -> None:
     world.receiver.replies = [answer(500, b"out of order")]
     made = (await world.hook(ENDS)).webhook
     await waiting(world)
@@ -85,7 +85,7 @@ async def test_a_failure_is_tried_again_later_and_later(world: World) -> None:
     assert len({got.headers["webhook-id"] for got in world.receiver.got}) == 1
 
 
-async def test_a_message_waits_for_its_time_and_then_arrives(world: World) -> None:
+async def test_delivery_waits_for_its_time(world: World) -> None:
     world.receiver.replies = [answer(503), answer(503), answer(204)]
     made = (await world.hook(ENDS)).webhook
     await waiting(world)
@@ -101,7 +101,7 @@ async def test_a_message_waits_for_its_time_and_then_arrives(world: World) -> No
     assert (await world.show(made.id)).failures == 0
 
 
-async def test_jitter_spreads_the_attempts(world: World) -> None:
+async def test_jitter_spreads_the_retries(world: World) -> None:
     world.receiver.replies = [answer(500)]
     made = (await world.hook(ENDS)).webhook
     await waiting(world)
@@ -110,7 +110,7 @@ async def test_jitter_spreads_the_attempts(world: World) -> None:
     assert await world.wait(made.id) == timedelta(seconds=4)
 
 
-async def test_gone_means_gone(world: World) -> None:
+async def test_endpoint_that_responds_410_is_disabled(world: World) -> None:
     made = (await world.hook(ENDS)).webhook
     await waiting(world, 3)
     world.receiver.replies = [answer(410)]
@@ -125,7 +125,7 @@ async def test_gone_means_gone(world: World) -> None:
     assert len(world.receiver.got) == 1
 
 
-async def test_an_endpoint_that_keeps_failing_is_left_alone(world: World) -> None:
+async def test_circuit_of_a_failing_endpoint_opens(world: World) -> None:
     """Five in a row, then rests that double, each ended by one probe."""
     world.receiver.replies = [answer(500)]
     made = (await world.hook(ENDS)).webhook
@@ -152,7 +152,7 @@ async def test_an_endpoint_that_keeps_failing_is_left_alone(world: World) -> Non
     assert await world.statuses(made.id) == ["DELIVERED"] * 20
 
 
-async def test_failures_that_were_under_way_together_trip_once(world: World) -> None:
+async def test_concurrent_failures_open_the_circuit_once(world: World) -> None:
     world.receiver.replies = [answer(500)]
     made = (await world.hook(ENDS)).webhook
     await waiting(world, MAX_PER_ENDPOINT)
@@ -162,7 +162,7 @@ async def test_failures_that_were_under_way_together_trip_once(world: World) -> 
     assert view.closed_until == world.clock.now() + timedelta(seconds=30)
 
 
-async def test_a_failure_that_is_told_after_the_rest_counts_for_nothing(world: World) -> None:
+async def test_failure_reported_late_does_not_count(world: World) -> None:
     made = (await world.hook(ENDS)).webhook
     await waiting(world, TRIP_AFTER_FAILURES + 1)
     *first, last = await world.deliveries.lease_due(32)
@@ -175,7 +175,7 @@ async def test_a_failure_that_is_told_after_the_rest_counts_for_nothing(world: W
     assert await world.show(made.id) == tripped
 
 
-async def test_one_probe_at_a_time(world: World, another: Another) -> None:
+async def test_open_circuit_sends_one_probe_at_a_time(world: World, another: Another) -> None:
     world.receiver.replies = [answer(500)]
     made = (await world.hook(ENDS)).webhook
     await waiting(world, 10)
@@ -196,7 +196,7 @@ async def test_one_probe_at_a_time(world: World, another: Another) -> None:
     assert (await world.show(made.id)).closed_until is None
 
 
-async def test_nobody_lives_there_any_more(world: World) -> None:
+async def test_endpoint_failing_for_days_is_disabled(world: World) -> None:
     world.receiver.replies = [answer(500)]
     made = (await world.hook(ENDS)).webhook
     await waiting(world, 12)
@@ -215,7 +215,7 @@ async def test_nobody_lives_there_any_more(world: World) -> None:
     assert await world.deliver() == 1
 
 
-async def test_a_new_url_starts_afresh(world: World) -> None:
+async def test_new_url_resets_the_circuit(world: World) -> None:
     world.receiver.replies = [answer(500)]
     made = (await world.hook(ENDS)).webhook
     await waiting(world, MAX_PER_ENDPOINT)
@@ -229,7 +229,7 @@ async def test_a_new_url_starts_afresh(world: World) -> None:
         assert len(moved.got) == MAX_PER_ENDPOINT
 
 
-async def test_a_message_is_sent_again_when_somebody_asks(world: World) -> None:
+async def test_delivery_is_sent_again_on_request(world: World) -> None:
     made = (await world.hook(ENDS)).webhook
     await waiting(world)
     await world.deliver()
@@ -245,7 +245,9 @@ async def test_a_message_is_sent_again_when_somebody_asks(world: World) -> None:
     assert (await world.only(made.id)).status == "DELIVERED"
 
 
-async def test_what_a_dead_sender_took_is_sent_by_another(world: World, another: Another) -> None:
+async def test_delivery_of_a_crashed_sender_is_sent_by_another(
+    world: World, another: Another
+) -> None:
     """Taken and maybe sent, but not recorded: it is sent again, and the late report is ignored."""
     made = (await world.hook(ENDS)).webhook
     await waiting(world)
@@ -266,7 +268,7 @@ async def test_what_a_dead_sender_took_is_sent_by_another(world: World, another:
     assert (message.status, message.response_status, message.attempts) == ("DELIVERED", 201, 2)
 
 
-async def test_senders_that_always_die_come_to_an_end(world: World) -> None:
+async def test_delivery_that_always_crashes_its_sender_is_given_up(world: World) -> None:
     made = (await world.hook(ENDS)).webhook
     await waiting(world)
     for _ in range(MAX_TRIES):
@@ -280,7 +282,7 @@ async def test_senders_that_always_die_come_to_an_end(world: World) -> None:
     )
 
 
-async def test_two_senders_share_the_work(world: World, another: Another) -> None:
+async def test_two_senders_share_the_deliveries(world: World, another: Another) -> None:
     await world.hook(ENDS)
     await world.hook(ENDS)
     await waiting(world, 12)
@@ -299,7 +301,7 @@ async def test_two_senders_share_the_work(world: World, another: Another) -> Non
     assert len(ids) == len(set(ids)) == 24
 
 
-async def test_a_slow_endpoint_holds_up_nobody_else(world: World) -> None:
+async def test_slow_endpoint_delays_no_other(world: World) -> None:
     async with receiving() as slow:
         slow.replies = [silent()]
         await world.hook(ENDS, slow.url)
@@ -318,7 +320,7 @@ async def test_a_slow_endpoint_holds_up_nobody_else(world: World) -> None:
         await deliverer.wait_until_idle()
 
 
-async def test_a_deliverer_does_everything_until_it_is_stopped(world: World) -> None:
+async def test_deliverer_runs_until_stopped(world: World) -> None:
     made = (await world.hook(ENDS)).webhook
     stop = asyncio.Event()
     deliverer = Deliverer(world.deliveries, world.sender, tick_s=0.05, slots=4)
@@ -334,7 +336,7 @@ async def test_a_deliverer_does_everything_until_it_is_stopped(world: World) -> 
     assert len(world.receiver.got) == 10
 
 
-async def test_a_secret_that_cannot_be_opened_is_a_failure(world: World) -> None:
+async def test_secret_that_cannot_be_decrypted_fails_the_delivery(world: World) -> None:
     made = (await world.hook(ENDS)).webhook
     await waiting(world)
     ring = KeyRing({"other": bytes(range(2, 34))})
@@ -348,7 +350,7 @@ async def test_a_secret_that_cannot_be_opened_is_a_failure(world: World) -> None
     assert await world.deliver() == 1
 
 
-async def test_without_keys_nothing_is_taken(world: World) -> None:
+async def test_deliverer_without_keys_takes_nothing(world: World) -> None:
     made = (await world.hook(ENDS)).webhook
     keyless = Deliveries(Core(world.store, MemoryWakeups()))
     assert await keyless.lease_due(32) == []
@@ -358,7 +360,7 @@ async def test_without_keys_nothing_is_taken(world: World) -> None:
 
 
 @pytest.mark.parametrize("days", [0, 1])
-async def test_what_ended_long_ago_is_forgotten(world: World, days: int) -> None:
+async def test_deliveries_finished_long_ago_are_deleted(world: World, days: int) -> None:
     made = (await world.hook(ENDS)).webhook
     await waiting(world)
     await world.deliver()

@@ -19,7 +19,7 @@ from tenuto.webhooks.url_guard import UrlGuard
 NOBODY = UUID(int=7 << 76 | 2 << 62)
 
 
-async def test_a_webhook_is_shown_as_it_was_made(world: World) -> None:
+async def test_webhook_is_shown_as_created(world: World) -> None:
     made = await world.hooks.create(
         world.receiver.url, ["task.dead", "*", "task.dead"], world.engine.workspace, "me", "mine"
     )
@@ -33,7 +33,7 @@ async def test_a_webhook_is_shown_as_it_was_made(world: World) -> None:
     assert {"closedUntil", "disabledWhy", "createdBy"} <= set(shown)
 
 
-async def test_the_secret_is_told_once_and_stored_sealed(world: World) -> None:
+async def test_webhook_secret_is_shown_once_and_stored_encrypted(world: World) -> None:
     made = await world.hook()
     assert made.secret.startswith("whsec_")
     again = await world.hook()
@@ -45,7 +45,7 @@ async def test_the_secret_is_told_once_and_stored_sealed(world: World) -> None:
         assert secret.removeprefix("whsec_") not in kept
 
 
-async def test_webhooks_come_in_pages(world: World) -> None:
+async def test_webhooks_are_listed_in_pages(world: World) -> None:
     made = [(await world.hook()).webhook.id for _ in range(5)]
     workspace = world.engine.workspace
     first = await world.hooks.page(workspace, 2)
@@ -57,7 +57,7 @@ async def test_webhooks_come_in_pages(world: World) -> None:
     assert [each.id for page in pages for each in page.webhooks] == made[::-1]
 
 
-async def test_a_workspace_has_so_many_and_no_more(world: World) -> None:
+async def test_webhooks_of_a_workspace_are_limited(world: World) -> None:
     for _ in range(MAX_WEBHOOKS):
         await world.hook()
     assert await refusal(world.hook()) == "too_many_webhooks"
@@ -73,7 +73,9 @@ async def test_a_workspace_has_so_many_and_no_more(world: World) -> None:
         ("file:///etc/passwd", "url_invalid"),
     ],
 )
-async def test_a_url_is_checked_before_it_is_stored(world: World, url: str, code: str) -> None:
+async def test_webhook_url_is_checked_before_it_is_stored(
+    world: World, url: str, code: str
+) -> None:
     made = await world.hook()
     assert await refusal(world.hook(url=url)) == code
     change = WebhookChange(url=url)
@@ -84,7 +86,7 @@ async def test_a_url_is_checked_before_it_is_stored(world: World, url: str, code
 
 
 @pytest.mark.parametrize("events", [[], [""], ["task"], ["task.gone"], ["task.*", "x.*"], ["**"]])
-async def test_an_event_that_never_comes_is_refused(world: World, events: list[str]) -> None:
+async def test_unknown_webhook_event_is_refused(world: World, events: list[str]) -> None:
     assert await refusal(world.hook(events)) == "invalid_value"
     made = await world.hook()
     change = WebhookChange(events=events)
@@ -92,7 +94,7 @@ async def test_an_event_that_never_comes_is_refused(world: World, events: list[s
     assert await refusal(update) == "invalid_value"
 
 
-def test_patterns_match_whole_families() -> None:
+def test_event_pattern_matches_a_whole_family() -> None:
     named = {"task.status_changed", "task.completed", "task.failed", "task.dead", "task.cancelled"}
     assert named | {"inbox.created", "agent.stale"} <= EVENTS
     assert all(is_subscribed(["*"], event) for event in EVENTS)
@@ -101,7 +103,7 @@ def test_patterns_match_whole_families() -> None:
     assert not is_subscribed(["task.completed", "agent.*"], "task.dead")
 
 
-async def test_what_is_not_changed_stays(world: World) -> None:
+async def test_edit_keeps_other_fields(world: World) -> None:
     made = (await world.hook()).webhook
     workspace = world.engine.workspace
     world.clock.advance(5)
@@ -114,7 +116,7 @@ async def test_what_is_not_changed_stays(world: World) -> None:
     assert (view.description, view.events, view.version) == (None, ["task.dead"], 3)
 
 
-async def test_a_change_of_something_else_is_not_overwritten(world: World) -> None:
+async def test_edit_does_not_overwrite_a_concurrent_edit(world: World) -> None:
     made = (await world.hook()).webhook
     workspace = world.engine.workspace
     await world.hooks.update(made.id, workspace, WebhookChange(description="first"), version=1)
@@ -123,7 +125,7 @@ async def test_a_change_of_something_else_is_not_overwritten(world: World) -> No
     assert (await world.show(made.id)).description == "first"
 
 
-async def test_disabling_gives_up_what_waits(world: World) -> None:
+async def test_disabled_webhook_drops_waiting_deliveries(world: World) -> None:
     made = (await world.hook(["task.completed"])).webhook
     workspace = world.engine.workspace
     await world.complete()
@@ -140,7 +142,7 @@ async def test_disabling_gives_up_what_waits(world: World) -> None:
     assert await world.deliver() == 0
 
 
-async def test_a_deleted_webhook_leaves_what_was_sent(world: World) -> None:
+async def test_deleted_webhook_leaves_sent_deliveries(world: World) -> None:
     made = (await world.hook(["task.completed"])).webhook
     workspace = world.engine.workspace
     await world.complete()
@@ -158,7 +160,7 @@ async def test_a_deleted_webhook_leaves_what_was_sent(world: World) -> None:
     assert await refusal(world.hooks.delete(made.id, workspace)) == "not_found"
 
 
-async def test_another_workspace_sees_nothing(world: World) -> None:
+async def test_webhooks_of_another_workspace_are_not_found(world: World) -> None:
     made = (await world.hook(["task.completed"])).webhook
     await world.complete()
     await world.fan_out()
@@ -181,14 +183,14 @@ async def test_another_workspace_sees_nothing(world: World) -> None:
     assert await refusal(world.show(NOBODY)) == "not_found"
 
 
-async def test_without_keys_nothing_is_made(world: World) -> None:
+async def test_webhook_without_an_encryption_key_is_refused(world: World) -> None:
     core = Core(world.store.for_workspace(world.engine.workspace), MemoryWakeups())
     hooks = WebhookEndpoints(core, UrlGuard(["127.0.0.1"]).resolve_allowed)
     call = hooks.create(world.receiver.url, ["*"], world.engine.workspace, None)
     assert await refusal(call) == "secrets_unavailable"
 
 
-async def test_a_webhook_lives_on_when_the_ring_gets_a_new_key(world: World) -> None:
+async def test_webhook_works_after_a_key_rotation(world: World) -> None:
     made = (await world.hook(["task.completed"])).webhook
     ring = KeyRing({"second": bytes(range(1, 33)), "first": bytes(range(32))})
     core = Core(world.store, MemoryWakeups(), ring)

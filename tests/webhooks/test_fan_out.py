@@ -30,7 +30,7 @@ async def told(world: World, webhook: UUID) -> list[tuple[str, str | None, str]]
     return [(each["event"], each["previousStatus"], each["newStatus"]) for each in bodies]
 
 
-async def test_a_change_of_status_is_two_events(world: World) -> None:
+async def test_status_change_is_two_events(world: World) -> None:
     made = (await world.hook()).webhook
     [task] = await world.complete()
     assert await world.fan_out() == 3
@@ -50,7 +50,7 @@ async def test_a_change_of_status_is_two_events(world: World) -> None:
         assert (message.status, message.attempts) == ("PENDING", 0)
 
 
-async def test_a_webhook_is_told_what_it_asked_for(world: World) -> None:
+async def test_webhook_gets_the_events_it_subscribed_to(world: World) -> None:
     dead = (await world.hook(["task.dead"])).webhook
     ends = (await world.hook(["task.completed", "task.cancelled"])).webhook
     others = (await world.hook(["inbox.*", "agent.stale"])).webhook
@@ -68,7 +68,7 @@ async def test_a_webhook_is_told_what_it_asked_for(world: World) -> None:
     assert await told(world, others.id) == []
 
 
-async def test_what_changes_no_status_is_no_event(world: World) -> None:
+async def test_change_without_a_status_change_is_no_event(world: World) -> None:
     made = (await world.hook()).webhook
     task = (await world.engine.submit(new())).id
     await world.engine.reprioritise(task, 9)
@@ -76,7 +76,7 @@ async def test_what_changes_no_status_is_no_event(world: World) -> None:
     assert len(await world.messages(made.id)) == 2
 
 
-async def test_the_past_is_not_told(world: World) -> None:
+async def test_new_webhook_gets_no_past_events(world: World) -> None:
     await world.complete()
     world.clock.advance(1)
     made = (await world.hook(["task.completed"])).webhook
@@ -85,7 +85,7 @@ async def test_the_past_is_not_told(world: World) -> None:
     assert (await world.only(made.id)).task_id == task
 
 
-async def test_each_workspace_hears_its_own(world: World) -> None:
+async def test_webhook_gets_events_of_its_workspace_only(world: World) -> None:
     other = await world.raw.workspace(2)
     theirs = hooks_of(world.store, other)
     strangers = (await theirs.create(world.receiver.url, ["*"], other, None)).webhook
@@ -100,7 +100,7 @@ async def test_each_workspace_hears_its_own(world: World) -> None:
     assert {each.body["workspaceId"] for each in page.deliveries} == {str(other)}
 
 
-async def test_without_webhooks_the_events_are_passed_over(world: World) -> None:
+async def test_events_without_a_webhook_are_skipped(world: World) -> None:
     assert await world.deliveries.fan_out_once() == 0
     await world.complete(3)
     assert await world.deliveries.fan_out_once() == 0
@@ -117,7 +117,7 @@ async def test_without_webhooks_the_events_are_passed_over(world: World) -> None
     assert len(await world.messages(made.id)) == 1
 
 
-async def test_a_webhook_made_since_the_look_misses_nothing(world: World) -> None:
+async def test_webhook_created_during_a_fan_out_misses_no_event(world: World) -> None:
     """Whoever saw no webhook passes over the events only if there is still none."""
     await world.deliveries.fan_out_once()
     made = (await world.hook(["task.completed"])).webhook
@@ -131,7 +131,7 @@ async def test_a_webhook_made_since_the_look_misses_nothing(world: World) -> Non
     assert len(await world.messages(made.id)) == 1
 
 
-async def test_what_happens_while_it_is_disabled_is_passed_over(world: World) -> None:
+async def test_events_of_a_disabled_webhook_are_skipped(world: World) -> None:
     made = (await world.hook(["task.completed"])).webhook
     workspace = world.engine.workspace
     await world.hooks.update(made.id, workspace, WebhookChange(enabled=False))
@@ -144,7 +144,7 @@ async def test_what_happens_while_it_is_disabled_is_passed_over(world: World) ->
 
 
 @pytest.mark.parametrize("limit", [1, 7, 500])
-async def test_two_at_once_make_every_message_once(
+async def test_concurrent_fan_outs_create_every_delivery_once(
     world: World, another: Another, limit: int
 ) -> None:
     made = (await world.hook(["task.completed"])).webhook
@@ -164,7 +164,7 @@ async def test_two_at_once_make_every_message_once(
     assert len(await world.messages(both.id)) == 60
 
 
-async def test_a_fan_out_that_breaks_off_leaves_nothing(world: World) -> None:
+async def test_interrupted_fan_out_leaves_nothing(world: World) -> None:
     """After the insert, before the commit: the messages are gone with the move of the cursor."""
     made = (await world.hook(["task.completed"])).webhook
     await world.complete(2)
@@ -180,7 +180,7 @@ async def test_a_fan_out_that_breaks_off_leaves_nothing(world: World) -> None:
     assert len(await world.messages(made.id)) == 2
 
 
-async def test_a_message_is_made_once_though_the_cursor_goes_back(world: World) -> None:
+async def test_delivery_is_created_once_though_the_cursor_goes_back(world: World) -> None:
     made = (await world.hook(["task.completed"])).webhook
     await world.complete(2)
     await world.fan_out()
@@ -190,7 +190,7 @@ async def test_a_message_is_made_once_though_the_cursor_goes_back(world: World) 
     assert await world.messages(made.id) == before
 
 
-async def test_other_things_than_tasks_are_told_with_what_made_them(world: World) -> None:
+async def test_events_of_other_objects_have_their_subject(world: World) -> None:
     made = (await world.hook(["agent.*"])).webhook
     stale = WebhookEvent(
         event="agent.stale", workspace=world.engine.workspace, at=world.clock.now()
@@ -205,7 +205,7 @@ async def test_other_things_than_tasks_are_told_with_what_made_them(world: World
         assert [message.body[name] for name in FIELDS[1:4]] == [None, None, None]
 
 
-async def test_a_damaged_event_does_not_keep_the_others_back(
+async def test_damaged_event_does_not_block_the_others(
     sqlite_engine: Engine, sqlite_url: str, receiver: Receiver
 ) -> None:
     world = World(sqlite_engine, store_of(sqlite_engine), Raw(sqlite_url), receiver)
@@ -216,7 +216,7 @@ async def test_a_damaged_event_does_not_keep_the_others_back(
     assert (await world.only(made.id)).task_id == good
 
 
-async def test_an_open_transaction_is_waited_for(
+async def test_fan_out_waits_for_an_open_transaction(
     postgres_engine: Engine, postgres_url: str, receiver: Receiver
 ) -> None:
     """Neither a fan-out nor a skip may pass over what is still to be committed."""
@@ -242,7 +242,7 @@ async def test_an_open_transaction_is_waited_for(
     assert [each.task_id for each in await world.messages(made.id)][:1] == [task]
 
 
-async def test_nothing_waits_for_a_webhook_that_was_deleted_meanwhile(
+async def test_webhook_deleted_meanwhile_gets_no_delivery(
     postgres_engine: Engine, postgres_url: str, receiver: Receiver
 ) -> None:
     """The fan-out has read the webhook and not yet written; the deletion must wait for it."""
@@ -269,7 +269,7 @@ async def test_nothing_waits_for_a_webhook_that_was_deleted_meanwhile(
     assert len(messages) == 3
 
 
-async def test_an_agent_that_falls_silent_is_told_of(world: World, clock: ManualClock) -> None:
+async def test_stale_agent_is_an_event(world: World, clock: ManualClock) -> None:
     hook = await world.hook(["agent.*"])
     agent = await world.engine.register_agent(profile())
     clock.advance(100)

@@ -43,7 +43,7 @@ def sender() -> Sender:
     return Sender(UrlGuard(LOOPBACK), deadline_s=5)
 
 
-async def test_a_message_arrives_as_it_was_given(receiver: Receiver, sender: Sender) -> None:
+async def test_request_arrives_unchanged(receiver: Receiver, sender: Sender) -> None:
     sent = await sender.post(receiver.url, HEADERS, b'{"a": 1}')
     assert (sent.status, sent.error) == (204, None)
     [got] = receiver.got
@@ -64,7 +64,9 @@ async def test_every_2xx_is_a_success(receiver: Receiver, sender: Sender, status
 
 
 @pytest.mark.parametrize("status", [300, 304, 400, 404, 410, 429, 500, 503])
-async def test_anything_else_is_none(receiver: Receiver, sender: Sender, status: int) -> None:
+async def test_status_other_than_2xx_is_a_failure(
+    receiver: Receiver, sender: Sender, status: int
+) -> None:
     receiver.replies = [answer(status, b"" if status == 304 else b"no\x00 " + b"x" * 5000)]
     sent = await sender.post(receiver.url, HEADERS, b"{}")
     assert sent.status == status
@@ -74,7 +76,7 @@ async def test_anything_else_is_none(receiver: Receiver, sender: Sender, status:
     assert "\x00" not in sent.error
 
 
-async def test_a_redirect_is_not_followed(receiver: Receiver, sender: Sender) -> None:
+async def test_redirect_is_not_followed(receiver: Receiver, sender: Sender) -> None:
     async with receiving() as elsewhere:
         receiver.replies = [answer(307, b"", f"location: {elsewhere.url}", "set-cookie: a=b")]
         for _ in range(2):
@@ -84,7 +86,7 @@ async def test_a_redirect_is_not_followed(receiver: Receiver, sender: Sender) ->
     assert [each.headers.get("cookie") for each in receiver.got] == [None, None]
 
 
-async def test_no_proxy_of_the_environment_is_used(
+async def test_proxy_of_the_environment_is_not_used(
     receiver: Receiver, sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with receiving() as proxy:
@@ -94,20 +96,20 @@ async def test_no_proxy_of_the_environment_is_used(
         assert proxy.connections == 0
 
 
-async def test_an_answer_that_drips_is_cut_off(receiver: Receiver) -> None:
+async def test_slow_response_is_cut_off(receiver: Receiver) -> None:
     receiver.replies = [drip]
     sent = await Sender(UrlGuard(LOOPBACK), deadline_s=0.3).post(receiver.url, HEADERS, b"{}")
     assert (sent.status, sent.error) == (None, "no answer within 0.3 s")
 
 
-async def test_an_endpoint_that_says_nothing_is_left(receiver: Receiver) -> None:
+async def test_silent_endpoint_times_out(receiver: Receiver) -> None:
     receiver.replies = [silent()]
     sent = await Sender(UrlGuard(LOOPBACK), deadline_s=0.3).post(receiver.url, HEADERS, b"{}")
     assert (sent.status, sent.error) == (None, "no answer within 0.3 s")
 
 
 @pytest.mark.parametrize(("status", "error"), [(200, None), (500, "HTTP 500: par")])
-async def test_a_status_counts_though_the_rest_never_comes(
+async def test_status_counts_though_the_body_never_comes(
     receiver: Receiver, status: int, error: str | None
 ) -> None:
     head = f"HTTP/1.1 {status} x\r\ncontent-length: 99\r\n\r\npar"
@@ -116,14 +118,14 @@ async def test_a_status_counts_though_the_rest_never_comes(
     assert (sent.status, sent.error) == (status, error)
 
 
-async def test_a_huge_answer_is_not_read(receiver: Receiver, sender: Sender) -> None:
+async def test_huge_response_is_not_read(receiver: Receiver, sender: Sender) -> None:
     receiver.replies = [receiver.endless]
     assert (await sender.post(receiver.url, HEADERS, b"{}")).error is None
     # What the kernel holds for both sides comes on top of what was read.
     assert receiver.written < MAX_READ + 16 * 1024 * 1024
 
 
-async def test_a_packed_answer_is_not_unpacked(receiver: Receiver, sender: Sender) -> None:
+async def test_compressed_response_is_not_decompressed(receiver: Receiver, sender: Sender) -> None:
     receiver.replies = [answer(500, b"\x1f\x8b not gzip", "content-encoding: gzip")]
     sent = await sender.post(receiver.url, HEADERS, b"{}")
     assert sent.error is not None
@@ -131,7 +133,7 @@ async def test_a_packed_answer_is_not_unpacked(receiver: Receiver, sender: Sende
 
 
 @pytest.mark.parametrize("said", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 2", b"\x00" * 200_000])
-async def test_what_is_not_http_is_an_error(
+async def test_response_that_is_not_http_is_an_error(
     receiver: Receiver, sender: Sender, said: bytes
 ) -> None:
     async def reply(writer: object) -> None:
@@ -144,7 +146,7 @@ async def test_what_is_not_http_is_an_error(
     assert sent.error.startswith("cannot be reached: ")
 
 
-async def test_a_closed_port_is_an_error(receiver: Receiver, sender: Sender) -> None:
+async def test_closed_port_is_an_error(receiver: Receiver, sender: Sender) -> None:
     async with receiving() as gone:
         url = gone.url
     sent = await sender.post(url, HEADERS, b"{}")
@@ -152,7 +154,7 @@ async def test_a_closed_port_is_an_error(receiver: Receiver, sender: Sender) -> 
     assert "cannot be reached" in (sent.error or "")
 
 
-async def test_a_forbidden_url_is_never_connected_to(receiver: Receiver) -> None:
+async def test_forbidden_url_is_never_connected_to(receiver: Receiver) -> None:
     for guard in (
         UrlGuard(),
         UrlGuard(["10.0.0.0/8"]),
@@ -164,7 +166,7 @@ async def test_a_forbidden_url_is_never_connected_to(receiver: Receiver) -> None
     assert receiver.connections == 0
 
 
-async def test_a_name_that_changes_its_mind_is_asked_once(receiver: Receiver) -> None:
+async def test_name_is_resolved_once_per_delivery(receiver: Receiver) -> None:
     """The second answer leads to the trap; only the first, checked one may ever be used."""
     async with receiving() as trap:
         names = Names(["127.0.0.2"], ["127.0.0.1"], ["127.0.0.1"])
@@ -178,7 +180,7 @@ async def test_a_name_that_changes_its_mind_is_asked_once(receiver: Receiver) ->
         assert trap.connections == 0
 
 
-async def test_one_forbidden_address_among_several_is_enough(receiver: Receiver) -> None:
+async def test_name_with_one_forbidden_address_is_refused(receiver: Receiver) -> None:
     names = Names(["127.0.0.1", "169.254.169.254"])
     guard = UrlGuard(["several.example"], names)
     sent = await Sender(guard).post(f"http://several.example:{receiver.port}/", HEADERS, b"{}")
@@ -186,14 +188,14 @@ async def test_one_forbidden_address_among_several_is_enough(receiver: Receiver)
     assert receiver.connections == 0
 
 
-async def test_the_next_address_is_tried_when_one_does_not_answer(receiver: Receiver) -> None:
+async def test_next_address_is_tried_if_one_does_not_respond(receiver: Receiver) -> None:
     guard = UrlGuard(["several.example"], Names(["127.0.0.3", "127.0.0.1"]))
     sent = await Sender(guard).post(f"http://several.example:{receiver.port}/", HEADERS, b"{}")
     assert sent.status == 204
     assert receiver.got[0].headers["host"] == f"several.example:{receiver.port}"
 
 
-async def test_no_other_address_gets_what_one_has_taken(receiver: Receiver) -> None:
+async def test_request_accepted_by_one_address_is_sent_to_no_other(receiver: Receiver) -> None:
     async def hang_up(_writer: object) -> None: ...
 
     receiver.replies = [hang_up, answer(204)]
@@ -248,7 +250,7 @@ def trusting(pem: Path, name: str = "hooks.example") -> Sender:
     return Sender(guard, tls=ssl.create_default_context(cafile=str(pem)))
 
 
-async def test_the_certificate_has_to_be_the_name_s(tmp_path: Path) -> None:
+async def test_certificate_must_match_the_name(tmp_path: Path) -> None:
     pem = certificate(tmp_path, "hooks.example")
     async with secure(pem) as receiver:
         url = f"https://hooks.example:{receiver.port}/in"
@@ -261,7 +263,7 @@ async def test_the_certificate_has_to_be_the_name_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["other.example", "127.0.0.1"])
-async def test_a_certificate_of_another_name_is_refused(tmp_path: Path, name: str) -> None:
+async def test_certificate_of_another_name_is_refused(tmp_path: Path, name: str) -> None:
     """One for the address, too: it is the name that was asked for."""
     pem = certificate(tmp_path, name)
     async with secure(pem) as receiver:
@@ -272,7 +274,7 @@ async def test_a_certificate_of_another_name_is_refused(tmp_path: Path, name: st
         assert receiver.got == []
 
 
-async def test_a_certificate_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
+async def test_untrusted_certificate_is_refused(tmp_path: Path) -> None:
     pem = certificate(tmp_path, "hooks.example")
     async with secure(pem) as receiver:
         url = f"https://hooks.example:{receiver.port}/"

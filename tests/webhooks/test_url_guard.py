@@ -118,16 +118,16 @@ https://a\u200bb.example/ https://\u00ad/ https://xn--/ https://\ud800.example/
 
 
 @pytest.mark.parametrize("url", FORBIDDEN)
-async def test_an_address_that_is_not_public_is_refused(url: str) -> None:
+async def test_address_that_is_not_public_is_refused(url: str) -> None:
     assert await refusal(url) in ("url_forbidden", "url_invalid")
 
 
 @pytest.mark.parametrize("url", MALFORMED)
-async def test_a_url_that_programs_read_differently_is_refused(url: str) -> None:
+async def test_ambiguous_url_is_refused(url: str) -> None:
     assert await refusal(url) == "url_invalid"
 
 
-def test_the_table_is_long_enough() -> None:
+def test_table_of_urls_is_long_enough() -> None:
     assert len({*FORBIDDEN, *MALFORMED}) > 160
 
 
@@ -144,7 +144,7 @@ def test_the_table_is_long_enough() -> None:
         ("http://example.com:80/", "example.com", 80, "/", "example.com"),
     ],
 )
-def test_a_url_is_read_once(
+def test_url_is_parsed_once(
     url: str, host: str, port: int, path: str, authority: str | None
 ) -> None:
     target = parse(url)
@@ -163,7 +163,7 @@ def test_a_url_is_read_once(
         ("https://mapped.example/", [PUBLIC]),
     ],
 )
-async def test_what_is_public_may_be_called(url: str, addresses: list[str]) -> None:
+async def test_public_address_is_allowed(url: str, addresses: list[str]) -> None:
     checked = await UrlGuard((), answers).resolve_allowed(url)
     assert [str(address) for address in checked.addresses] == addresses
 
@@ -186,7 +186,7 @@ async def test_what_is_public_may_be_called(url: str, addresses: list[str]) -> N
         ("169.254.0.0/16", "https://169.254.1.1/"),
     ],
 )
-async def test_an_operator_can_allow_private_hosts(allow: str, url: str) -> None:
+async def test_private_host_can_be_allowed_by_the_operator(allow: str, url: str) -> None:
     assert await refusal(url) == "url_forbidden"
     assert (await UrlGuard([allow], answers).resolve_allowed(url)).addresses
 
@@ -210,17 +210,17 @@ async def test_an_operator_can_allow_private_hosts(allow: str, url: str) -> None
         ("meta64.example", "https://meta64.example/"),
     ],
 )
-async def test_what_was_not_allowed_stays_forbidden(allow: str, url: str) -> None:
+async def test_private_host_without_permission_stays_forbidden(allow: str, url: str) -> None:
     assert await refusal(url, allow) == "url_forbidden"
 
 
 @pytest.mark.parametrize("entry", ["10.0.0.1/8", "a b", "http://x", "x/y", "user@x", "0x7f.1", "*"])
-def test_a_wrong_exception_is_refused(entry: str) -> None:
+def test_invalid_allowed_host_is_refused(entry: str) -> None:
     with pytest.raises(Invalid, match="webhook_allow"):
         UrlGuard([entry])
 
 
-async def test_a_name_that_nobody_answers_for_is_not_waited_for() -> None:
+async def test_name_lookup_has_a_timeout() -> None:
     async def silent(host: str, port: int) -> list[str]:
         await asyncio.Event().wait()
         return [host, str(port)]
@@ -230,14 +230,14 @@ async def test_a_name_that_nobody_answers_for_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 30.5])
-def test_a_deadline_beyond_a_lease_is_refused(seconds: float) -> None:
+def test_timeout_beyond_the_lease_is_refused(seconds: float) -> None:
     with pytest.raises(Invalid, match="webhook_timeout_s"):
         load({"webhook_timeout_s": seconds})
 
 
 @given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)))
 @example(ip_address("::ffff:10.0.0.1"))
-async def test_nothing_is_public_that_the_registries_do_not_call_global(address: object) -> None:
+async def test_only_global_addresses_of_the_registries_are_public(address: object) -> None:
     known = ip_address(str(address))
     host = f"[{known}]" if known.version == 6 else str(known)
     found = []
@@ -246,7 +246,7 @@ async def test_nothing_is_public_that_the_registries_do_not_call_global(address:
     assert all(each.is_global and not each.is_multicast for each in found)
 
 
-async def test_a_name_that_is_not_answered_holds_up_no_other(
+async def test_slow_name_lookup_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked, answer = list[str](), threading.Event()

@@ -34,7 +34,9 @@ def now_open() -> int:
     return len(os.listdir("/dev/fd"))  # noqa: PTH208  names alone
 
 
-async def test_more_slots_than_descriptors(sqlite_url: str) -> None:
+async def test_worker_with_more_slots_than_file_descriptors_finishes_its_tasks(
+    sqlite_url: str,
+) -> None:
     with open_files(now_open() + FEW):
         async with working(sqlite_url, slots=30) as inside:
             tasks = [await inside.shell("sleep 0.1") for _ in range(20)]
@@ -43,7 +45,7 @@ async def test_more_slots_than_descriptors(sqlite_url: str) -> None:
                 assert await inside.outcomes(task) == ["COMPLETED"]
 
 
-async def test_a_supervisor_that_cannot_be_started_uses_up_no_try(
+async def test_failed_supervisor_start_counts_no_try(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = asyncio.create_subprocess_exec
@@ -61,7 +63,9 @@ async def test_a_supervisor_that_cannot_be_started_uses_up_no_try(
         assert await inside.outcomes(task) == ["NOT_STARTED", "NOT_STARTED", "COMPLETED"]
 
 
-async def test_a_supervisor_says_what_the_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_supervisor_start_names_the_missing_resource(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def poor(*given: Any, **options: Any) -> Any:
         raise OSError(errno.EAGAIN, "no more processes")
 
@@ -73,18 +77,18 @@ async def test_a_supervisor_says_what_the_machine_lacks(monkeypatch: pytest.Monk
     assert caught.value.code == "spawn_failed"
 
 
-def test_room_is_what_descriptors_are_left() -> None:
+def test_session_capacity_follows_free_file_descriptors() -> None:
     with open_files(now_open() + FEW):
         room = SessionCapacity()
         assert [room.free_sessions(busy) for busy in range(5)] == [3, 2, 1, 0, 0]
 
 
-def test_there_is_always_room_for_one() -> None:
+def test_session_capacity_is_at_least_one() -> None:
     with open_files(now_open() + 10):
         assert SessionCapacity().free_sessions(0) == 1
 
 
-def test_after_a_failure_one_is_tried_at_a_time_and_more_seldom() -> None:
+def test_failed_start_reduces_starts_to_one_at_a_time_with_backoff() -> None:
     at = [0.0]
     room = SessionCapacity(lambda: at[0])
     assert room.free_sessions(0) > 1
@@ -104,7 +108,7 @@ def test_after_a_failure_one_is_tried_at_a_time_and_more_seldom() -> None:
     assert room.free_sessions(0) > 1
 
 
-def test_who_finds_nothing_to_start_has_not_tried() -> None:
+def test_reservation_without_a_task_counts_as_no_start() -> None:
     at = [0.0]
     room = SessionCapacity(lambda: at[0])
     room.on_start_failed()
@@ -143,7 +147,7 @@ async def after_a_failure(inside: Inside) -> Watched:
     return room
 
 
-async def test_an_idle_worker_takes_a_task_at_once_after_failures(sqlite_url: str) -> None:
+async def test_idle_worker_claims_at_once_after_failed_starts(sqlite_url: str) -> None:
     async with working(sqlite_url) as inside:
         room = await after_a_failure(inside)
         await eventually(lambda: len(room.looks) > 2)
@@ -151,7 +155,7 @@ async def test_an_idle_worker_takes_a_task_at_once_after_failures(sqlite_url: st
         assert (await inside.ended(task)).status == "COMPLETED"
 
 
-async def test_a_command_that_cannot_run_shows_that_the_machine_can(sqlite_url: str) -> None:
+async def test_command_that_cannot_run_resets_the_start_backoff(sqlite_url: str) -> None:
     async with working(sqlite_url) as inside:
         room = await after_a_failure(inside)
         task = await inside.submit(command=["/no/such/program"])

@@ -26,7 +26,7 @@ async def world(database_url: str, tmp_path: Path) -> AsyncIterator[System]:
         yield made
 
 
-async def test_a_drained_worker_gives_back_and_exits_0(world: System) -> None:
+async def test_drained_worker_releases_its_tasks_and_exits_0(world: System) -> None:
     process = world.worker("--slots", "2")
     [task] = await world.submit(world.task("sleep 100"))
     await world.in_status([task], "RUNNING")
@@ -42,7 +42,7 @@ async def test_a_drained_worker_gives_back_and_exits_0(world: System) -> None:
     assert worker.status == "STOPPED"
 
 
-async def test_an_agent_that_ends_is_left_alone_and_its_worker_lives(database_url: str) -> None:
+async def test_terminated_agent_is_dropped_and_its_worker_continues(database_url: str) -> None:
     async def work(ctx: Any) -> Any:
         return ctx.input
 
@@ -64,7 +64,7 @@ async def test_an_agent_that_ends_is_left_alone_and_its_worker_lives(database_ur
         assert (await inside.engine.show(second)).status == "PENDING"
 
 
-async def test_a_worker_that_ends_while_it_starts_many_gives_the_rest_back(
+async def test_worker_drained_while_starting_many_tasks_releases_the_rest(
     sqlite_url: str,
 ) -> None:
     stop = asyncio.Event()
@@ -86,7 +86,7 @@ async def test_a_worker_that_ends_while_it_starts_many_gives_the_rest_back(
     assert counts["PENDING"] == MAX_CLAIM - len(begun)
 
 
-async def test_a_worker_drains_though_a_handler_keeps_its_loop_busy(world: System) -> None:
+async def test_worker_drains_despite_a_handler_that_blocks_its_loop(world: System) -> None:
     worker = world.worker("--app", "tests.proof.crash.handlers", drain_s=0.1)
     tasks = []
     for handler in ("calm", "busy"):
@@ -99,7 +99,7 @@ async def test_a_worker_drains_though_a_handler_keeps_its_loop_busy(world: Syste
         assert (view.status, view.tries, view.last_outcome) == ("PENDING", 0, "RELEASED")
 
 
-async def test_a_database_that_hangs_keeps_no_worker(
+async def test_worker_exits_despite_a_database_that_hangs(
     postgres_url: str, postgres: PostgresServer, tmp_path: Path
 ) -> None:
     async with system(postgres_url, tmp_path) as world:
@@ -110,7 +110,7 @@ async def test_a_database_that_hangs_keeps_no_worker(
             assert await worker.ended(PATIENCE + 20) == 0, worker.text()
 
 
-async def test_what_a_claim_brings_to_a_worker_that_ends_is_given_back_first(
+async def test_task_claimed_during_a_drain_is_released_first(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim, asked, go_on, stop = Engine.claim, asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -39,7 +39,7 @@ async def beating(heart: HeartbeatLoop, clock: ManualClock) -> NoReturn:
 
 
 @pytest.mark.parametrize(("reason", "limit_s"), [("timeout", TIMEOUT_SLACK_S), ("pause", 600)])
-async def test_a_handler_that_does_not_stop_ends_its_worker_in_time(
+async def test_handler_that_does_not_stop_ends_its_worker_within_the_grace(
     sqlite_url: str, reason: StopReason, limit_s: float
 ) -> None:
     """After a timeout that is before the task is given to somebody else, however long the grace."""
@@ -101,12 +101,14 @@ async def world(url: str, **settings: Any) -> AsyncIterator[World]:
 @pytest.mark.parametrize(
     ("lease_s", "heartbeat_s", "lasts"), [(20, 5, 20), (20, 8, 24), (5, 1.7, 6), (5, 1.6, 5)]
 )
-def test_a_lease_lasts_three_beats(lease_s: int, heartbeat_s: float, lasts: int) -> None:
+def test_lease_lasts_at_least_three_heartbeats(
+    lease_s: int, heartbeat_s: float, lasts: int
+) -> None:
     assert lease_seconds(Settings(lease_s=lease_s, heartbeat_s=heartbeat_s)) == lasts
 
 
 @pytest.mark.parametrize(("stopping", "beats"), [(False, 3), (True, 12)])
-async def test_while_something_has_to_stop_it_looks_every_second(
+async def test_heartbeat_loop_polls_every_second_while_an_attempt_must_stop(
     sqlite_url: str, stopping: bool, beats: int
 ) -> None:
     async with world(sqlite_url, heartbeat_s=5.0, lease_s=3600, grace_s=600) as here:
@@ -127,7 +129,7 @@ async def test_while_something_has_to_stop_it_looks_every_second(
         assert seen == beats
 
 
-async def test_a_lost_lease_overrules_what_was_asked_before(sqlite_url: str) -> None:
+async def test_lost_lease_overrides_an_earlier_stop_request(sqlite_url: str) -> None:
     """There is nothing left to confirm: the end of the session is told at once."""
     async with world(sqlite_url, grace_s=600) as here:
         await here.engine.cancel(here.held.fence.task)
@@ -140,7 +142,7 @@ async def test_a_lost_lease_overrules_what_was_asked_before(sqlite_url: str) -> 
         assert (here.told, here.held.reason) == (["cancel", "lost"], "lost")
 
 
-async def test_a_machine_that_slept_gives_handlers_some_looks(sqlite_url: str) -> None:
+async def test_handlers_get_some_polls_after_the_machine_slept(sqlite_url: str) -> None:
     async with world(sqlite_url, grace_s=3, heartbeat_s=5.0) as here:
         here.heart._request_stop(here.held, "timeout")
         here.clock.advance(3600)
@@ -150,7 +152,7 @@ async def test_a_machine_that_slept_gives_handlers_some_looks(sqlite_url: str) -
             await here.heart.heartbeat_once()
 
 
-async def test_a_second_reason_gives_no_more_time(sqlite_url: str) -> None:
+async def test_second_stop_reason_gives_no_more_time(sqlite_url: str) -> None:
     async with world(sqlite_url, grace_s=10, lease_s=20) as here:
         here.heart._request_stop(here.held, "cancel")
         asked = here.held.stop_requested_at
@@ -163,7 +165,7 @@ async def test_a_second_reason_gives_no_more_time(sqlite_url: str) -> None:
         assert here.clock.elapsed() - since < 5 + 12
 
 
-def test_an_older_attempt_that_ends_leaves_the_newer_one_its_lease() -> None:
+def test_end_of_an_older_attempt_keeps_the_lease_of_the_newer() -> None:
     leases, told = HeldLeases(), list[StopReason]()
     task = Clock().new_id()
     older = HeldLease(Fence(task, 1, "a"), stop=told.append)

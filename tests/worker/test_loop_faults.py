@@ -20,7 +20,7 @@ from tenuto.worker.process_pool import WorkerPool
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("a fault"), Conflict("an answer")])
-async def test_a_heart_on_the_workers_loop_goes_on(
+async def test_heartbeat_loop_continues_after_an_error(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     beats: list[str] = []
@@ -38,7 +38,7 @@ async def test_a_heart_on_the_workers_loop_goes_on(
         await eventually(lambda: len(beats) > 4)
 
 
-async def test_a_worker_that_cannot_be_started_ends_nobody_else(
+async def test_failed_worker_start_does_not_stop_the_other_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = SqliteStore(":memory:", ManualClock())
@@ -59,7 +59,7 @@ async def test_a_worker_that_cannot_be_started_ends_nobody_else(
     await store.close()
 
 
-async def test_a_worker_that_died_takes_none_of_another_host_along() -> None:
+async def test_crashed_worker_expires_no_lease_of_another_host() -> None:
     store = SqliteStore(":memory:", ManualClock())
     await store.migrate()
     engine = Engine(store)
@@ -74,7 +74,7 @@ async def test_a_worker_that_died_takes_none_of_another_host_along() -> None:
     await store.close()
 
 
-async def test_streams_go_on_after_a_fault(
+async def test_streams_continue_after_an_error(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with working(sqlite_url, {}, faulty=True) as inside:

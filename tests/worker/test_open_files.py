@@ -6,7 +6,7 @@ import resource
 from tenuto.worker.session import Supervisor
 
 
-async def test_a_supervisor_of_a_process_with_many_descriptors() -> None:
+async def test_supervisor_of_a_process_with_many_open_files_starts() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]

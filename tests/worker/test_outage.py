@@ -44,7 +44,7 @@ class Away:
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-async def test_what_a_handler_says_meanwhile_is_heard_later(
+async def test_handler_reports_during_an_outage_are_stored_later(
     postgres_url: str, postgres: PostgresServer, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     away = Away()
@@ -63,9 +63,7 @@ async def test_what_a_handler_says_meanwhile_is_heard_later(
         assert await inside.transcript(task) == ["while it was away"]
 
 
-async def test_time_in_which_everything_stands_still_does_not_count(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_time_of_a_suspension_does_not_count(sqlite_url: str, tmp_path: Path) -> None:
     async with system(sqlite_url, tmp_path) as world:
         worker = world.worker(lease_s=600)
         done = tmp_path / "done"
@@ -98,7 +96,7 @@ class Broken:
         raise AssertionError("never mind")
 
 
-async def test_a_fault_of_a_runtime_ends_its_attempt(sqlite_url: str) -> None:
+async def test_internal_error_of_a_runtime_ends_its_attempt(sqlite_url: str) -> None:
     async with working(sqlite_url, {"other": print}, faulty=True) as inside:
         engine = inside.engine
         profile = AgentProfile(

@@ -11,7 +11,7 @@ from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import Fence
 
 
-async def test_an_agent_at_its_limit_takes_the_next_when_one_has_ended(sqlite_url: str) -> None:
+async def test_agent_at_its_limit_claims_when_an_attempt_ends(sqlite_url: str) -> None:
     async def handler(_ctx: Any) -> None:
         pass
 
@@ -22,7 +22,7 @@ async def test_an_agent_at_its_limit_takes_the_next_when_one_has_ended(sqlite_ur
             assert (await inside.ended(each.id)).status == "COMPLETED"
 
 
-async def test_a_hint_that_comes_during_a_claim_is_followed(
+async def test_hint_during_a_claim_leads_to_another_claim(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim, empty, go_on = Engine.claim, asyncio.Event(), asyncio.Event()
@@ -44,7 +44,7 @@ async def test_a_hint_that_comes_during_a_claim_is_followed(
         assert (await inside.ended(task)).status == "COMPLETED"
 
 
-async def test_a_cancel_that_comes_while_a_pause_is_confirmed_is_confirmed(
+async def test_cancel_during_the_confirmation_of_a_pause_is_confirmed(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, confirm = asyncio.Event(), Engine.confirm_pause
@@ -67,7 +67,7 @@ async def test_a_cancel_that_comes_while_a_pause_is_confirmed_is_confirmed(
         assert (attempt.outcome, attempt.unconfirmed) == ("CANCELLED", False)
 
 
-async def test_what_is_said_while_lines_are_written_is_kept(
+async def test_line_logged_during_a_transcript_write_is_stored(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append, contexts = Engine.append, list[Any]()

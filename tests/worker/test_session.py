@@ -148,7 +148,7 @@ class Watch:
             loop.remove_reader(fd)
 
 
-async def test_exit_code_and_output(supervisor: Supervisor) -> None:
+async def test_session_returns_exit_code_and_output(supervisor: Supervisor) -> None:
     session = await shell(supervisor, "echo out; echo err >&2; echo note >&3; exit 7")
     end = await soon(session.wait())
     receipt = {"killed": [], "killed_count": 0, "how": "exited", "remaining": 0}
@@ -158,13 +158,13 @@ async def test_exit_code_and_output(supervisor: Supervisor) -> None:
     assert await soon(session.report.read()) == b"note\n"
 
 
-async def test_a_command_killed_by_a_signal(supervisor: Supervisor) -> None:
+async def test_command_killed_by_a_signal_reports_it(supervisor: Supervisor) -> None:
     session = await shell(supervisor, "kill -USR1 $$")
     end = await soon(session.wait())
     assert (end.exit_code, end.signal, end.oom) == (None, signal.SIGUSR1, False)
 
 
-async def test_output_larger_than_every_buffer(supervisor: Supervisor) -> None:
+async def test_output_larger_than_every_buffer_is_read(supervisor: Supervisor) -> None:
     session = await shell(supervisor, "head -c 3000000 /dev/zero")
     assert len(await soon(session.stdout.read())) == 3_000_000
     assert (await soon(session.wait())).exit_code == 0
@@ -177,7 +177,7 @@ async def test_stdin_is_fed(supervisor: Supervisor) -> None:
     assert (await soon(session.wait())).exit_code == 0
 
 
-async def test_stdin_that_nobody_reads(supervisor: Supervisor) -> None:
+async def test_unread_stdin_does_not_block(supervisor: Supervisor) -> None:
     text = bytes(1 << 20)
     session = await soon(supervisor.spawn(["true"], cwd=None, env=ENV, stdin=text))
     assert (await soon(session.wait())).exit_code == 0
@@ -188,25 +188,25 @@ async def test_stdin_is_empty_by_default(supervisor: Supervisor) -> None:
     assert await soon(session.stdout.read()) == b""
 
 
-async def test_the_environment_is_exact(supervisor: Supervisor) -> None:
+async def test_environment_is_exact(supervisor: Supervisor) -> None:
     env = shutil.which("env")
     assert env is not None
     session = await soon(supervisor.spawn([env], cwd=None, env={"A": "1", "B": "ü=\n"}))
     assert await soon(session.stdout.read()) == "A=1\nB=ü=\n\n".encode()
 
 
-async def test_a_large_request(supervisor: Supervisor) -> None:
+async def test_large_request_is_sent_whole(supervisor: Supervisor) -> None:
     env = {**ENV, **{f"LARGE_{number}": "x" * 100_000 for number in range(10)}}
     session = await soon(supervisor.spawn(["env"], cwd=None, env=env))
     assert len(await soon(session.stdout.read())) > 1_000_000
 
 
-async def test_the_directory(supervisor: Supervisor, tmp_path: Path) -> None:
+async def test_command_runs_in_its_directory(supervisor: Supervisor, tmp_path: Path) -> None:
     session = await soon(supervisor.spawn(["pwd", "-P"], cwd=str(tmp_path), env=ENV))
     assert (await soon(session.stdout.read())).decode().strip() == real_path(tmp_path)
 
 
-async def test_a_command_has_four_descriptors(supervisor: Supervisor) -> None:
+async def test_command_has_four_descriptors(supervisor: Supervisor) -> None:
     script = """
 import os
 def is_open(fd):
@@ -226,7 +226,7 @@ print([fd for fd in range(256) if is_open(fd)])
         assert await soon(session.stdout.read()) == b"[0, 1, 2, 3]\n"
 
 
-async def test_a_command_ignores_and_blocks_no_signal(supervisor: Supervisor) -> None:
+async def test_command_ignores_and_blocks_no_signal(supervisor: Supervisor) -> None:
     session = await shell(supervisor, "exec grep -E 'SigBlk|SigIgn' /proc/self/status")
     masks = (await soon(session.stdout.read())).split()[1::2]
     # 32 and 33 belong to the C library, which lets no program set them.
@@ -234,7 +234,7 @@ async def test_a_command_ignores_and_blocks_no_signal(supervisor: Supervisor) ->
     assert [int(mask, 16) & own for mask in masks] == [0, 0]
 
 
-async def test_a_command_leads_its_own_session(supervisor: Supervisor) -> None:
+async def test_command_leads_its_own_session(supervisor: Supervisor) -> None:
     session = await python(supervisor, "import os; print(os.getsid(0), os.getpgrp(), os.getpid())")
     assert (await soon(session.stdout.read())).split() == [str(session.pid).encode()] * 3
 
@@ -251,7 +251,7 @@ async def test_a_command_leads_its_own_session(supervisor: Supervisor) -> None:
         (["true", "x" * 3_000_000], "too_large"),
     ],
 )
-async def test_a_command_that_cannot_start(
+async def test_command_that_cannot_start_is_reported(
     supervisor: Supervisor, argv: list[str], code: str
 ) -> None:
     with pytest.raises(SpawnError) as caught:
@@ -261,7 +261,7 @@ async def test_a_command_that_cannot_start(
 
 
 @pytest.mark.parametrize("cwd", ["/no/such/directory", "/dev/null", "a\0b"])
-async def test_a_directory_that_cannot_be_entered(supervisor: Supervisor, cwd: str) -> None:
+async def test_missing_directory_is_reported(supervisor: Supervisor, cwd: str) -> None:
     with pytest.raises(SpawnError) as caught:
         await soon(supervisor.spawn(["true"], cwd=cwd, env=ENV))
     assert caught.value.code == "bad_cwd"
@@ -287,7 +287,7 @@ async def test_ended_sessions_leave_no_descriptor(supervisor: Supervisor) -> Non
     assert open_descriptors() == before
 
 
-async def test_ended_sessions_are_forgotten(supervisor: Supervisor) -> None:
+async def test_ended_sessions_are_dropped(supervisor: Supervisor) -> None:
     for _ in range(5):
         session = await shell(supervisor, "true")
         pipes = (session.stdout, session.stderr, session.report)
@@ -295,7 +295,7 @@ async def test_ended_sessions_are_forgotten(supervisor: Supervisor) -> None:
     assert supervisor._sessions == {session}
 
 
-async def test_kill_with_sigterm_honoured(supervisor: Supervisor) -> None:
+async def test_kill_of_a_command_that_obeys_sigterm(supervisor: Supervisor) -> None:
     session = await shell(supervisor, "trap 'echo bye; exit 3' TERM; echo; while :; do wait; done")
     await soon(session.stdout.readline())
     end = await soon(session.kill(LIMIT))
@@ -304,7 +304,7 @@ async def test_kill_with_sigterm_honoured(supervisor: Supervisor) -> None:
     assert await soon(session.stdout.read()) == b"bye\n"
 
 
-async def test_kill_lets_a_handler_run_its_helpers(supervisor: Supervisor) -> None:
+async def test_kill_lets_a_signal_handler_start_helpers(supervisor: Supervisor) -> None:
     helper = f"{sys.executable} -I -S -c 'raise SystemExit(7)'"
     session = await shell(supervisor, f'trap "{helper}; exit \\$?" TERM; echo; while :; do :; done')
     await soon(session.stdout.readline())
@@ -312,7 +312,7 @@ async def test_kill_lets_a_handler_run_its_helpers(supervisor: Supervisor) -> No
     assert (end.exit_code, end.receipt["how"]) == (7, "SIGTERM")
 
 
-async def test_kill_with_sigterm_ignored(supervisor: Supervisor) -> None:
+async def test_kill_of_a_command_that_ignores_sigterm(supervisor: Supervisor) -> None:
     session = await shell(supervisor, "trap '' TERM; echo; while :; do sleep 60; done")
     await soon(session.stdout.readline())
     end = await soon(session.kill(0.05))
@@ -326,7 +326,7 @@ async def test_kill_without_grace(supervisor: Supervisor) -> None:
     assert (end.signal, end.receipt["how"]) == (signal.SIGKILL, "SIGKILL")
 
 
-async def test_a_second_kill_shortens_the_grace(supervisor: Supervisor) -> None:
+async def test_second_kill_shortens_the_grace(supervisor: Supervisor) -> None:
     session = await shell(supervisor, "trap '' TERM; echo; while :; do sleep 60; done")
     await soon(session.stdout.readline())
     patient = asyncio.create_task(session.kill(3600))
@@ -346,7 +346,7 @@ async def test_kill_ends_the_whole_tree(supervisor: Supervisor) -> None:
     assert (end.receipt["how"], end.receipt["remaining"]) == ("SIGKILL", 0)
 
 
-async def test_a_daemon_ends_with_its_main_process(supervisor: Supervisor) -> None:
+async def test_daemon_ends_with_its_main_process(supervisor: Supervisor) -> None:
     main = f"""
 import os
 reader, writer = os.pipe()
@@ -366,7 +366,7 @@ os.dup2(writer, 3)
     assert {killed["pid"] for killed in end.receipt["killed"]} == set(pids)
 
 
-async def test_a_tree_that_keeps_forking_is_killed(supervisor: Supervisor) -> None:
+async def test_process_tree_that_keeps_forking_is_killed(supervisor: Supervisor) -> None:
     runner = "import os\nos.write(3, b'.')\nwhile True:\n    if os.fork():\n        os._exit(0)\n"
     session = await python(
         supervisor, f"import os, signal\nif os.fork():\n    signal.pause()\n{runner}"
@@ -376,7 +376,7 @@ async def test_a_tree_that_keeps_forking_is_killed(supervisor: Supervisor) -> No
     assert end.receipt["remaining"] == 0
 
 
-async def test_fifty_sessions_at_once(supervisor: Supervisor) -> None:
+async def test_fifty_sessions_run_at_once(supervisor: Supervisor) -> None:
     async def run(number: int) -> tuple[int | None, bytes]:
         session = await shell(supervisor, f"echo {number}; exit {number}")
         text = await session.stdout.read()
@@ -386,7 +386,7 @@ async def test_fifty_sessions_at_once(supervisor: Supervisor) -> None:
     assert results == [(number, f"{number}\n".encode()) for number in range(50)]
 
 
-async def test_killing_one_session_leaves_the_others(supervisor: Supervisor) -> None:
+async def test_kill_of_one_session_leaves_the_others(supervisor: Supervisor) -> None:
     first, second = [await shell(supervisor, "echo; cat; exec sleep 60") for _ in range(2)]
     await soon(second.stdout.readline())
     await soon(first.kill(0))
@@ -407,7 +407,7 @@ async def test_close_ends_every_session() -> None:
         await supervisor.spawn(["true"], cwd=None, env=ENV)
 
 
-async def test_a_cancelled_spawn_leaves_nothing(supervisor: Supervisor) -> None:
+async def test_cancelled_spawn_leaves_nothing(supervisor: Supervisor) -> None:
     marker = await shell(supervisor, "exec sleep 60")
     zygote = parent_of(parent_of(marker.pid))
     before = open_descriptors()
@@ -426,7 +426,7 @@ async def test_a_cancelled_spawn_leaves_nothing(supervisor: Supervisor) -> None:
     assert open_descriptors() <= before
 
 
-async def test_a_worker_lost_during_a_start_leaves_nothing() -> None:
+async def test_worker_lost_during_a_start_leaves_nothing() -> None:
     zygote = await soon(session_module._start_zygote())
     request = {"argv": ["sleep", "60"], "cwd": None, "env": ENV}
     with contextlib.ExitStack() as stack:
@@ -452,7 +452,7 @@ async def start_worker(sessions: int) -> tuple[asyncio.subprocess.Process, list[
 
 
 @pytest.mark.parametrize("sessions", [1, 10])
-async def test_a_killed_worker_takes_its_trees_with_it(sessions: int) -> None:
+async def test_killed_worker_ends_its_process_trees(sessions: int) -> None:
     worker, pids = await start_worker(sessions)
     supervisors = {parent_of(pid) for pid in pids} - set(pids)
     zygote = parent_of(next(iter(supervisors)))
@@ -462,7 +462,7 @@ async def test_a_killed_worker_takes_its_trees_with_it(sessions: int) -> None:
     await soon(worker.wait())
 
 
-async def test_a_killed_worker_without_zygote_takes_its_trees_with_it() -> None:
+async def test_killed_worker_without_zygote_ends_its_process_trees() -> None:
     worker, pids = await start_worker(sessions=1)
     supervisor = next(iter({parent_of(pid) for pid in pids} - set(pids)))
     watch = Watch([*pids, supervisor])
@@ -472,7 +472,7 @@ async def test_a_killed_worker_without_zygote_takes_its_trees_with_it() -> None:
     await soon(worker.wait())
 
 
-async def test_a_killed_worker_with_a_stopped_supervisor_takes_its_trees_with_it() -> None:
+async def test_killed_worker_with_a_stopped_supervisor_ends_its_process_trees() -> None:
     worker, pids = await start_worker(sessions=1)
     supervisor = next(iter({parent_of(pid) for pid in pids} - set(pids)))
     watch = Watch([*pids, supervisor])
@@ -482,7 +482,7 @@ async def test_a_killed_worker_with_a_stopped_supervisor_takes_its_trees_with_it
     await soon(worker.wait())
 
 
-async def test_a_killed_zygote_is_replaced(supervisor: Supervisor) -> None:
+async def test_killed_zygote_is_replaced(supervisor: Supervisor) -> None:
     session = await python(supervisor, NASTY)
     pids = await read_pids(session.report, NASTY_SIZE)
     os.kill(parent_of(parent_of(session.pid)), signal.SIGKILL)
@@ -494,7 +494,7 @@ async def test_a_killed_zygote_is_replaced(supervisor: Supervisor) -> None:
     assert all(is_gone(pid) for pid in pids)
 
 
-async def test_a_killed_session_supervisor_takes_its_tree_with_it(supervisor: Supervisor) -> None:
+async def test_killed_session_supervisor_ends_its_process_tree(supervisor: Supervisor) -> None:
     other = await shell(supervisor, "exec sleep 60")
     session = await python(supervisor, NASTY)
     pids = await read_pids(session.report, NASTY_SIZE)
@@ -507,7 +507,7 @@ async def test_a_killed_session_supervisor_takes_its_tree_with_it(supervisor: Su
     assert await soon(session.kill(1)) == end
 
 
-async def test_a_service_managers_sigterm_leaves_the_supervisors(supervisor: Supervisor) -> None:
+async def test_sigterm_of_a_service_manager_leaves_the_supervisors(supervisor: Supervisor) -> None:
     session = await shell(supervisor, "exec sleep 60")
     for pid in (parent_of(session.pid), parent_of(parent_of(session.pid))):
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -516,7 +516,7 @@ async def test_a_service_managers_sigterm_leaves_the_supervisors(supervisor: Sup
     assert (await soon(session.kill(LIMIT))).receipt["how"] == "SIGTERM"
 
 
-async def test_a_program_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_program_that_does_not_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "PROGRAM", Path(os.devnull))
     supervisor = Supervisor()
     with pytest.raises(SpawnError, match="did not start"):
@@ -524,7 +524,7 @@ async def test_a_program_that_does_not_start(monkeypatch: pytest.MonkeyPatch) ->
     await supervisor.close()
 
 
-def test_sessions_under_uvloop() -> None:
+def test_sessions_run_under_uvloop() -> None:
     async def scenario(supervisor: Supervisor) -> None:
         text = bytes(1 << 20)
         cat = await soon(supervisor.spawn(["cat"], cwd=None, env=ENV, stdin=text))
@@ -555,6 +555,6 @@ def test_sessions_under_uvloop() -> None:
     assert opened[0] == opened[1]
 
 
-def test_a_process_name_may_hold_anything() -> None:
+def test_process_name_can_have_any_character() -> None:
     process = program.parse_stat("12 (a) R (1) b) S 7 11 10 0")
     assert process == program.Process(12, 7, 11, "a) R (1) b", dead=False)

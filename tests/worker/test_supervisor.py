@@ -59,7 +59,7 @@ def press(session: SessionSupervisor, clock: Clock, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(("graces", "ends"), [((5, 60), 5), ((60, 5), 5), ((5,), 5)], ids=str)
-def test_the_shortest_grace_counts(
+def test_shortest_grace_applies(
     tree: Tree, clock: Clock, graces: tuple[float, ...], ends: float
 ) -> None:
     session = session_of(tree)
@@ -82,7 +82,7 @@ def test_the_shortest_grace_counts(
         (60.0, signal.SIGKILL, True),
     ],
 )
-def test_only_a_kill_of_the_kernels_is_out_of_memory(
+def test_only_a_kill_by_the_kernel_is_out_of_memory(
     tree: Tree,
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
@@ -101,7 +101,7 @@ def test_only_a_kill_of_the_kernels_is_out_of_memory(
     assert session.result(gone=True)["oom"] is oom
 
 
-def test_what_a_command_left_is_not_told_as_killed_on_request(tree: Tree, clock: Clock) -> None:
+def test_leftover_processes_are_not_reported_as_killed_on_request(tree: Tree, clock: Clock) -> None:
     session = session_of(tree)
     tree.status = 0
     session._kill_at = clock.now
@@ -111,7 +111,7 @@ def test_what_a_command_left_is_not_told_as_killed_on_request(tree: Tree, clock:
     assert session.result(gone=True)["receipt"]["how"] == "exited"
 
 
-def test_a_worker_that_is_gone_leaves_its_trees_no_time(
+def test_lost_worker_leaves_its_process_trees_no_grace(
     tree: Tree, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = session_of(tree)
@@ -134,7 +134,7 @@ def process(pid: int, group: int, *, dead: bool = False) -> Process:
     return Process(pid, 1, group, f"p{pid}", dead)
 
 
-def test_processes_are_signalled_by_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_are_signalled_by_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that forks meanwhile is hit as well; groups that hold others are spared."""
     sent: list[int] = []
 
@@ -168,7 +168,7 @@ def zygote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygote]:
         yield Zygote(ours)
 
 
-def test_strays_are_looked_for_until_a_second_look_finds_none(
+def test_stray_processes_are_searched_until_a_second_scan_finds_none(
     zygote: Zygote, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A walk can miss a process whose parent ends meanwhile."""
@@ -187,7 +187,7 @@ def test_strays_are_looked_for_until_a_second_look_finds_none(
     assert next(walks, None) is None
 
 
-def test_only_a_supervisor_that_failed_leaves_strays(
+def test_only_a_failed_supervisor_leaves_stray_processes(
     zygote: Zygote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     zygote._supervisors = {10, 11, 12}

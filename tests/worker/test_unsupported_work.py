@@ -11,7 +11,7 @@ from tests.waiting import eventually
 from tenuto.model.agents.matching import AgentProfile
 
 
-async def test_what_cannot_be_run_here_goes_back_with_its_try(
+async def test_unsupported_task_is_released_without_counting_a_try(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with working(database_url, {"mine": lambda _ctx: "done"}) as inside:

@@ -62,7 +62,7 @@ async def claimed_at(world: System, task: UUID, attempt: int) -> float:
     return at.timestamp()
 
 
-async def test_a_killed_worker_takes_nothing_with_it(
+async def test_tasks_of_a_killed_worker_are_queued_again(
     world: System, record_property: Callable[[str, object], None]
 ) -> None:
     world.coordinator()
@@ -86,7 +86,7 @@ async def test_a_killed_worker_takes_nothing_with_it(
     assert max(late) < (timedelta(seconds=world.settings.tick_s) + SLACK).total_seconds()
 
 
-async def test_a_second_worker_takes_over(world: System) -> None:
+async def test_second_worker_takes_over(world: System) -> None:
     world.coordinator()
     [task] = await world.submit(world.task(LATER + MEEK))
     first = world.worker()
@@ -99,7 +99,7 @@ async def test_a_second_worker_takes_over(world: System) -> None:
     assert lost.worker != done.worker
 
 
-async def test_up_sees_its_worker_die_and_goes_on_at_once(world: System) -> None:
+async def test_tasks_of_a_worker_of_up_are_queued_again_at_once(world: System) -> None:
     world.start("up", "--workers", "1", lease_s=600)
     [task] = await world.submit(world.task(LATER + NASTY))
     await flying(world, 1)
@@ -152,7 +152,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def test_everything_stopped_and_continued_runs_nothing_again(world: System) -> None:
+async def test_suspension_of_all_processes_runs_no_task_again(world: System) -> None:
     coordinator = world.coordinator(lease_s=3)
     worker = world.worker(lease_s=3)
     done = world.folder / "done"
@@ -182,7 +182,7 @@ async def renewed(world: System, task: UUID) -> bool:
     return not await expired(world, task, 0)
 
 
-async def test_a_stopped_database_makes_nothing_run_again(
+async def test_outage_of_the_database_runs_no_task_again(
     postgres_url: str, postgres: PostgresServer, tmp_path: Path
 ) -> None:
     async with system(postgres_url, tmp_path) as world:
@@ -203,7 +203,7 @@ async def test_a_stopped_database_makes_nothing_run_again(
         assert await world.outcomes(task) == ["COMPLETED"]
 
 
-async def test_an_outage_of_the_database_ends_no_worker(
+async def test_outage_of_the_database_ends_no_worker(
     postgres_url: str, postgres: PostgresServer, tmp_path: Path
 ) -> None:
     async with system(postgres_url, tmp_path) as world:
@@ -239,7 +239,7 @@ async def told(world: System, task: UUID) -> bool:
     return (await world.engine.show(task)).status == "RETRY_WAIT"
 
 
-async def test_a_hint_outlives_the_client_that_gave_it(world: System) -> None:
+async def test_hint_outlives_the_client_that_sent_it(world: System) -> None:
     world.worker(poll_s=600, heartbeat_s=100)
     await eventually(lambda: has_worker(world, "RUNNING"), PATIENCE)
     async with app.connect(world.settings) as client:
@@ -251,7 +251,7 @@ async def test_a_hint_outlives_the_client_that_gave_it(world: System) -> None:
     await world.in_status([task], "CANCELLED", limit=20)
 
 
-async def test_a_zombie_is_refused_and_stopped(world: System) -> None:
+async def test_zombie_attempt_is_refused_and_stopped(world: System) -> None:
     world.coordinator()
     # The first attempt would end by itself, and be completed, as soon as the second has.
     done = world.folder / "done"
@@ -271,7 +271,7 @@ async def test_a_zombie_is_refused_and_stopped(world: System) -> None:
     assert await world.outcomes(task) == ["STALLED", "COMPLETED"]
 
 
-async def test_the_late_result_of_a_zombie_is_refused(world: System) -> None:
+async def test_late_result_of_a_zombie_is_refused(world: System) -> None:
     world.coordinator()
     script = '[ $TENUTO_ATTEMPT -gt 1 ] && exit 0; echo \'{"output": "late"}\' >&3; sleep 2'
     [task] = await world.submit(world.task(script))
@@ -295,7 +295,7 @@ async def has_worker(world: System, status: str) -> bool:
     return status in [row["status"] for row in rows]
 
 
-async def test_sigterm_lets_short_tasks_finish_and_gives_long_ones_back(world: System) -> None:
+async def test_sigterm_lets_short_tasks_finish_and_releases_long_ones(world: System) -> None:
     worker = world.worker(drain_s=3)
     marker = world.folder / "draining"
     short, long = await world.submit(

@@ -320,7 +320,7 @@ UNPROVEN = {
 
 
 @pytest.mark.parametrize("kind", UNPROVEN)
-async def test_incomplete_headers_reserve_no_connection(settings: Settings, kind: str) -> None:
+async def test_headers_without_a_body_reserve_no_connection(settings: Settings, kind: str) -> None:
     async with (
         running(replaced(settings, connections=2)) as api,
         raw(api, "127.0.0.2") as one,
@@ -496,7 +496,7 @@ def test_client_is_the_rightmost_address_that_is_no_proxy() -> None:
     assert found(b"10.0.0.8, 10.0.0.7") == "10.0.0.8"
 
 
-def test_ipv6_subscriber_network_counts_as_one_address() -> None:
+def test_addresses_of_one_ipv6_network_count_as_one() -> None:
     assert address_key("192.0.2.1") == "192.0.2.1"
     assert address_key("::ffff:192.0.2.1") == "192.0.2.1"
     assert address_key("2001:db8::1") == address_key("2001:db8::ffff:2") == "2001:db8::/64"

@@ -56,7 +56,7 @@ async def test_heartbeats_are_stored_as_health(
     assert (await owner.get(f"{V1}/agents/{agent}/health?limit=0")).status_code in (400, 422)
 
 
-async def test_agent_without_a_task_cannot_report(
+async def test_heartbeat_with_an_agent_token_stores_no_texts(
     owner: httpx2.AsyncClient, itself: httpx2.AsyncClient, agent: str
 ) -> None:
     secret = "canary-0123456789"

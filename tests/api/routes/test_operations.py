@@ -71,7 +71,7 @@ async def belongs(api: Api, workspace: UUID, user: UUID, role: Role) -> None:
     await api.service.store.transact_one(script)
 
 
-async def test_member_of_two_workspaces_must_name_one(api: Api, database_url: str) -> None:
+async def test_member_of_two_workspaces_recovers_the_named_one(api: Api, database_url: str) -> None:
     raw = Raw(database_url)
     identity = api.service.identity
     other, third = await api.workspace("other"), await api.workspace("third")

@@ -179,7 +179,7 @@ async def _until(lines: Any, beginning: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["schedules", "triggers"])
-async def test_invalid_schedule_name_is_refused(owner: httpx2.AsyncClient, kind: str) -> None:
+async def test_filter_by_an_invalid_name_is_refused(owner: httpx2.AsyncClient, kind: str) -> None:
     refused = await owner.get(f"{V1}/{kind}?name=%00")
     assert problem(refused) == (422, "text_invalid")
     assert (await owner.get(f"{V1}/{kind}?name=nobody")).json()[kind] == []

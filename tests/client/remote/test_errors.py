@@ -98,7 +98,7 @@ def test_request_in_progress_is_waited_for(code: str, passing: bool) -> None:
     assert is_retryable(answer, error_from_response(answer)) is passing
 
 
-def test_request_over_the_limit_is_not_repeated() -> None:
+def test_request_to_an_incompatible_server_is_not_repeated() -> None:
     answer = answered(Incompatible("too old"))
     assert answer.status_code == 503
     assert not is_retryable(answer, error_from_response(answer))

@@ -18,5 +18,5 @@ def installation(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("number", HOLES)
-def test_an_attack_is_answered(installation: World, number: str) -> None:
+def test_known_attack_is_refused(installation: World, number: str) -> None:
     print(f"\n{number} {installation.name}: {HOLES[number](installation)}")

@@ -40,7 +40,7 @@ UNDER: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_run_on_a_private_postgres_holds_under_every_fault() -> None:
+def test_run_on_a_private_postgres_holds_under_every_fault() -> None:
     plan = ChaosPlan(tasks=150, database="postgresql:", seed=5, every_s=FAULT_INTERVALS_S | HURRY)
     report = run_plan(plan, lambda _: None)
     hold(report)
@@ -48,7 +48,7 @@ def test_a_run_on_a_private_postgres_holds_under_every_fault() -> None:
     assert report.verdict.told["leases taken over"] > 0
 
 
-def test_a_database_of_its_own_on_the_users_server(postgres: PostgresServer) -> None:
+def test_run_on_the_users_server_uses_its_own_database(postgres: PostgresServer) -> None:
     url = postgres.create_database()
     plan = ChaosPlan(
         tasks=40, database=url, faults=("cut", "swallow"), every_s=HURRY, mixture={"short": 1}
@@ -66,7 +66,7 @@ def postgres_names(server: PostgresServer) -> list[str]:
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_a_fault_that_never_happened_makes_the_run_invalid() -> None:
+def test_run_without_a_planned_fault_is_invalid() -> None:
     plan = ChaosPlan(minutes=0.05, faults=("stop",), every_s={"stop": 1000.0}, mixture={"short": 1})
     report = run_plan(plan, lambda _: None)
     assert report.verdict.holds
@@ -76,12 +76,12 @@ def test_a_fault_that_never_happened_makes_the_run_invalid() -> None:
     assert to_json(report)["holds"] is False
 
 
-def test_every_plant_is_tried() -> None:
+def test_every_planted_fault_is_covered() -> None:
     assert set(PLANTS) == set(WRONG) == set(UNDER)
 
 
 @pytest.mark.parametrize("name", PLANTS)
-def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_chaos_fault_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     options: dict[str, Any] = {"tasks": 60, "every_s": HURRY, "rest_s": 8.0} | UNDER[name]
     staff = {"worker": 3, "coordinator": 1, "client": 1}
@@ -97,5 +97,5 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "in the background of a script"])
-def test_a_signal_leaves_nothing(number: signal.Signals, ignored: bool) -> None:
+def test_signal_leaves_nothing(number: signal.Signals, ignored: bool) -> None:
     leaves_nothing(number, ignored=ignored)

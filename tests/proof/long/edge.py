@@ -7,7 +7,7 @@ P99_MS = 1000.0
 them to the bound that is promised."""
 
 
-async def test_attacks_do_not_hold_up_others() -> None:
+async def test_attacks_do_not_delay_other_clients() -> None:
     scale = Scale()
     rows = await run(scale)
     print(f"\n{table(rows)}")

@@ -113,7 +113,7 @@ async def replaced(cluster: Cluster, leader: int, strike: Callable[[int], None])
         ("primary frozen, last in the address", freezes, 2),
     ],
 )
-async def test_the_primary_is_replaced(
+async def test_failed_primary_is_replaced(
     cluster: Cluster, tmp_path: Path, case: str, fault: Fault, place: int
 ) -> None:
     await run(cluster, tmp_path, case, fault, place)
@@ -134,12 +134,14 @@ async def test_commits_wait_for_a_standby(cluster: Cluster, tmp_path: Path) -> N
         (f"clients cut off from the primary for {CUT_S:.0f} s", is_out_of_reach),
     ],
 )
-async def test_the_network_is_cut(apart: Cluster, tmp_path: Path, case: str, fault: Fault) -> None:
+async def test_network_cut_loses_no_task(
+    apart: Cluster, tmp_path: Path, case: str, fault: Fault
+) -> None:
     await run(apart, tmp_path, case, fault, 0)
 
 
 @pytest.mark.parametrize("net", ["Loopback", "Namespaces"])
-def test_a_cluster_ends_with_its_owner(net: str) -> None:
+def test_cluster_ends_with_its_owner(net: str) -> None:
     program = f"""
 import signal
 from tests.services.cluster import Cluster

@@ -23,7 +23,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_random_sequences_do_as_they_should(name: str) -> None:
+def test_random_sequences_match_their_interpreters(name: str) -> None:
     variable, number = EXAMPLES[name]
     command = [sys.executable, "-m", "pytest", "-q", "-n", str(os.cpu_count() or 1)]
     done = subprocess.run(

@@ -31,7 +31,7 @@ def flows_from(first: int) -> Counter[str]:
     return Counter(test_flow_simulation.play(seed) for seed in range(first, first + CHUNK))
 
 
-def test_whatever_happens_every_task_ends_once() -> None:
+def test_every_task_finishes_once_under_faults() -> None:
     with ProcessPoolExecutor() as pool:
         happened = sum(pool.map(tasks_from, range(0, SEEDS, CHUNK)), Counter[str]())
     print("".join(f"\n{happened[what]:>9}  {what}" for what in HAPPENS))
@@ -44,7 +44,7 @@ def test_attempts_that_outlive_their_leases_change_nothing() -> None:
     assert played.total() >= SEEDS // 10
 
 
-def test_whatever_happens_a_flow_takes_each_step_once() -> None:
+def test_flow_takes_every_step_once_under_faults() -> None:
     with ProcessPoolExecutor() as pool:
         ended = sum(pool.map(flows_from, range(0, SEEDS // 4, CHUNK)), Counter[str]())
     print(f"\n{dict(ended)}")

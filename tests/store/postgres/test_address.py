@@ -50,7 +50,7 @@ def _socket(path: str) -> tuple[str, int]:
         "postgresql://h:1/db?user=a@b",
     ],
 )
-def test_hosts_are_the_drivers(url: str) -> None:
+def test_hosts_equal_those_of_the_driver(url: str) -> None:
     found = parse(url, {})
     assert list(found.hosts) == driver_hosts(url)
 
@@ -62,7 +62,7 @@ def chain(error: BaseException | None) -> Iterator[str]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def test_hosts_come_from_the_environment_where_the_address_names_none() -> None:
+def test_hosts_default_to_the_environment() -> None:
     environ = {"PGHOST": "a,b", "PGPORT": "1,2"}
     assert parse("postgresql:///db", environ).hosts == (Host("a", 1), Host("b", 2))
     assert parse("postgresql://c/db", {"PGPORT": "7"}).hosts == (Host("c", 7),)
@@ -70,12 +70,12 @@ def test_hosts_come_from_the_environment_where_the_address_names_none() -> None:
     assert parse("postgresql:///db?service=s", environ).hosts == ()
 
 
-def test_a_run_of_chaos_takes_the_first_host() -> None:
+def test_chaos_run_uses_the_first_host() -> None:
     assert _server_address("postgresql://u@h1:1,h2:2/db") == Host("h1", 1)
     assert _server_address("postgresql:///db?host=/run/one&port=7") == Host("/run/one", 7)
 
 
-def test_one_port_serves_all_hosts() -> None:
+def test_single_port_applies_to_all_hosts() -> None:
     found = parse("postgresql:///db?host=a,b&port=6000", {})
     assert found.hosts == (Host("a", 6000), Host("b", 6000))
 
@@ -96,7 +96,7 @@ def test_one_port_serves_all_hosts() -> None:
         ("postgresql://h/db?target_session_attrs=best", "use target_session_attrs=primary"),
     ],
 )
-def test_a_wrong_address_is_refused_with_its_reason(url: str, why: str) -> None:
+def test_invalid_address_is_refused_with_the_reason(url: str, why: str) -> None:
     with pytest.raises(Invalid, match=r"^the database address is invalid: ") as caught:
         parse(url, {})
     assert why in caught.value.message
@@ -122,7 +122,7 @@ def test_a_wrong_address_is_refused_with_its_reason(url: str, why: str) -> None:
         "postgresql://h/db?target_session_attrs=hunter2",
     ],
 )
-def test_a_wrong_address_is_refused_without_a_part_of_it(url: str) -> None:
+def test_refusal_of_an_address_repeats_no_part_of_it(url: str) -> None:
     with pytest.raises(Invalid, match="the database address is invalid: ") as caught:
         parse(url, {})
     told = list(chain(caught.value))
@@ -131,7 +131,7 @@ def test_a_wrong_address_is_refused_without_a_part_of_it(url: str) -> None:
         assert "%2F" in caught.value.message
 
 
-def test_an_ipv6_address_without_brackets_has_no_port() -> None:
+def test_ipv6_address_without_brackets_has_no_port() -> None:
     found = parse("postgresql:///db?host=::1,[fe80::2]:7,h:8&sslmode=disable", {"PGPORT": "6000"})
     assert found.hosts == (Host("::1", 6000), Host("fe80::2", 7), Host("h", 8))
     assert parse("postgresql:///db?host=::1&port=5433", {}).hosts == (Host("::1", 5433),)
@@ -145,11 +145,11 @@ def test_an_ipv6_address_without_brackets_has_no_port() -> None:
     ("attribute", "wanted"),
     [("", None), ("?target_session_attrs=any", False), ("?target_session_attrs=primary", True)],
 )
-def test_which_kind_of_server_is_asked_for(attribute: str, wanted: bool | None) -> None:
+def test_address_selects_the_kind_of_server(attribute: str, wanted: bool | None) -> None:
     assert parse(f"postgresql://a,b/db{attribute}", {}).wants_primary is wanted
 
 
-def test_read_write_means_primary() -> None:
+def test_read_write_selects_the_primary() -> None:
     assert parse("postgresql://a,b/db?target_session_attrs=read-write", {}).wants_primary
     assert parse("postgresql://a,b/db", {"PGTARGETSESSIONATTRS": "read-write"}).wants_primary
 
@@ -171,11 +171,11 @@ def test_read_write_means_primary() -> None:
         ("postgresql://u:p@h/db?sslmode=disable", False),
     ],
 )
-def test_a_name_is_kept_where_something_is_compared_with_it(url: str, kept: bool) -> None:
+def test_host_name_is_kept_for_certificate_checks(url: str, kept: bool) -> None:
     assert parse(url, {}).keeps_names is kept
 
 
-def test_the_last_good_host_is_tried_first() -> None:
+def test_last_good_host_is_tried_first() -> None:
     a, b, c = hosts = [Host("a", 1), Host("b", 1), Host("c", 1)]
     assert order_hosts(hosts, None) == [a, b, c]
     assert order_hosts(hosts, b) == [b, a, c]
@@ -196,7 +196,7 @@ def test_the_last_good_host_is_tried_first() -> None:
         "postgresql:///db?password=hunter2",
     ],
 )
-def test_no_form_of_an_address_shows_its_password(url: str) -> None:
+def test_printed_address_never_shows_its_password(url: str) -> None:
     shown = without_password(f"cannot reach {url} now")
     assert not {part for part in ("hun", "ter2") if part in shown}
     assert shown.startswith("cannot reach postgres")
@@ -211,5 +211,5 @@ def test_no_form_of_an_address_shows_its_password(url: str) -> None:
         "postgresql:///db?passfile=/etc/pass",
     ],
 )
-def test_what_is_no_password_stays(text: str) -> None:
+def test_printed_address_keeps_other_parts(text: str) -> None:
     assert without_password(text) == text

@@ -34,7 +34,7 @@ from tenuto.store.postgres.errors import map_driver_error
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_an_error_says_what_to_do(
+def test_driver_error_says_what_to_do(
     error: Exception, kind: type[TenutoError], code: str, said: str
 ) -> None:
     found = map_driver_error(error)
@@ -51,5 +51,5 @@ def test_an_error_says_what_to_do(
         ValueError("startup parameter"),
     ],
 )
-def test_an_error_of_ours_stays_whatever_it_quotes(error: Exception) -> None:
+def test_own_error_is_unchanged_whatever_it_quotes(error: Exception) -> None:
     assert map_driver_error(error) is error

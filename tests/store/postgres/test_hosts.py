@@ -100,7 +100,7 @@ def port_of(server: PostgresServer) -> int:
     return int(place(server).rpartition(":")[2])
 
 
-async def test_a_dead_host_is_passed_over(primary: PostgresServer) -> None:
+async def test_dead_host_is_skipped(primary: PostgresServer) -> None:
     with dead() as nobody:
         found = await within(
             SOON_S, port_and_role(Connector(address(primary, nobody, place(primary))))
@@ -108,13 +108,13 @@ async def test_a_dead_host_is_passed_over(primary: PostgresServer) -> None:
     assert found == (port_of(primary), False)
 
 
-async def test_a_silent_host_is_passed_over(primary: PostgresServer) -> None:
+async def test_silent_host_is_skipped(primary: PostgresServer) -> None:
     with silent() as one, silent() as other:
         url = address(primary, one, other, place(primary))
         assert (await within(SOON_S, port_and_role(Connector(url))))[0] == port_of(primary)
 
 
-async def test_a_standby_is_passed_over(primary: PostgresServer, standby: Standby) -> None:
+async def test_standby_is_skipped(primary: PostgresServer, standby: Standby) -> None:
     for url in (
         address(primary, place(standby), place(primary)),
         address(primary, place(primary), place(standby)),
@@ -128,14 +128,14 @@ async def test_a_standby_is_passed_over(primary: PostgresServer, standby: Standb
         await reader.close()
 
 
-async def test_any_server_will_do_where_the_address_says_so(
+async def test_any_server_is_used_if_the_address_allows_it(
     primary: PostgresServer, standby: Standby
 ) -> None:
     url = address(primary, place(standby), place(primary)) + "&target_session_attrs=any"
     assert await port_and_role(Connector(url)) == (port_of(standby), True)
 
 
-async def test_a_service_says_itself_which_server_is_wanted(
+async def test_service_file_selects_the_kind_of_server(
     primary: PostgresServer, standby: Standby, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = urlsplit(primary.tcp_url("postgres"))
@@ -151,7 +151,7 @@ async def test_a_service_says_itself_which_server_is_wanted(
     assert await port_and_role(anywhere) == (port_of(standby), True)
 
 
-async def test_the_last_good_host_is_asked_first(
+async def test_last_good_host_is_connected_first(
     primary: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with silent() as nobody:
@@ -164,16 +164,14 @@ async def test_the_last_good_host_is_asked_first(
         await within(SOON_S, port_and_role(connector))
 
 
-async def test_all_hosts_away_is_said_in_time(primary: PostgresServer) -> None:
+async def test_unreachable_hosts_are_reported_within_the_deadline(primary: PostgresServer) -> None:
     with silent() as one, silent() as other:
         store = app.create_store(address(primary, one, other))
         assert await within(2 * 2.0, refusal(store.open())) == "database_unreachable"
         await store.close()
 
 
-async def test_no_primary_among_the_hosts_is_said_plainly(
-    primary: PostgresServer, standby: Standby
-) -> None:
+async def test_missing_primary_is_reported(primary: PostgresServer, standby: Standby) -> None:
     with dead() as nobody:
         store = app.create_store(address(primary, nobody, place(standby)))
         with pytest.raises(Exception, match=r"^the database is being switched over; try again"):
@@ -181,7 +179,7 @@ async def test_no_primary_among_the_hosts_is_said_plainly(
         await store.close()
 
 
-async def test_each_address_of_a_name_is_a_host(
+async def test_every_address_of_a_name_is_a_host(
     primary: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = port_of(primary)
@@ -202,7 +200,7 @@ async def test_each_address_of_a_name_is_a_host(
 
 
 @pytest.mark.parametrize("answer", ["late", "failure"])
-async def test_a_name_keeps_its_addresses_while_it_cannot_be_looked_up(
+async def test_name_keeps_its_addresses_during_a_dns_outage(
     primary: PostgresServer, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     port = port_of(primary)
@@ -231,7 +229,7 @@ async def test_a_name_keeps_its_addresses_while_it_cannot_be_looked_up(
         await eventually(lambda: new_one in connector._cached_addresses[name])
 
 
-async def test_of_two_connections_that_came_at_once_one_is_closed(
+async def test_second_of_two_simultaneous_connections_is_closed(
     primary: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt, both = Connector._connect_to, asyncio.Event()
@@ -254,7 +252,7 @@ async def test_of_two_connections_that_came_at_once_one_is_closed(
     await connection.close()
 
 
-def test_the_most_telling_error_is_raised() -> None:
+def test_most_informative_error_is_raised() -> None:
     wrong = asyncpg.InvalidPasswordError("no")
     starting = asyncpg.CannotConnectNowError("starting")
     follows = asyncpg.TargetServerAttributeNotMatched("standby")
@@ -288,7 +286,7 @@ async def cluster() -> AsyncIterator[tuple[PostgresServer, Standby, str]]:
             yield first, second, address(first, place(first), place(second))
 
 
-async def test_a_frozen_primary_is_left_for_the_promoted_standby(
+async def test_frozen_primary_is_left_for_the_promoted_standby(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(postgres_module, "STATEMENT_S", 1.2)
@@ -308,7 +306,7 @@ async def test_a_frozen_primary_is_left_for_the_promoted_standby(
         await store.close()
 
 
-async def test_maintenance_on_a_frozen_primary_is_left_for_the_promoted_standby(
+async def test_maintenance_leaves_a_frozen_primary_for_the_promoted_standby(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(postgres_module, "STATEMENT_S", 1.2)
@@ -338,7 +336,7 @@ async def test_maintenance_on_a_frozen_primary_is_left_for_the_promoted_standby(
         await store.close()
 
 
-async def test_a_server_that_became_a_standby_is_left(primary: PostgresServer) -> None:
+async def test_server_that_became_a_standby_is_left(primary: PostgresServer) -> None:
     """A server that only reads, as one that was demoted while connections to it were open."""
     url = primary.create_database()
     store = app.create_store(url)
@@ -358,7 +356,7 @@ async def test_a_server_that_became_a_standby_is_left(primary: PostgresServer) -
     primary.drop_database(url)
 
 
-async def test_hints_are_heard_again_after_a_server_was_given_up(postgres_url: str) -> None:
+async def test_hints_are_received_again_after_a_server_was_given_up(postgres_url: str) -> None:
     store = app.create_store(postgres_url)
     assert isinstance(store, PostgresStore)
     heard: list[str] = []
@@ -374,7 +372,7 @@ async def test_hints_are_heard_again_after_a_server_was_given_up(postgres_url: s
     await store.close()
 
 
-async def test_more_hints_than_fit_together_are_a_hint_to_look_for_everything(
+async def test_more_hints_than_fit_become_a_hint_for_everything(
     postgres_url: str,
 ) -> None:
     store = app.create_store(postgres_url)
@@ -402,7 +400,7 @@ class Paused(Clock):
         await self.go.wait()
 
 
-async def test_a_young_connection_for_hints_is_replaced_after_a_pause(postgres_url: str) -> None:
+async def test_young_hint_connection_is_replaced_after_a_delay(postgres_url: str) -> None:
     connector = Connector(postgres_url)
     made: list[Any] = []
 
@@ -426,7 +424,7 @@ async def test_a_young_connection_for_hints_is_replaced_after_a_pause(postgres_u
     await wakeups.close()
 
 
-async def test_an_old_connection_for_hints_is_replaced_at_once(
+async def test_old_hint_connection_is_replaced_at_once(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker_module, "_SHORT_LIVED_S", 0)
@@ -440,7 +438,7 @@ async def test_an_old_connection_for_hints_is_replaced_at_once(
     await wakeups.close()
 
 
-async def test_hints_that_cannot_be_sent_wait_before_they_connect_again() -> None:
+async def test_failed_hints_wait_before_they_reconnect() -> None:
     refused = 0
 
     async def connect() -> Any:
@@ -457,7 +455,7 @@ async def test_hints_that_cannot_be_sent_wait_before_they_connect_again() -> Non
     await asyncio.wait_for(wakeups.close(), 1)
 
 
-async def test_a_server_is_given_up_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_is_given_up_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     connector = Connector("postgresql://127.0.0.1:1/x")
     told: list[str] = []
     connector.on_server_abandoned(lambda: told.append("once"))
@@ -471,7 +469,7 @@ async def test_a_server_is_given_up_once_a_second(monkeypatch: pytest.MonkeyPatc
     assert told == ["once"] * 2
 
 
-async def test_a_given_up_server_leaves_one_connection_for_hints(
+async def test_given_up_server_leaves_one_hint_connection(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker_module, "_SHORT_LIVED_S", 0)
@@ -494,7 +492,7 @@ async def test_a_given_up_server_leaves_one_connection_for_hints(
     assert all(each.is_closed() for each in made)
 
 
-async def test_a_connection_that_cannot_listen_is_closed(postgres_url: str) -> None:
+async def test_connection_that_cannot_listen_is_closed(postgres_url: str) -> None:
     made: list[Any] = []
 
     async def connect() -> Any:

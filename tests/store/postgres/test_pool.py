@@ -37,7 +37,7 @@ async def backend(connection: object) -> int:
     return int(await connection.fetchval("select pg_backend_pid()"))  # type: ignore[attr-defined]
 
 
-async def test_a_connection_is_used_again(pool: Pool) -> None:
+async def test_connection_is_reused(pool: Pool) -> None:
     first = await pool.acquire(1)
     pid = await backend(first)
     pool.release(first, broken=False)
@@ -46,7 +46,7 @@ async def test_a_connection_is_used_again(pool: Pool) -> None:
     pool.release(second, broken=False)
 
 
-async def test_no_more_than_its_size(pool: Pool) -> None:
+async def test_pool_never_exceeds_its_size(pool: Pool) -> None:
     held = [await pool.acquire(1), await pool.acquire(1)]
     with pytest.raises(TimeoutError):
         await pool.acquire(0.05)
@@ -54,7 +54,7 @@ async def test_no_more_than_its_size(pool: Pool) -> None:
         pool.release(connection, broken=False)
 
 
-async def test_the_first_who_waited_is_next(pool: Pool) -> None:
+async def test_pool_serves_waiters_in_order(pool: Pool) -> None:
     held = [await pool.acquire(1), await pool.acquire(1)]
     order: list[str] = []
 
@@ -74,7 +74,7 @@ async def test_the_first_who_waited_is_next(pool: Pool) -> None:
     pool.release(held[1], broken=False)
 
 
-async def test_a_turn_that_nobody_takes_goes_to_the_next(pool: Pool) -> None:
+async def test_turn_of_a_cancelled_waiter_goes_to_the_next(pool: Pool) -> None:
     held = [await pool.acquire(1), await pool.acquire(1)]
     gone = asyncio.create_task(pool.acquire(5))
     next_one = asyncio.create_task(pool.acquire(5))
@@ -87,7 +87,7 @@ async def test_a_turn_that_nobody_takes_goes_to_the_next(pool: Pool) -> None:
         pool.release(connection, broken=False)
 
 
-async def test_a_broken_connection_is_replaced(pool: Pool) -> None:
+async def test_broken_connection_is_replaced(pool: Pool) -> None:
     first = await pool.acquire(1)
     pid = await backend(first)
     pool.release(first, broken=True)
@@ -97,7 +97,7 @@ async def test_a_broken_connection_is_replaced(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["read", "write"])
-async def test_a_connection_whose_transaction_was_left_open_is_replaced(
+async def test_connection_with_an_open_transaction_is_replaced(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     store = app.create_store(postgres_url, many_tenants=True)
@@ -118,7 +118,7 @@ async def test_a_connection_whose_transaction_was_left_open_is_replaced(
     await store.close()
 
 
-async def test_a_connection_that_ended_while_idle_is_not_handed_out(pool: Pool) -> None:
+async def test_connection_closed_while_idle_is_not_lent(pool: Pool) -> None:
     first = await pool.acquire(1)
     pool.release(first, broken=False)
     await first.close()
@@ -127,7 +127,7 @@ async def test_a_connection_that_ended_while_idle_is_not_handed_out(pool: Pool) 
     pool.release(second, broken=False)
 
 
-async def test_who_cannot_connect_lets_the_next_one_try() -> None:
+async def test_failed_connect_lets_the_next_waiter_try() -> None:
     pool = Pool(Connector("postgresql://nobody@127.0.0.1:1/nothing"), 1, {})
     answers = await asyncio.gather(pool.acquire(5), pool.acquire(5), return_exceptions=True)
     assert [type(answer) for answer in answers] == [ConnectionRefusedError] * 2
@@ -141,14 +141,14 @@ async def hurried(postgres_url: str) -> AsyncIterator[Pool]:
     await pool.close()
 
 
-async def test_a_statement_that_takes_too_long_is_given_up(hurried: Pool) -> None:
+async def test_slow_statement_is_given_up(hurried: Pool) -> None:
     connection = await hurried.acquire(1)
     with pytest.raises(asyncpg.QueryCanceledError):
         await connection.execute("select pg_sleep(60)")
     hurried.release(connection, broken=True)
 
 
-async def test_a_server_that_answers_no_more_is_not_waited_for(hurried: Pool) -> None:
+async def test_silent_server_is_not_waited_for(hurried: Pool) -> None:
     silent = await hurried.acquire(1)
     pid = await backend(silent)
     other = await hurried.acquire(1)
@@ -181,7 +181,7 @@ async def next_look(pool: Pool) -> None:
     await eventually(lambda: pool._watchdog is not watch)
 
 
-async def test_the_watch_goes_on_while_somebody_holds_a_cut_connection(hurried: Pool) -> None:
+async def test_watch_continues_while_a_cut_connection_is_in_use(hurried: Pool) -> None:
     cut = await hurried.acquire(1)
     with stopped(await backend(cut)), pytest.raises(asyncpg.ConnectionDoesNotExistError):
         await cut.execute("select 1")
@@ -194,7 +194,7 @@ async def test_the_watch_goes_on_while_somebody_holds_a_cut_connection(hurried: 
     hurried.release(again, broken=True)
 
 
-async def test_after_a_cut_one_connection_is_tried_at_a_time(hurried: Pool) -> None:
+async def test_connections_are_retried_one_at_a_time_after_a_cut(hurried: Pool) -> None:
     cut = await hurried.acquire(1)
     with stopped(await backend(cut)), pytest.raises(asyncpg.ConnectionDoesNotExistError):
         await cut.execute("select 1")
@@ -212,7 +212,7 @@ async def test_after_a_cut_one_connection_is_tried_at_a_time(hurried: Pool) -> N
     hurried.release(tried, broken=False)
 
 
-async def test_a_use_that_succeeds_wakes_as_many_as_there_is_room_for(postgres_url: str) -> None:
+async def test_successful_use_wakes_as_many_waiters_as_fit(postgres_url: str) -> None:
     pool = Pool(Connector(postgres_url), 3, {})
     first = await pool.acquire(1)
     pool._is_suspect = True
@@ -270,7 +270,7 @@ async def hurried_engine(server: PostgresServer) -> AsyncIterator[Engine]:
     await store.close()
 
 
-async def test_commits_that_wait_for_a_standby_leave_one_session_at_a_time(
+async def test_commits_waiting_for_a_standby_leave_one_session_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(postgres_module, "STATEMENT_S", 0.9)
@@ -291,7 +291,7 @@ async def test_commits_that_wait_for_a_standby_leave_one_session_at_a_time(
             await engine.submit(new())
 
 
-async def test_a_claim_whose_commit_waits_for_a_standby_is_found_when_the_standby_is_back(
+async def test_claim_whose_commit_waits_for_a_standby_is_found_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(postgres_module, "STATEMENT_S", 0.9)
@@ -311,7 +311,7 @@ async def test_a_claim_whose_commit_waits_for_a_standby_is_found_when_the_standb
                 await engine.complete(work.fence)
 
 
-async def test_claims_on_a_server_that_only_reads_go_on_when_it_can_be_written_to(
+async def test_claims_continue_when_a_read_only_server_is_writable_again(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connector_module, "_ABANDON_INTERVAL_S", 0)
@@ -345,7 +345,7 @@ class Carried(DatabaseClock):
         return self.at
 
 
-def test_a_reading_of_the_databases_clock_that_took_long_counts_for_want_of_a_better() -> None:
+def test_slow_clock_reading_is_used_without_a_better_one() -> None:
     clock = Carried()
     clock.store_reading(START, 0.0, 10.0)
     clock.at = 10.0
@@ -361,7 +361,7 @@ def test_a_reading_of_the_databases_clock_that_took_long_counts_for_want_of_a_be
     assert clock.now() == START + timedelta(seconds=30.25)
 
 
-async def test_a_bulk_submit_after_a_cut_has_the_second_connection_that_it_needs(
+async def test_bulk_submit_after_a_cut_gets_its_second_connection(
     postgres_url: str,
 ) -> None:
     store = app.create_store(postgres_url)
@@ -376,7 +376,7 @@ async def test_a_bulk_submit_after_a_cut_has_the_second_connection_that_it_needs
     await store.close()
 
 
-async def test_a_use_that_makes_progress_goes_on(pool: Pool) -> None:
+async def test_use_that_makes_progress_is_not_given_up(pool: Pool) -> None:
     connection = await pool.acquire(1)
     for _ in range(20):
         pool._check_progress()
@@ -384,7 +384,7 @@ async def test_a_use_that_makes_progress_goes_on(pool: Pool) -> None:
     pool.release(connection, broken=False)
 
 
-async def test_connections_in_use_are_not_handed_out_after_their_server_was_given_up(
+async def test_connections_of_a_given_up_server_are_not_lent_again(
     pool: Pool,
 ) -> None:
     used, idle = await pool.acquire(1), await pool.acquire(1)
@@ -400,7 +400,7 @@ async def test_connections_in_use_are_not_handed_out_after_their_server_was_give
     pool.release(fresh, broken=False)
 
 
-async def test_a_call_whose_connection_the_server_ends_says_that_it_is_lost(
+async def test_call_on_a_connection_ended_by_the_server_reports_the_loss(
     postgres_url: str,
 ) -> None:
     store = app.create_store(postgres_url)
@@ -428,7 +428,7 @@ async def test_a_call_whose_connection_the_server_ends_says_that_it_is_lost(
     await store.close()
 
 
-async def test_uses_that_may_be_repeated_are_cut_when_their_server_is_given_up(
+async def test_repeatable_uses_are_cut_when_their_server_is_given_up(
     pool: Pool, postgres_url: str
 ) -> None:
     slow = Pool(
@@ -447,7 +447,7 @@ async def test_uses_that_may_be_repeated_are_cut_when_their_server_is_given_up(
     await slow.close()
 
 
-async def test_the_kernel_notices_a_lost_machine(postgres: PostgresServer) -> None:
+async def test_tcp_keepalive_detects_a_lost_machine(postgres: PostgresServer) -> None:
     pool = Pool(Connector(postgres.tcp_url("postgres")), 1, DIRECT_SETTINGS)
     connection = await pool.acquire(1)
     found = connection._transport.get_extra_info("socket")
@@ -459,7 +459,7 @@ async def test_the_kernel_notices_a_lost_machine(postgres: PostgresServer) -> No
     await pool.close()
 
 
-async def test_a_use_that_is_slow_by_nature_has_longer(postgres_url: str) -> None:
+async def test_use_marked_as_slow_has_a_longer_deadline(postgres_url: str) -> None:
     pool = Pool(Connector(postgres_url), 1, statement_timeout(MAINTENANCE_S), MAINTENANCE_S)
     connection = await pool.acquire(1)
     assert await connection.fetchval("select current_setting('statement_timeout')") == "8min"
@@ -467,7 +467,7 @@ async def test_a_use_that_is_slow_by_nature_has_longer(postgres_url: str) -> Non
     await pool.close()
 
 
-async def test_a_new_connection_has_little_time_to_prove_itself(
+async def test_new_connection_has_a_short_deadline(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "_ROLE_CHECK_S", 0.2)
@@ -498,7 +498,7 @@ class Gate:
         await self.open.wait()
 
 
-async def test_a_connection_in_the_making_is_dropped_when_its_server_is_given_up(
+async def test_connecting_attempt_is_dropped_when_its_server_is_given_up(
     postgres_url: str,
 ) -> None:
     gate = Gate()
@@ -515,7 +515,7 @@ async def test_a_connection_in_the_making_is_dropped_when_its_server_is_given_up
     await pool.close()
 
 
-async def test_a_closed_pool_keeps_no_connection_that_was_being_made(postgres_url: str) -> None:
+async def test_closed_pool_keeps_no_connecting_attempt(postgres_url: str) -> None:
     gate = Gate()
     pool = Pool(Connector(postgres_url), 1, {}, check_role=gate.prove)
     taking = asyncio.create_task(pool.acquire(1))
@@ -528,7 +528,7 @@ async def test_a_closed_pool_keeps_no_connection_that_was_being_made(postgres_ur
     assert pool._watchdog is None
 
 
-async def test_a_connection_given_back_to_a_closed_pool_is_closed(postgres_url: str) -> None:
+async def test_connection_returned_to_a_closed_pool_is_closed(postgres_url: str) -> None:
     pool = Pool(Connector(postgres_url), 1, {})
     taken = await pool.acquire(1)
     await pool.close()

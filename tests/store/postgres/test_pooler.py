@@ -89,7 +89,7 @@ async def work(engine: Engine) -> None:
     assert done == ALL
 
 
-async def test_tasks_go_their_way(direct: str) -> None:
+async def test_tasks_run_through_a_pooler(direct: str) -> None:
     async with Pooler(direct, size=2) as pooler, opened(settings(pooler)) as store:
         engine = Engine(store)
         await work(engine)
@@ -102,7 +102,7 @@ async def test_tasks_go_their_way(direct: str) -> None:
         assert system.power == tenant.power == ""
 
 
-async def test_a_tenant_sees_nothing_of_others(direct: str) -> None:
+async def test_workspace_sees_nothing_of_others_through_a_pooler(direct: str) -> None:
     async with Pooler(direct, size=1) as pooler, opened(settings(pooler)) as store:
         ours = Engine(store)
         theirs = Engine(store, workspace=UUID(int=7))
@@ -116,7 +116,7 @@ async def test_a_tenant_sees_nothing_of_others(direct: str) -> None:
         await alone.close()
 
 
-async def test_the_settings_last_for_one_transaction(direct: str) -> None:
+async def test_session_settings_last_for_one_transaction(direct: str) -> None:
     async with Pooler(direct, size=1) as pooler, opened(settings(pooler)) as store:
         await Engine(store).submit(new())
         await Engine(store).list()
@@ -134,7 +134,7 @@ async def test_the_settings_last_for_one_transaction(direct: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-async def test_a_pooler_that_loses_prepared_statements_is_refused(direct: str, size: int) -> None:
+async def test_pooler_that_loses_prepared_statements_is_refused(direct: str, size: int) -> None:
     async with Pooler(direct, tracks=False, size=size) as pooler:
         with pytest.raises(Incompatible, match=r"PgBouncer 1\.21 or newer") as caught:
             async with opened(settings(pooler)):
@@ -142,7 +142,7 @@ async def test_a_pooler_that_loses_prepared_statements_is_refused(direct: str, s
         assert caught.value.code == "pooler_unsuitable"
 
 
-async def test_the_pooler_of_the_tenants_is_checked_too(direct: str) -> None:
+async def test_pooler_of_the_workspaces_is_checked(direct: str) -> None:
     async with Pooler(direct) as pooler, Pooler(direct, tracks=False) as lossy:
         mixed = msgspec.structs.replace(settings(pooler), database_runtime=lossy.url(RUN))
         with pytest.raises(Incompatible, match=r"PgBouncer 1\.21 or newer"):
@@ -150,7 +150,7 @@ async def test_the_pooler_of_the_tenants_is_checked_too(direct: str) -> None:
                 pass
 
 
-async def test_a_pooler_with_one_connection_will_do(direct: str) -> None:
+async def test_pooler_with_one_connection_is_enough(direct: str) -> None:
     async with Pooler(direct, size=1) as pooler, opened(settings(pooler)) as store:
         await work(Engine(store))
 
@@ -170,7 +170,7 @@ class Silent:
 
 
 @pytest.mark.parametrize("method", ["prepare", "execute"])
-async def test_a_pooler_that_is_silent_is_not_taken_for_one_that_tracks(
+async def test_silent_pooler_does_not_count_as_one_that_tracks_statements(
     direct: str, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setattr(pooler_module, "_CHECK_S", 0.3)
@@ -187,7 +187,7 @@ async def test_a_pooler_that_is_silent_is_not_taken_for_one_that_tracks(
 
 
 @pytest.mark.parametrize("wrong", [SYS, "tenuto"])
-async def test_a_wrong_login_for_tenants_is_refused(direct: str, wrong: str) -> None:
+async def test_wrong_login_for_workspaces_is_refused(direct: str, wrong: str) -> None:
     async with Pooler(direct) as pooler:
         with pytest.raises(Incompatible, match="instead of tenuto_runtime") as caught:
             async with opened(settings(pooler, run=wrong)):
@@ -228,7 +228,7 @@ def restore(text: bytes, server: PostgresServer, name: str) -> None:
     subprocess.run(command, input=text, capture_output=True, check=True)
 
 
-async def test_a_copy_on_another_server_is_another_database(
+async def test_copy_on_another_server_is_another_database(
     server: PostgresServer, direct: str
 ) -> None:
     """Name, rows and times are those of the original."""
@@ -244,7 +244,7 @@ async def test_a_copy_on_another_server_is_another_database(
                     pass
 
 
-async def test_migrations_go_past_the_pooler(server: PostgresServer) -> None:
+async def test_migrations_bypass_the_pooler(server: PostgresServer) -> None:
     url = server.create_database()
     async with Pooler(url) as pooler:
         for direct in ("", url):
@@ -258,7 +258,7 @@ async def test_migrations_go_past_the_pooler(server: PostgresServer) -> None:
     server.drop_database(url)
 
 
-async def test_hints_go_past_the_pooler(direct: str) -> None:
+async def test_hints_bypass_the_pooler(direct: str) -> None:
     async with Pooler(direct) as pooler:
         chosen = settings(pooler, direct)
         async with (
@@ -271,7 +271,7 @@ async def test_hints_go_past_the_pooler(direct: str) -> None:
             await eventually(lambda: "lane:1" in heard)
 
 
-async def test_a_server_that_is_given_up_is_given_up_by_all_connections(direct: str) -> None:
+async def test_given_up_server_is_given_up_by_all_connections(direct: str) -> None:
     async with (
         Pooler(direct) as pooler,
         app.open_store_and_hints(settings(pooler, direct), listen=True) as (store, wakeups),
@@ -292,7 +292,7 @@ async def test_a_server_that_is_given_up_is_given_up_by_all_connections(direct: 
         await engine.submit(new())
 
 
-async def test_without_an_address_past_the_pooler_hints_stay_in_the_process(direct: str) -> None:
+async def test_hints_stay_in_the_process_without_a_direct_address(direct: str) -> None:
     async with (
         Pooler(direct) as pooler,
         app.open_store_and_hints(settings(pooler), listen=True) as (store, wakeups),

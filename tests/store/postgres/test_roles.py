@@ -28,7 +28,7 @@ RIGHT = Identity(
 WORKSPACE = UUID(int=7)
 
 
-def test_a_tenant_that_sees_nothing_is_right() -> None:
+def test_workspace_connection_that_sees_nothing_is_accepted() -> None:
     assert role_error(RIGHT, TENANT) is None
 
 
@@ -42,14 +42,16 @@ def test_a_tenant_that_sees_nothing_is_right() -> None:
         ({"sees_others": True}, "row-level security does not bind tenuto_runtime"),
     ],
 )
-def test_what_is_wrong_with_a_tenant_is_said(changed: dict[str, object], why: str) -> None:
+def test_wrong_workspace_connection_is_refused_with_the_reason(
+    changed: dict[str, object], why: str
+) -> None:
     found = Identity(
         **({name: getattr(RIGHT, name) for name in Identity.__struct_fields__} | changed)
     )
     assert why in str(role_error(found, TENANT))
 
 
-def test_a_tenant_without_its_workspace_is_wrong() -> None:
+def test_workspace_connection_without_its_workspace_is_refused() -> None:
     assert "is bound to (none)" in str(role_error(RIGHT, TENANT, str(WORKSPACE)))
 
 
@@ -72,7 +74,7 @@ async def migrated(postgres_url: str) -> str:
     return postgres_url
 
 
-async def test_connections_say_who_they_are(migrated: str) -> None:
+async def test_connections_have_an_application_name(migrated: str) -> None:
     async with opened(migrated) as store:
         system = await store.identity()
         tenant = await store.for_workspace(WORKSPACE).identity()
@@ -82,14 +84,14 @@ async def test_connections_say_who_they_are(migrated: str) -> None:
     assert tenant.power == "is a superuser"
 
 
-async def test_a_pooler_that_refuses_parameters_is_said(migrated: str) -> None:
+async def test_pooler_that_refuses_parameters_is_reported(migrated: str) -> None:
     async with Pooler(migrated) as pooler, opened(pooler.url()) as store:
         with pytest.raises(Exception, match="unsupported startup parameter"):
             await store.open()
 
 
 @pytest.mark.parametrize("many", [False, True])
-async def test_a_pooler_that_drops_the_role_is_refused(migrated: str, many: bool) -> None:
+async def test_pooler_that_drops_the_role_is_refused(migrated: str, many: bool) -> None:
     async with Pooler(migrated, ignores=True) as pooler:
         store = app.create_store(pooler.url(), many_tenants=many)
         with pytest.raises(Incompatible, match="acts as tenuto instead of tenuto_system") as caught:
@@ -99,7 +101,7 @@ async def test_a_pooler_that_drops_the_role_is_refused(migrated: str, many: bool
         await store.close()
 
 
-async def test_a_tenant_reads_nothing_through_a_pooler_that_drops_the_role(migrated: str) -> None:
+async def test_workspace_reads_nothing_through_a_pooler_that_drops_the_role(migrated: str) -> None:
     """Not even where nobody opened the store, which would have refused."""
     async with Pooler(migrated, ignores=True) as pooler, opened(pooler.url()) as store:
         engine = Engine(store, workspace=WORKSPACE)
@@ -108,7 +110,7 @@ async def test_a_tenant_reads_nothing_through_a_pooler_that_drops_the_role(migra
                 await call
 
 
-async def test_policies_that_were_switched_off_are_noticed(migrated: str) -> None:
+async def test_disabled_policies_are_detected(migrated: str) -> None:
     connection = await asyncpg.connect(migrated)
     await connection.execute("alter table task disable row level security")
     await connection.close()
@@ -118,7 +120,7 @@ async def test_policies_that_were_switched_off_are_noticed(migrated: str) -> Non
             await Engine(store).list()
 
 
-async def test_a_role_that_bypasses_the_policies_is_noticed() -> None:
+async def test_role_that_bypasses_the_policies_is_detected() -> None:
     with PostgresServer(fast=True) as server:
         url = server.url("postgres")
         async with opened(url) as store:

@@ -16,7 +16,7 @@ def spelled(same: sql.ConstantColumns) -> sql.PostgresQuery:
     return sql.for_postgres(sql.variant(query, frozenset({"now"}), (), {"body", "hot"}), same)
 
 
-def test_what_is_shared_is_sent_once() -> None:
+def test_shared_column_is_sent_once() -> None:
     assert sql.load(sql.POSTGRES)["submit_new"].twins == SHARED
     compiled = spelled(frozenset())
     assert not set(SHARED) & set(compiled.arguments)
@@ -25,12 +25,12 @@ def test_what_is_shared_is_sent_once() -> None:
     assert len(re.findall(rf"\${ids}::uuid\[\]", compiled.sql)) == 3  # body, task and event
 
 
-def test_a_column_that_only_one_of_them_folds_is_sent_twice() -> None:
+def test_column_folded_by_one_set_only_is_sent_twice() -> None:
     compiled = spelled(frozenset({("body", 8)}))
     assert {("body", 8), ("hot", 7)} <= set(compiled.arguments)
 
 
-def test_the_rows_of_a_task_agree_on_what_is_shared() -> None:
+def test_row_sets_of_a_task_share_the_same_columns() -> None:
     clock, task = Clock(), new()
     made, workspace = clock.new_ids(2)
     rows = {

@@ -37,12 +37,12 @@ async def written(store: SqliteStore, count: int) -> None:
     await store.schema()  # behind whatever the thread was sent
 
 
-async def test_who_writes_little_leaves_it_alone(store: SqliteStore) -> None:
+async def test_few_writes_leave_the_journal_unchanged(store: SqliteStore) -> None:
     await written(store, 2)
     assert journal(store) < _JOURNAL_BYTES
 
 
-async def test_what_was_written_is_found_after_a_crash_in_a_journal_with_room(
+async def test_rows_in_a_preallocated_journal_survive_a_crash(
     store: SqliteStore, tmp_path: Path
 ) -> None:
     await written(store, _CHECK_JOURNAL_EVERY)
@@ -57,7 +57,9 @@ async def test_what_was_written_is_found_after_a_crash_in_a_journal_with_room(
     copy.close()
 
 
-async def test_what_others_have_written_stays(store: SqliteStore, tmp_path: Path) -> None:
+async def test_preallocation_keeps_what_other_processes_wrote(
+    store: SqliteStore, tmp_path: Path
+) -> None:
     await written(store, _CHECK_JOURNAL_EVERY - 1)
     other = SqliteStore(store.path)
     await written(other, 3)
@@ -69,7 +71,7 @@ async def test_what_others_have_written_stays(store: SqliteStore, tmp_path: Path
     reader.close()
 
 
-def test_where_there_is_no_room_the_file_stays_as_it_was(tmp_path: Path) -> None:
+def test_preallocation_on_a_full_disk_leaves_the_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"held")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -82,7 +84,7 @@ def test_where_there_is_no_room_the_file_stays_as_it_was(tmp_path: Path) -> None
     assert path.read_bytes() == b"held"
 
 
-async def test_a_journal_that_cannot_be_lengthened_stops_nobody(store: SqliteStore) -> None:
+async def test_failed_preallocation_stops_no_writer(store: SqliteStore) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (_JOURNAL_BYTES // 2, before[1]))
     try:

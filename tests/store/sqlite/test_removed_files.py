@@ -50,7 +50,7 @@ def remove_journal(path: Path) -> None:
 
 
 @pytest.mark.parametrize("take", [remove, move, restore, remove_journal])
-async def test_what_is_written_to_nowhere_is_refused(
+async def test_write_to_a_removed_file_is_refused(
     engine: Engine, tmp_path: Path, take: Callable[[Path], None]
 ) -> None:
     task = (await engine.list()).tasks[0].id
@@ -59,7 +59,7 @@ async def test_what_is_written_to_nowhere_is_refused(
         assert await refusal(call) == "database_unreachable"
 
 
-async def test_a_file_that_was_removed_is_refused_each_time(tmp_path: Path) -> None:
+async def test_removed_file_is_refused_every_time(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "t.db"), ManualClock())  # its folder has settled long ago
     await store.migrate()
     engine = Engine(store)
@@ -71,7 +71,7 @@ async def test_a_file_that_was_removed_is_refused_each_time(tmp_path: Path) -> N
     await store.close()
 
 
-async def test_a_journal_is_beside_the_file_that_a_link_leads_to(tmp_path: Path) -> None:
+async def test_journal_is_beside_the_target_of_a_symbolic_link(tmp_path: Path) -> None:
     link = tmp_path / "link.db"
     link.symlink_to(tmp_path / "t.db")
     store = SqliteStore(str(link))
@@ -83,7 +83,7 @@ async def test_a_journal_is_beside_the_file_that_a_link_leads_to(tmp_path: Path)
     await store.close()
 
 
-async def test_a_folder_that_is_none_any_more(engine: Engine, tmp_path: Path) -> None:
+async def test_folder_replaced_by_a_file_is_refused(engine: Engine, tmp_path: Path) -> None:
     move(tmp_path)
     occupy(tmp_path)
     for call in (engine.submit(new()), engine.list()):
@@ -93,7 +93,7 @@ async def test_a_folder_that_is_none_any_more(engine: Engine, tmp_path: Path) ->
     await engine.submit(new())
 
 
-async def test_the_writer_outlives_what_it_finds_missing(engine: Engine, tmp_path: Path) -> None:
+async def test_writer_survives_a_missing_file(engine: Engine, tmp_path: Path) -> None:
     path = tmp_path / "t.db"
     move(path)
     for _ in range(40):  # the journal has to be lengthened every so often
@@ -103,7 +103,7 @@ async def test_the_writer_outlives_what_it_finds_missing(engine: Engine, tmp_pat
         assert (await engine.core.store.schema()).schema > 0
 
 
-async def test_a_file_that_is_put_back_is_the_same(engine: Engine, tmp_path: Path) -> None:
+async def test_file_that_is_put_back_is_accepted(engine: Engine, tmp_path: Path) -> None:
     path = tmp_path / "t.db"
     move(path)
     assert await refusal(engine.submit(new())) == "database_unreachable"
@@ -112,7 +112,9 @@ async def test_a_file_that_is_put_back_is_the_same(engine: Engine, tmp_path: Pat
     assert len((await engine.list()).tasks) == 2
 
 
-async def test_a_process_may_go_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_can_change_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     store = SqliteStore("t.db")
     await store.migrate()

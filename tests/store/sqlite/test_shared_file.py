@@ -55,7 +55,7 @@ async def unconfirmed(engine: Engine, worker: str) -> AgentProfile:
     return agent
 
 
-async def test_a_sweep_gives_the_capacity_back(database_url: str) -> None:
+async def test_sweep_restores_the_capacity(database_url: str) -> None:
     settings = Settings(database=database_url)
     store = create_store(database_url)
     await store.migrate()

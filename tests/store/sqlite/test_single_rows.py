@@ -34,7 +34,7 @@ def answered(raw: Any, query: sql.Query, single: frozenset[str]) -> list[list[st
 
 
 @pytest.mark.parametrize("query", queries(), ids=lambda query: query.name)
-def test_one_row_is_answered_as_many_are(raw: Any, query: sql.Query) -> None:
+def test_single_row_set_returns_the_same_names_as_many(raw: Any, query: sql.Query) -> None:
     settled = sql.variant(query, frozenset(query.params), (), set(query.rows))
     many = answered(raw, settled, frozenset())
     assert answered(raw, settled, frozenset(query.rows)) == many

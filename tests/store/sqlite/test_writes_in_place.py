@@ -41,11 +41,11 @@ def where(clock: ManualClock | None = None, seconds: float = 0) -> Script[str]:
     return threading.current_thread().name
 
 
-async def test_a_lone_transaction_runs_in_place(store: SqliteStore) -> None:
+async def test_lone_transaction_runs_in_place(store: SqliteStore) -> None:
     assert await store.transact(where) == HERE
 
 
-async def test_after_a_long_one_the_thread_writes_for_a_while(
+async def test_long_transaction_moves_writes_to_the_thread(
     store: SqliteStore, clock: ManualClock
 ) -> None:
     assert await store.transact(lambda: where(clock, 2)) == HERE
@@ -56,16 +56,14 @@ async def test_after_a_long_one_the_thread_writes_for_a_while(
     assert await store.transact(where) == HERE
 
 
-async def test_while_they_take_long_the_thread_goes_on(
-    store: SqliteStore, clock: ManualClock
-) -> None:
+async def test_slow_transactions_stay_in_the_thread(store: SqliteStore, clock: ManualClock) -> None:
     assert await store.transact(lambda: where(clock, 2)) == HERE
     for _ in range(3):
         clock.advance(5.9)
         assert await store.transact(lambda: where(clock, 2)) != HERE
 
 
-async def test_those_that_come_together_do_not_hold_the_loop(
+async def test_concurrent_transactions_do_not_block_the_loop(
     store: SqliteStore, clock: ManualClock
 ) -> None:
     await store.transact(lambda: where(clock, 2))
@@ -73,7 +71,7 @@ async def test_those_that_come_together_do_not_hold_the_loop(
     assert HERE not in (first, second)
 
 
-async def test_nobody_writes_beside_a_job_whose_caller_gave_up(
+async def test_cancelled_write_excludes_other_writers_until_it_ends(
     store: SqliteStore, clock: ManualClock
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -96,7 +94,7 @@ async def test_nobody_writes_beside_a_job_whose_caller_gave_up(
     assert await writing != HERE
 
 
-async def test_another_process_that_writes_is_waited_for_in_the_thread(
+async def test_wait_for_another_process_happens_in_the_thread(
     store: SqliteStore, tmp_path: Path
 ) -> None:
     with (tmp_path / "t.db-lock").open("a") as other:
@@ -108,7 +106,7 @@ async def test_another_process_that_writes_is_waited_for_in_the_thread(
     assert await writing != HERE
 
 
-async def test_a_stranger_that_writes_is_waited_for_in_the_thread(
+async def test_wait_for_another_program_happens_in_the_thread(
     store: SqliteStore, tmp_path: Path
 ) -> None:
     stranger = sqlite3.connect(tmp_path / "t.db", isolation_level=None)
@@ -126,7 +124,7 @@ def has_folder(database: str) -> bool:
     return _socket_folder(database).is_dir()
 
 
-async def test_who_comes_later_hears_and_the_last_takes_the_folder(tmp_path: Path) -> None:
+async def test_later_processes_get_hints_and_the_last_removes_the_folder(tmp_path: Path) -> None:
     database = str(tmp_path / "t.db")
     speaker = LocalWakeups(database, "speaker", Clock())
     speaker.notify(["nobody"])
@@ -145,9 +143,7 @@ async def test_who_comes_later_hears_and_the_last_takes_the_folder(tmp_path: Pat
     assert not has_folder(database)
 
 
-async def test_who_comes_while_it_is_closed_is_told_so(
-    store: SqliteStore, clock: ManualClock
-) -> None:
+async def test_call_during_close_is_refused(store: SqliteStore, clock: ManualClock) -> None:
     hold = threading.Event()
 
     def slow() -> Script[None]:

@@ -44,7 +44,7 @@ def report(**said: Any) -> str:
     return f"echo '{json.dumps(said)}' >&3; "
 
 
-async def test_the_output_of_a_command_is_its_result(database_url: str) -> None:
+async def test_command_output_is_its_result(database_url: str) -> None:
     async with working(database_url) as inside:
         task = await inside.shell(report(output={"answer": 42}))
         assert (await inside.ended(task)).output == {"answer": 42}
@@ -52,7 +52,7 @@ async def test_the_output_of_a_command_is_its_result(database_url: str) -> None:
         assert (await inside.ended(task)).output == {"exitCode": 0}
 
 
-async def test_a_command_sees_its_task_and_nothing_of_the_worker(
+async def test_command_environment_has_its_task_and_nothing_of_the_worker(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORKER_SECRET", "canary-7f3a")
@@ -68,7 +68,7 @@ async def test_a_command_sees_its_task_and_nothing_of_the_worker(
     assert {"WORKER_SECRET", "TENUTO_DATABASE", "VIRTUAL_ENV"}.isdisjoint(seen)
 
 
-async def test_the_prompt_or_else_the_input_is_standard_input(database_url: str) -> None:
+async def test_standard_input_is_the_prompt_or_else_the_input(database_url: str) -> None:
     async with working(database_url) as inside:
         prompt = await inside.shell("cat", prompt="do\nthis", input={"a": 1})
         value = await inside.shell("cat", input={"a": 1})
@@ -80,7 +80,7 @@ async def test_the_prompt_or_else_the_input_is_standard_input(database_url: str)
         assert await inside.transcript(nothing) == []
 
 
-async def test_levels_say_where_a_line_came_from(database_url: str) -> None:
+async def test_transcript_level_shows_the_stream_of_a_line(database_url: str) -> None:
     async with working(database_url) as inside:
         task = await inside.shell("echo out; echo err >&2; " + report(log="said"))
         await inside.ended(task)
@@ -89,7 +89,7 @@ async def test_levels_say_where_a_line_came_from(database_url: str) -> None:
         assert found == {"out": "INFO", "err": "WARN", "said": "INFO"}
 
 
-async def test_a_transcript_is_capped(database_url: str) -> None:
+async def test_transcript_is_capped(database_url: str) -> None:
     async with working(database_url, transcript_kb=1) as inside:
         task = await inside.shell("i=0; while [ $i -lt 200 ]; do echo line $i; i=$((i+1)); done")
         assert (await inside.ended(task)).status == "COMPLETED"
@@ -119,14 +119,14 @@ async def test_ten_megabytes_of_output_do_no_harm(database_url: str, script: str
         assert await inside.outcomes(task) == ["COMPLETED"]
 
 
-async def test_binary_output_is_kept_as_text(database_url: str) -> None:
+async def test_binary_output_is_stored_as_text(database_url: str) -> None:
     async with working(database_url) as inside:
         task = await inside.shell(r"printf 'a\000b\377c\r\n\033[31mred'")
         assert (await inside.ended(task)).status == "COMPLETED"
         assert await inside.transcript(task) == ["a\ufffdb\ufffdc", "\033[31mred"]
 
 
-async def test_a_long_line_is_cut_between_characters(sqlite_url: str) -> None:
+async def test_long_line_is_cut_between_characters(sqlite_url: str) -> None:
     code = "import sys; sys.stdout.buffer.write(('\\u20ac' * 200_000).encode())"
     async with working(sqlite_url) as inside:
         task = await inside.submit(command=[sys.executable, "-c", code])
@@ -134,7 +134,7 @@ async def test_a_long_line_is_cut_between_characters(sqlite_url: str) -> None:
         assert "".join(await inside.transcript(task)) == "\u20ac" * 200_000
 
 
-async def test_progress_is_told_while_the_command_runs(database_url: str) -> None:
+async def test_progress_is_reported_while_the_command_runs(database_url: str) -> None:
     async with working(database_url) as inside:
         task = await inside.shell(report(progress=40, step="compiling") + "sleep 100")
 
@@ -161,7 +161,7 @@ TOLD: list[tuple[Any, str, str]] = [
 ]
 
 
-async def test_an_error_told_by_the_command_decides(database_url: str) -> None:
+async def test_error_reported_by_the_command_decides_its_class(database_url: str) -> None:
     async with working(database_url, slots=20) as inside:
         tasks = [await inside.shell(report(error=error), max_attempts=2) for error, *_ in TOLD]
         for task, (error, status, error_class) in zip(tasks, TOLD, strict=True):
@@ -174,7 +174,7 @@ async def test_an_error_told_by_the_command_decides(database_url: str) -> None:
             assert error is True or "bad" in (last.message or ""), error
 
 
-async def test_a_failure_tells_the_exit_code_and_the_last_words(database_url: str) -> None:
+async def test_failure_has_the_exit_code_and_the_last_lines(database_url: str) -> None:
     async with working(database_url) as inside:
         task = await inside.shell("echo first; echo 'disk on fire' >&2; exit 3", max_attempts=1)
         view = await inside.ended(task)
@@ -184,7 +184,7 @@ async def test_a_failure_tells_the_exit_code_and_the_last_words(database_url: st
         assert (await inside.ended(task)).last_error == "killed by signal 9"
 
 
-async def test_what_was_told_is_not_forgotten_by_a_later_report(sqlite_url: str) -> None:
+async def test_later_report_keeps_earlier_fields(sqlite_url: str) -> None:
     async with working(sqlite_url) as inside:
         task = await inside.shell(report(output=1) + report(progress=90))
         failed = await inside.shell(report(error="bad") + report(log="on"), max_attempts=1)
@@ -219,9 +219,7 @@ NONSENSE: list[Any] = [
 ]
 
 
-async def test_nonsense_on_the_report_pipe_is_only_logged(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_invalid_report_is_only_logged(database_url: str, tmp_path: Path) -> None:
     async with working(database_url, slots=len(NONSENSE)) as inside:
         tasks = []
         for number, line in enumerate(NONSENSE):
@@ -246,7 +244,7 @@ REFUSED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("refused", REFUSED, ids=str)
-async def test_a_refused_key_hurts_no_other_of_its_line(
+async def test_refused_report_key_keeps_the_others(
     database_url: str, refused: dict[str, Any]
 ) -> None:
     others = {"progress": 50, "step": "half", "checkpoint": 1, "log": "said"}
@@ -262,7 +260,7 @@ async def test_a_refused_key_hurts_no_other_of_its_line(
         assert (await inside.ended(failed)).last_error == "bad"
 
 
-async def test_a_report_without_end_is_dropped(sqlite_url: str) -> None:
+async def test_endless_report_is_dropped(sqlite_url: str) -> None:
     async with working(sqlite_url) as inside:
         before = resident()
         task = await inside.shell("head -c 40000000 /dev/zero >&3; echo >&3; " + report(output=1))
@@ -285,7 +283,7 @@ def resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-async def test_a_command_that_cannot_start_fails_at_once(database_url: str) -> None:
+async def test_command_that_cannot_start_fails_at_once(database_url: str) -> None:
     async with working(database_url, task_folders="/no") as inside:
         for command, cwd, told in (
             (["no-such-program-7f3a"], None, "no-such-program-7f3a"),
@@ -300,7 +298,9 @@ async def test_a_command_that_cannot_start_fails_at_once(database_url: str) -> N
             assert await inside.outcomes(task) == ["NOT_STARTED"]
 
 
-async def test_cancel_kills_what_ignores_sigterm_and_keeps_the_receipt(database_url: str) -> None:
+async def test_cancel_kills_a_command_that_ignores_sigterm_and_stores_the_receipt(
+    database_url: str,
+) -> None:
     async with working(database_url) as inside:
         task = await inside.shell(NASTY)
         pids = await nasty_pids(inside, task)
@@ -318,7 +318,9 @@ async def test_cancel_kills_what_ignores_sigterm_and_keeps_the_receipt(database_
 
 
 @pytest.mark.parametrize("second", ["drain", "pause", "cancel"])
-async def test_a_second_request_leaves_the_kill_its_time(database_url: str, second: str) -> None:
+async def test_second_stop_request_does_not_shorten_the_grace(
+    database_url: str, second: str
+) -> None:
     """The outcome is told when the tree is gone, whatever else is asked for meanwhile."""
     async with working(database_url, grace_s=2, drain_s=0) as inside:
         task = await inside.shell(NASTY)
@@ -363,7 +365,7 @@ def holding(pipe: str, *, writing: bool) -> Iterator[None]:
 
 @pytest.mark.parametrize("writing", [False, True])
 @pytest.mark.parametrize("end", ["COMPLETED", "CANCELLED"])
-async def test_who_holds_the_output_open_is_not_waited_for(
+async def test_process_that_keeps_the_output_open_is_not_waited_for(
     database_url: str, tmp_path: Path, end: str, writing: bool
 ) -> None:
     done = tmp_path / "done"
@@ -382,7 +384,7 @@ async def test_who_holds_the_output_open_is_not_waited_for(
         )
 
 
-async def test_a_cancel_that_finds_the_command_at_its_end_is_confirmed(
+async def test_cancel_of_a_command_that_just_exited_is_confirmed(
     database_url: str, tmp_path: Path
 ) -> None:
     done = tmp_path / "done"
@@ -398,7 +400,7 @@ async def test_a_cancel_that_finds_the_command_at_its_end_is_confirmed(
         assert not (await inside.last(task)).unconfirmed
 
 
-async def test_pause_ends_the_session_and_resume_goes_on_from_the_checkpoint(
+async def test_pause_ends_the_session_and_resume_continues_from_the_checkpoint(
     database_url: str,
 ) -> None:
     script = (
@@ -422,7 +424,7 @@ async def test_pause_ends_the_session_and_resume_goes_on_from_the_checkpoint(
         assert await inside.outcomes(task) == ["PAUSED", "COMPLETED"]
 
 
-async def test_a_checkpoint_is_handed_to_the_next_attempt(database_url: str) -> None:
+async def test_checkpoint_is_passed_to_the_next_attempt(database_url: str) -> None:
     script = (
         'if [ -n "$TENUTO_CHECKPOINT" ]; then echo "$TENUTO_CHECKPOINT"; exit 0; fi; '
         + report(checkpoint={"page": 1})
@@ -437,7 +439,7 @@ async def test_a_checkpoint_is_handed_to_the_next_attempt(database_url: str) -> 
         assert (await inside.transcript(task))[-1] == '{"page":2}'
 
 
-async def test_a_run_that_takes_too_long_is_ended_and_gets_more_time(
+async def test_timed_out_command_is_killed_and_gets_more_time(
     database_url: str,
 ) -> None:
     async with working(database_url) as inside:
@@ -461,14 +463,14 @@ async def test_a_run_that_takes_too_long_is_ended_and_gets_more_time(
         assert "timeout of 1 s" in (attempts[0].message or "")
 
 
-async def test_the_agents_own_program_may_be_python(database_url: str) -> None:
+async def test_agents_command_can_be_python(database_url: str) -> None:
     async with working(database_url) as inside:
         code = "import os, json; os.write(3, json.dumps({'output': [1, None, 'é']}).encode())"
         task = await inside.submit(command=[sys.executable, "-c", code])
         assert (await inside.ended(task)).output == [1, None, "é"]
 
 
-async def test_a_long_grace_is_cut_short_after_a_timeout(
+async def test_grace_after_a_timeout_is_bounded(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert attempt.TIMEOUT_GRACE_S < TIMEOUT_SLACK_S  # else the next attempt runs beside it

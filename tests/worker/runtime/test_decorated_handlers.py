@@ -18,7 +18,7 @@ def decorated(handler: Any) -> Any:
     return plain
 
 
-async def test_a_coroutine_behind_a_plain_function_is_awaited(database_url: str) -> None:
+async def test_coroutine_returned_by_a_plain_function_is_awaited(database_url: str) -> None:
     stopped = asyncio.Event()
 
     async def later(ctx: Any) -> Any:

@@ -23,14 +23,14 @@ async def refused(inside: Inside, **fields: Any) -> str:
     return view.last_error or ""
 
 
-async def test_by_default_a_task_sets_no_variable_of_a_workers_command(database_url: str) -> None:
+async def test_task_sets_no_variable_of_a_workers_command_by_default(database_url: str) -> None:
     async with working(database_url, own=PRINTS) as inside:
         why = await refused(inside, env={"MINE": "yes"})
         assert why == "this worker does not let tasks set MINE; start it with --allow-env MINE"
 
 
 @pytest.mark.parametrize("name", ["BASH_ENV", "LD_PRELOAD", "PATH", "HTTPS_PROXY"])
-async def test_what_was_stored_before_is_refused_when_it_starts(
+async def test_task_stored_before_the_rule_is_refused_at_its_start(
     database_url: str, tmp_path: Path, name: str
 ) -> None:
     """A definition or a task may be older than the table of refused names."""
@@ -50,7 +50,7 @@ async def test_what_was_stored_before_is_refused_when_it_starts(
     assert not owned.exists()
 
 
-async def test_a_task_works_below_the_folders_that_the_owner_allows(
+async def test_task_folder_must_be_below_the_allowed_folders(
     database_url: str, tmp_path: Path
 ) -> None:
     root, other = tmp_path / "root", tmp_path / "other"
@@ -94,7 +94,7 @@ async def test_a_task_works_below_the_folders_that_the_owner_allows(
             assert await refused(inside, cwd=cwd) == f"cannot work in {cwd}: {why}"
 
 
-async def test_by_default_tasks_work_where_the_worker_was_started_or_below(
+async def test_task_folder_must_be_below_the_workers_folder_by_default(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "below").mkdir()
@@ -118,7 +118,7 @@ async def test_by_default_tasks_work_where_the_worker_was_started_or_below(
     ],
     ids=" ".join,
 )
-async def test_a_tasks_folder_does_not_choose_what_the_worker_runs(
+async def test_task_folder_does_not_change_the_program_of_the_worker(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: list[str]
 ) -> None:
     sub = tmp_path / "sub"
@@ -136,7 +136,7 @@ async def test_a_tasks_folder_does_not_choose_what_the_worker_runs(
         assert await inside.transcript(task) == ["mine"]
 
 
-async def test_a_word_that_happens_to_name_a_file_stays_where_the_task_names_no_folder(
+async def test_argument_that_names_a_file_is_unchanged_without_a_task_folder(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in `make test`, where a file is called like the target."""

@@ -32,7 +32,7 @@ from tenuto.worker.runtime.function import AttemptStopped, FunctionRuntime
 from tenuto.worker.runtime.protocol import AttemptFailed
 
 
-async def test_handlers_may_be_coroutines_or_functions(database_url: str) -> None:
+async def test_handler_can_be_a_coroutine_or_a_function(database_url: str) -> None:
     async def later(ctx: Any) -> Any:
         ctx.log("from a coroutine")
         return {"got": ctx.input, "attempt": ctx.attempt}
@@ -84,7 +84,7 @@ def repeating(kind: str, done: Counter[str], children: list[UUID]) -> Any:
     return {"later": later, "now": now, "object": called}[kind]
 
 
-async def test_a_child_inherits_nothing_from_its_parents_context(database_url: str) -> None:
+async def test_subtask_inherits_no_context_variable(database_url: str) -> None:
     user: ContextVar[str] = ContextVar("user", default="nobody")
 
     async def parent(ctx: Any) -> str:
@@ -100,9 +100,7 @@ async def test_a_child_inherits_nothing_from_its_parents_context(database_url: s
 
 
 @pytest.mark.parametrize("kind", ["later", "now", "object"])
-async def test_a_second_attempt_repeats_no_step_and_makes_no_second_child(
-    database_url: str, kind: str
-) -> None:
+async def test_second_attempt_repeats_no_step_and_no_spawn(database_url: str, kind: str) -> None:
     done: Counter[str] = Counter()
     children: list[UUID] = []
     handlers = {None: repeating(kind, done, children), "child": lambda _ctx: "child"}
@@ -127,7 +125,7 @@ def spin(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["later", "now"])
-async def test_a_busy_handler_keeps_its_lease(database_url: str, kind: str) -> None:
+async def test_busy_handler_keeps_its_lease(database_url: str, kind: str) -> None:
     async def later(_ctx: Any) -> None:
         spin(3)
 
@@ -163,7 +161,7 @@ class reaping:  # noqa: N801  reads as a verb where it is used
                 await asyncio.to_thread(self._stop.wait, 0.1)
 
 
-async def test_a_fault_in_the_heart_does_not_stop_it(
+async def test_heartbeat_loop_survives_an_error(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats = 0
@@ -187,7 +185,7 @@ async def test_a_fault_in_the_heart_does_not_stop_it(
 
 
 @pytest.mark.parametrize("level", ["loud", "", "\x00", 5, None])
-async def test_a_wrong_level_costs_no_result(database_url: str, level: Any) -> None:
+async def test_invalid_log_level_does_not_fail_the_attempt(database_url: str, level: Any) -> None:
     async def handler(ctx: Any) -> str:
         ctx.log("text", level)
         return "done"
@@ -219,7 +217,7 @@ class Peak:
             self.now -= 1
 
 
-async def test_never_more_attempts_than_slots(database_url: str) -> None:
+async def test_running_attempts_never_exceed_the_slots(database_url: str) -> None:
     peak = Peak(4)
 
     async def later(_ctx: Any) -> None:
@@ -237,7 +235,7 @@ async def test_never_more_attempts_than_slots(database_url: str) -> None:
     assert peak.most == 4
 
 
-async def test_an_agent_never_runs_more_than_it_may(database_url: str) -> None:
+async def test_agent_limit_is_never_exceeded(database_url: str) -> None:
     peak = Peak(2)
 
     async def handler(_ctx: Any) -> None:
@@ -252,7 +250,7 @@ async def test_an_agent_never_runs_more_than_it_may(database_url: str) -> None:
     assert peak.most == 2
 
 
-async def test_a_handler_without_memory_fails_with_an_alarm(database_url: str) -> None:
+async def test_handler_without_memory_fails_as_out_of_memory(database_url: str) -> None:
     async def handler(_ctx: Any) -> None:
         raise MemoryError("no room")
 
@@ -266,7 +264,7 @@ async def test_a_handler_without_memory_fails_with_an_alarm(database_url: str) -
         assert "MemoryError: no room" in (event.stack_trace or "")
 
 
-async def test_a_rate_limit_with_a_known_end_parks_the_task(database_url: str) -> None:
+async def test_rate_limit_with_a_reset_parks_the_task(database_url: str) -> None:
     async def handler(ctx: Any) -> str:
         if ctx.attempt > 1:
             return "went on"
@@ -287,7 +285,7 @@ async def test_a_rate_limit_with_a_known_end_parks_the_task(database_url: str) -
     [datetime(2030, 1, 1), "2030-01-01T00:00:00Z", 5],  # noqa: DTZ001  the point of it
     ids=["no zone", "text", "number"],
 )
-async def test_a_rate_limit_with_a_wrong_end_is_told_like_any_failure(
+async def test_rate_limit_with_an_invalid_reset_is_a_plain_failure(
     database_url: str, until: Any
 ) -> None:
     async def handler(_ctx: Any) -> str:
@@ -310,7 +308,7 @@ LOOP.append(LOOP)
     ids=str.split("object set bytes keys nan nul surrogate loop big long"),
 )
 @pytest.mark.parametrize("kind", ["later", "now"])
-async def test_a_result_that_is_not_json_fails_clearly(
+async def test_result_that_is_not_json_fails_the_attempt(
     sqlite_url: str, result: Any, kind: str
 ) -> None:
     async def later(_ctx: Any) -> Any:
@@ -342,7 +340,7 @@ ODD = {
 
 @pytest.mark.parametrize("what", ODD)
 @pytest.mark.parametrize("kind", ["later", "now"])
-async def test_whatever_a_handler_raises_is_a_failure_of_its_attempt_only(
+async def test_any_exception_of_a_handler_fails_only_its_attempt(
     sqlite_url: str, what: str, kind: str
 ) -> None:
     def now(ctx: Any) -> Any:
@@ -362,9 +360,7 @@ async def test_whatever_a_handler_raises_is_a_failure_of_its_attempt_only(
 
 
 @pytest.mark.parametrize("kind", ["later", "now", "stubborn", "returning"])
-async def test_a_cancelled_handler_is_ended_and_the_cancel_confirmed(
-    database_url: str, kind: str
-) -> None:
+async def test_cancelled_handler_is_stopped_and_confirmed(database_url: str, kind: str) -> None:
     running = threading.Event()
 
     async def later(_ctx: Any) -> None:
@@ -405,7 +401,7 @@ def on_thread(ctx: Any, plain: Callable[[Any], Any]) -> "asyncio.Task[Any]":
     return asyncio.create_task(runtime.run(ctx, 1, {}))
 
 
-async def test_a_cancel_reaches_no_thread_but_its_own(sqlite_url: str) -> None:
+async def test_cancel_stops_only_the_thread_of_its_handler(sqlite_url: str) -> None:
     """The system gives the ident of a thread that has ended to the next one."""
     threads: list[threading.Thread] = []
     results: SimpleQueue[str] = SimpleQueue()
@@ -429,7 +425,7 @@ async def test_a_cancel_reaches_no_thread_but_its_own(sqlite_url: str) -> None:
         assert (await inside.ended(await inside.submit())).output == "second"
 
 
-async def test_a_handler_ends_wherever_it_is_interrupted(sqlite_url: str, request: Any) -> None:
+async def test_handler_can_be_interrupted_anywhere(sqlite_url: str, request: Any) -> None:
     request.addfinalizer(lambda: threading.setprofile(None))
 
     async def stopped_at(ctx: Any, place: int) -> bool:
@@ -453,7 +449,7 @@ async def test_a_handler_ends_wherever_it_is_interrupted(sqlite_url: str, reques
         assert (await inside.ended(await inside.submit(max_attempts=1))).output > 10
 
 
-async def test_an_attempt_that_lost_its_task_to_this_very_worker_is_stopped(
+async def test_attempt_replaced_in_the_same_worker_is_stopped(
     database_url: str,
 ) -> None:
     """The next attempt may be claimed before a heartbeat says that the first is lost."""
@@ -486,7 +482,7 @@ async def lose(inside: Inside) -> None:
     await inside.engine.maintenance.promote_once("promoter")
 
 
-async def test_a_late_result_of_a_lost_attempt_is_refused(database_url: str) -> None:
+async def test_late_result_of_a_lost_attempt_is_refused(database_url: str) -> None:
     gate = asyncio.Event()
 
     async def handler(ctx: Any) -> int:
@@ -517,7 +513,7 @@ async def world(database_url: str, tmp_path: Path) -> AsyncIterator[System]:
 APP = ("--app", "tests.proof.crash.handlers")
 
 
-async def test_no_handler_can_end_the_worker_by_what_it_raises(world: System) -> None:
+async def test_exit_raised_by_a_handler_does_not_end_the_worker(world: System) -> None:
     worker = world.worker(*APP)
     names = ("leave", "leave_thread", "interrupt", "interrupt_thread")
     tasks = await world.submit(*(world.handled(name) for name in names))
@@ -529,9 +525,7 @@ async def test_no_handler_can_end_the_worker_by_what_it_raises(world: System) ->
 
 
 @pytest.mark.parametrize("handler", ["deaf", "deaf_thread"])
-async def test_a_handler_that_will_not_stop_ends_its_worker_alone(
-    world: System, handler: str
-) -> None:
+async def test_handler_that_does_not_stop_ends_only_its_worker(world: System, handler: str) -> None:
     worker = world.worker(*APP)
     stuck, other = await world.submit(world.handled(handler), world.handled("calm"))
     await world.said(stuck, "up")
@@ -550,7 +544,9 @@ async def test_a_handler_that_will_not_stop_ends_its_worker_alone(
 
 
 @pytest.mark.parametrize("handler", ["deaf", "deaf_thread"])
-async def test_a_worker_drains_though_a_handler_will_not_stop(world: System, handler: str) -> None:
+async def test_worker_drains_despite_a_handler_that_does_not_stop(
+    world: System, handler: str
+) -> None:
     worker = world.worker(*APP, drain_s=0.1)
     [task] = await world.submit(world.handled(handler))
     await world.said(task, "up")

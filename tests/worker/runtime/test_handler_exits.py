@@ -80,7 +80,7 @@ async def worked(database: str, handlers: dict[str | None, Any]) -> dict[str | N
 @pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize("how", EXITS, ids=repr)
 @pytest.mark.parametrize("waits", [below, in_a_group])
-def test_an_exit_below_a_handler_fails_its_attempt_alone(
+def test_exit_raised_below_a_handler_fails_only_its_attempt(
     tmp_path: Path, how: BaseException, waits: Any
 ) -> None:
     left = asyncio.Event()
@@ -100,14 +100,14 @@ def test_an_exit_below_a_handler_fails_its_attempt_alone(
     assert found == {"leaves": ("DEAD", 1), "stays": ("COMPLETED", 1)}
 
 
-def test_the_exit_of_the_program_itself_is_its_exit() -> None:
+def test_exit_of_the_program_ends_the_program() -> None:
     with pytest.raises(SystemExit) as caught:
         app.run(leave(SystemExit(5)))
     assert caught.value.code == 5
 
 
 @pytest.mark.parametrize("last_word", [None, "kept"])
-def test_ctrl_c_ends_a_program_that_does_not_listen(last_word: str | None) -> None:
+def test_ctrl_c_ends_a_program_that_ignores_the_stop_request(last_word: str | None) -> None:
     async def main() -> str | None:
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGINT)
@@ -125,7 +125,7 @@ def test_ctrl_c_ends_a_program_that_does_not_listen(last_word: str | None) -> No
         assert app.run(main()) == last_word
 
 
-def test_a_second_ctrl_c_is_not_waited_for() -> None:
+def test_second_ctrl_c_ends_the_program_at_once() -> None:
     async def main() -> None:
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGINT)

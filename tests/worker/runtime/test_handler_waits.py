@@ -37,9 +37,7 @@ def gather_now(ctx: Any) -> Any:
 
 
 @pytest.mark.parametrize("parent", [gather_later, gather_now])
-async def test_one_slot_is_enough_for_a_parent_and_its_children(
-    database_url: str, parent: Any
-) -> None:
+async def test_parent_and_its_subtasks_run_with_one_slot(database_url: str, parent: Any) -> None:
     handlers: Handlers = {"parent": parent, "square": square}
     async with working(database_url, handlers, slots=1) as inside:
         task = await inside.submit(task_type="parent")
@@ -50,7 +48,7 @@ async def test_one_slot_is_enough_for_a_parent_and_its_children(
         assert (await inside.engine.show(task)).tries == 1
 
 
-async def test_a_tree_is_added_up_with_one_slot(database_url: str) -> None:
+async def test_tree_of_subtasks_runs_with_one_slot(database_url: str) -> None:
     async def total(ctx: Any) -> int:
         depth = ctx.input
         if depth == 0:
@@ -65,7 +63,7 @@ async def test_a_tree_is_added_up_with_one_slot(database_url: str) -> None:
         assert (await inside.ended(task, 60)).output == 1 + 3 + 9
 
 
-async def test_steps_are_done_once_over_many_waits(database_url: str) -> None:
+async def test_steps_run_once_over_many_waits(database_url: str) -> None:
     done: Counter[str] = Counter()
 
     async def chain(ctx: Any) -> Any:
@@ -84,7 +82,7 @@ async def test_steps_are_done_once_over_many_waits(database_url: str) -> None:
     assert len(done) == 30
 
 
-async def test_a_child_that_fails_is_told_of(database_url: str) -> None:
+async def test_failed_subtask_is_reported_to_its_parent(database_url: str) -> None:
     async def fails(ctx: Any) -> None:
         raise ValueError(f"no {ctx.input}")
 
@@ -98,7 +96,7 @@ async def test_a_child_that_fails_is_told_of(database_url: str) -> None:
         assert (await inside.ended(task)).output == ["child", "DEAD", "ValueError: no 3"]
 
 
-async def test_what_is_said_before_a_wait_for_children_is_kept(sqlite_url: str) -> None:
+async def test_log_lines_before_a_wait_are_stored(sqlite_url: str) -> None:
     async def parent(ctx: Any) -> None:
         ctx.log(f"attempt {ctx.attempt} waits")
         await ctx.wait([await ctx.spawn("part", child(2))])
@@ -110,7 +108,7 @@ async def test_what_is_said_before_a_wait_for_children_is_kept(sqlite_url: str) 
         assert await inside.transcript(task) == ["attempt 1 waits", "attempt 2 waits"]
 
 
-async def test_a_wait_may_be_given_up(database_url: str) -> None:
+async def test_wait_has_a_timeout(database_url: str) -> None:
     let = asyncio.Event()
 
     async def slow(ctx: Any) -> str:
@@ -164,7 +162,7 @@ def ask_now(ctx: Any) -> Any:
 
 
 @pytest.mark.parametrize("handler", [ask_later, ask_now])
-async def test_people_are_asked_without_a_slot(database_url: str, handler: Any) -> None:
+async def test_question_to_a_person_occupies_no_slot(database_url: str, handler: Any) -> None:
     async with working(database_url, {"ask": handler, "square": square}, slots=1) as inside:
         task = await inside.submit(task_type="ask")
         await inside.until(task, "WAITING")
@@ -180,7 +178,7 @@ async def test_people_are_asked_without_a_slot(database_url: str, handler: Any) 
         assert await inside.transcript(task) == said
 
 
-async def test_whatever_a_handler_makes_of_it_the_attempt_is_over(
+async def test_parked_attempt_ends_even_if_its_handler_catches_the_signal(
     database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cleaned: list[str] = []
@@ -238,7 +236,7 @@ handlers = {"parent": parent, "child": child}
 """
 
 
-async def test_a_wait_outlives_its_worker(database_url: str, tmp_path: Path) -> None:
+async def test_wait_survives_its_worker(database_url: str, tmp_path: Path) -> None:
     async with system(database_url, tmp_path) as world:
         (tmp_path / "kin.py").write_text(HANDLERS)
         world.coordinator()
@@ -262,7 +260,7 @@ def runs(pid: str) -> bool:
     return Path("/proc", pid).exists()
 
 
-async def test_a_cancel_kills_the_processes_of_a_whole_tree(
+async def test_cancel_kills_the_processes_of_all_subtasks(
     database_url: str, tmp_path: Path
 ) -> None:
     """The leaves are commands that a worker runs; what is above them runs by hand."""

@@ -8,7 +8,7 @@ from tests.proof.crash.inside import working
 from tenuto.model.tasks.submission import NewTask
 
 
-async def test_a_step_answers_the_same_in_every_attempt(database_url: str) -> None:
+async def test_step_returns_the_same_value_in_every_attempt(database_url: str) -> None:
     seen: list[Any] = []
 
     async def awaiting(ctx: Any) -> Any:
@@ -28,7 +28,7 @@ async def test_a_step_answers_the_same_in_every_attempt(database_url: str) -> No
     assert seen == [[1, {"two": [3]}]] * 4
 
 
-async def test_a_step_asked_for_twice_at_once_is_done_once(database_url: str) -> None:
+async def test_concurrent_calls_of_a_step_run_it_once(database_url: str) -> None:
     done: list[int] = []
 
     async def work() -> int:
@@ -44,7 +44,7 @@ async def test_a_step_asked_for_twice_at_once_is_done_once(database_url: str) ->
         assert (view.output, done) == ([1, 1], [1])
 
 
-async def test_a_childs_key_is_no_steps(database_url: str) -> None:
+async def test_subtask_key_is_not_a_step_key(database_url: str) -> None:
     async def awaiting(ctx: Any) -> Any:
         await ctx.spawn("part", NewTask(title="part", task_type="nobody's"))
         return await ctx.step("part", lambda: "never")

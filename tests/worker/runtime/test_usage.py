@@ -13,7 +13,7 @@ from tenuto.model.limits.budgets import Budget
 
 
 @pytest.mark.parametrize("kind", ["later", "now"])
-async def test_a_handler_says_what_it_used(database_url: str, kind: str) -> None:
+async def test_handler_reports_its_usage(database_url: str, kind: str) -> None:
     async def later(ctx: Any) -> None:
         await ctx.used(input_tokens=10, output_tokens=5, cost_usd=0.25, model="m")
         await ctx.used(output_tokens=5)
@@ -27,7 +27,7 @@ async def test_a_handler_says_what_it_used(database_url: str, kind: str) -> None
     assert (view.input_tokens, view.output_tokens, view.cost_usd) == (10, 10, 0.25)
 
 
-async def test_what_is_told_at_once_counts_in_full_though_the_store_was_away(
+async def test_concurrent_usage_reports_count_fully_after_an_outage(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used, faults = Engine.used, [Unavailable("away")]
@@ -46,7 +46,7 @@ async def test_what_is_told_at_once_counts_in_full_though_the_store_was_away(
     assert (faults, view.input_tokens) == ([], 11)
 
 
-async def test_a_command_says_what_it_used(database_url: str) -> None:
+async def test_command_reports_its_usage(database_url: str) -> None:
     report = 'echo "{\\"usage\\": {\\"inputTokens\\": 7, \\"costUsd\\": 0.5}}" >&3;'
     async with working(database_url) as inside:
         view = await inside.ended(await inside.shell(report * 2 + 'echo "{\\"usage\\": 1}" >&3'))
@@ -55,7 +55,7 @@ async def test_a_command_says_what_it_used(database_url: str) -> None:
     assert any("unreadable report" in line for line in lines)
 
 
-async def test_a_handler_over_its_budget_is_stopped_and_goes_on_later(database_url: str) -> None:
+async def test_handler_over_its_budget_is_stopped_and_continues_later(database_url: str) -> None:
     async def handler(ctx: Any) -> Any:
         page = ctx.checkpoint or 0
         while page < 5:
