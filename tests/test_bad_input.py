@@ -174,12 +174,14 @@ LOOKED_UP: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("bad", [NUL, HALF], ids=["nul", "surrogate"])
-async def test_text_no_database_can_keep(engine: Engine, fence: Fence, raw: Raw, bad: str) -> None:
+async def test_text_that_cannot_be_stored_is_refused(
+    engine: Engine, fence: Fence, raw: Raw, bad: str
+) -> None:
     calls = SUBMITTED_TEXT | REPORTED_TEXT | LOOKED_UP
     await check(engine, fence, raw, calls, bad, {"text_invalid"})
 
 
-async def test_words_of_an_attempt_are_no_fault(engine: Engine) -> None:
+async def test_odd_text_of_an_attempt_is_stored_escaped(engine: Engine) -> None:
     wrong = {}
     for name, call in WORDS_OF_AN_ATTEMPT.items():
         for kind, bad in {"nul": NUL, "surrogate": HALF, "long": MEGABYTE}.items():
@@ -198,12 +200,12 @@ async def clear(engine: Engine) -> None:
     await engine.act("cancel", Filter(status=("pending",)))
 
 
-async def test_text_that_is_too_long(engine: Engine, fence: Fence, raw: Raw) -> None:
+async def test_too_long_text_is_refused(engine: Engine, fence: Fence, raw: Raw) -> None:
     calls = {n: c for n, c in (SUBMITTED_TEXT | REPORTED_TEXT).items() if n != "filter type"}
     await check(engine, fence, raw, calls, MEGABYTE, {"too_large"})
 
 
-async def test_text_that_is_empty(engine: Engine, fence: Fence, raw: Raw) -> None:
+async def test_empty_text_is_refused(engine: Engine, fence: Fence, raw: Raw) -> None:
     fields = ("title", "task_type", "idempotency_key", "tags", "task_tags", "capabilities")
     calls = {name: SUBMITTED_TEXT[name] for name in fields}
     calls |= {name: REPORTED_TEXT[name] for name in ("step key", "spawn key")}
@@ -248,7 +250,7 @@ NUMBERS: dict[str, tuple[Call, list[Any]]] = {
 }
 
 
-async def test_numbers_and_times_out_of_range(engine: Engine, raw: Raw) -> None:
+async def test_numbers_and_times_out_of_range_are_refused(engine: Engine, raw: Raw) -> None:
     wrong = {}
     for name, (call, values) in NUMBERS.items():
         for bad in values:
@@ -265,7 +267,7 @@ async def test_numbers_and_times_out_of_range(engine: Engine, raw: Raw) -> None:
     assert not wrong, listed(wrong)
 
 
-async def test_a_fence_from_nowhere(engine: Engine, fence: Fence, raw: Raw) -> None:
+async def test_invented_fence_is_refused(engine: Engine, fence: Fence, raw: Raw) -> None:
     calls: dict[str, Call] = {
         "complete": lambda e, f, bad: e.complete(bad),
         "release": lambda e, f, bad: e.release(bad),
@@ -303,7 +305,7 @@ def not_json() -> Iterator[tuple[str, Any]]:
     yield "too_large", [MEGABYTE]
 
 
-async def test_values_that_are_not_json(engine: Engine, fence: Fence, raw: Raw) -> None:
+async def test_values_that_are_not_json_are_refused(engine: Engine, fence: Fence, raw: Raw) -> None:
     names = ("input", "deep input", "metadata", "input under a key", "input under an id")
     calls = {name: SUBMITTED_TEXT[name] for name in names}
     calls |= {n: REPORTED_TEXT[n] for n in ("output", "checkpoint", "step value", "spawn input")}
@@ -318,14 +320,14 @@ async def test_values_that_are_not_json(engine: Engine, fence: Fence, raw: Raw) 
     assert await raw.counts() == before
 
 
-async def test_receipts_that_are_not_json(engine: Engine, fence: Fence) -> None:
+async def test_receipts_that_are_not_json_are_refused(engine: Engine, fence: Fence) -> None:
     found = []
     for bad in ({"a": object()}, {"a": nested(5_000)}, {"a": float("nan")}):
         found.append(await answer(engine.time_out(fence, bad)))
     assert [told for told in found if told.startswith("fault")] == []
 
 
-async def test_lists_that_are_too_long(engine: Engine, fence: Fence, raw: Raw) -> None:
+async def test_too_long_lists_are_refused(engine: Engine, fence: Fence, raw: Raw) -> None:
     words = [f"w{n}" for n in range(51)]
     calls = {name: submitting(**{name: itself}) for name in ("tags", "task_tags", "capabilities")}
     await check(engine, fence, raw, calls, words, {"too_large"})
@@ -342,12 +344,12 @@ async def test_lists_that_are_too_long(engine: Engine, fence: Fence, raw: Raw) -
     await check(engine, fence, raw, calls, environment, {"too_large"})
 
 
-async def test_too_many_at_once(engine: Engine, fence: Fence, raw: Raw) -> None:
+async def test_too_many_items_at_once_are_refused(engine: Engine, fence: Fence, raw: Raw) -> None:
     calls: dict[str, Call] = {"bulk": lambda e, f, bad: e.submit_many(bad)}
     await check(engine, fence, raw, calls, [new()] * 10_001, {"bulk_too_large"})
 
 
-async def test_the_ends_of_time(engine: Engine) -> None:
+async def test_earliest_and_latest_times_are_accepted(engine: Engine) -> None:
     for at in (datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)):
         told = await answer(engine.submit(new(run_at=at, queue_ttl_s=10)))
         assert told in ("accepted", "invalid_value")
@@ -356,7 +358,7 @@ async def test_the_ends_of_time(engine: Engine) -> None:
     await claim_one(engine)
 
 
-async def test_a_refused_task_makes_no_lane(engine: Engine, raw: Raw) -> None:
+async def test_refused_task_creates_no_lane(engine: Engine, raw: Raw) -> None:
     before = await raw.counts()
     for index in range(5):
         assert await answer(engine.submit(new(task_type=f"type{index}", input=object()))) != ""

@@ -68,7 +68,7 @@ def test_generated_parts_are_current(capsys: pytest.CaptureFixture[str]) -> None
     assert generate.main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_a_page_that_lags_is_found(tmp_path: Path) -> None:
+def test_outdated_page_is_detected(tmp_path: Path) -> None:
     for page in PAGES:
         copy = tmp_path / page.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -81,19 +81,19 @@ def test_every_generated_part_is_on_a_page() -> None:
     assert sorted(found) == sorted(generate.BLOCKS)
 
 
-def test_the_statuses_and_outcomes_are_described() -> None:
+def test_statuses_and_outcomes_are_described() -> None:
     page = (ROOT / "docs" / "state-machine.md").read_text()
     assert re.findall(r"^\| ([A-Z_]+) \|", page, re.MULTILINE) == list(Status)
     assert {outcome for outcome in Outcome if outcome not in page} == set()
 
 
-def test_what_a_command_gets_is_described() -> None:
+def test_variables_of_a_command_are_described() -> None:
     source = (ROOT / "src/tenuto/worker/runtime/command.py").read_text()
     page = (ROOT / "docs" / "commands-for-tasks.md").read_text()
     assert {name for name in re.findall(r"TENUTO_\w+", source) if name not in page} == set()
 
 
-def test_every_variable_is_described() -> None:
+def test_every_environment_variable_is_described() -> None:
     sources = (path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
     known = {name for text in sources for name in re.findall(r"TENUTO_[A-Z_]+\b", text)}
     pages = [ROOT / "docs" / name for name in ("settings.md", "commands-for-tasks.md")]
@@ -102,7 +102,7 @@ def test_every_variable_is_described() -> None:
     assert {name for name in known if f"`{name}`" not in told} == set()
 
 
-def test_the_tests_that_hold_a_promise_exist() -> None:
+def test_tests_of_the_guarantees_exist() -> None:
     named = [
         (page, test, place)
         for page in PAGES
@@ -116,7 +116,7 @@ def test_the_tests_that_hold_a_promise_exist() -> None:
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "docs/decisions").glob("*.md")), ids=lambda p: p.stem
 )
-def test_a_decision_is_one_screen_in_five_parts(path: Path) -> None:
+def test_decision_is_one_screen_in_five_parts(path: Path) -> None:
     text = path.read_text()
     assert re.match(rf"# {path.name[:4]}\. \S", text)
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == SECTIONS
@@ -128,7 +128,7 @@ def test_decisions_are_numbered_without_gaps() -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_the_targets_of_make_exist() -> None:
+def test_named_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     shell = [line for block in blocks("sh") for line in block.text.splitlines()]
     prose = [text for page in PAGES for text in re.findall(r"`([^`\n]+)`", page.read_text())]
@@ -154,14 +154,14 @@ def misunderstood(words: list[str]) -> str | None:
     return None
 
 
-def test_command_lines_are_understood() -> None:
+def test_command_lines_in_the_docs_are_valid() -> None:
     told = {where: misunderstood(words) for where, words in command_lines()}
     assert len(told) > 50
     assert {where: why for where, why in told.items() if why is not None} == {}
 
 
 @pytest.mark.parametrize("block", [b for b in blocks("sh") if b.mark == "run"], ids=name_of)
-def test_a_shell_example_runs(block: Block, cli: Orchestrate) -> None:
+def test_shell_example_runs(block: Block, cli: Orchestrate) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["sh", "-eu", "-c", block.text],
@@ -180,7 +180,7 @@ def test_a_shell_example_runs(block: Block, cli: Orchestrate) -> None:
 @pytest.mark.parametrize(
     "block", [b for b in blocks("python") if not FILE_NAME.match(b.text)], ids=name_of
 )
-def test_a_python_example_runs(block: Block, tmp_path: Path) -> None:
+def test_python_example_runs(block: Block, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", block.text],
         cwd=tmp_path,
@@ -224,7 +224,7 @@ def ended(cli: Orchestrate, task: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("worker", [["--app", "agents:handlers"]], indirect=True, ids=["handlers"])
-def test_the_example_handlers_run(cli: Orchestrate, worker: None) -> None:
+def test_example_handlers_run(cli: Orchestrate, worker: None) -> None:
     [line] = [words for where, words in command_lines() if "--type research" in where]
     view = ended(cli, cli.ok(*line))
     assert view["status"] == "COMPLETED", view
@@ -238,7 +238,7 @@ TEAM = ["--app", "team:handlers", "--slots", "1"]
 
 
 @pytest.mark.parametrize("worker", [TEAM], indirect=True, ids=["team"])
-def test_the_example_team_reports(cli: Orchestrate, worker: None) -> None:
+def test_example_team_reports(cli: Orchestrate, worker: None) -> None:
     topics = '{"topics": ["tea", "rain"]}'
     task = cli.ok("task", "create", "--name", "Report", "--type", "report", "--input", topics)
     view = ended(cli, task)
@@ -247,7 +247,7 @@ def test_the_example_team_reports(cli: Orchestrate, worker: None) -> None:
 
 
 @pytest.mark.parametrize("worker", [[]], indirect=True, ids=["commands"])
-def test_the_example_command_reports(cli: Orchestrate, worker: None) -> None:
+def test_example_command_reports(cli: Orchestrate, worker: None) -> None:
     [line] = [words for where, words in command_lines() if "crawl.py" in where]
     answer = cli(*line)
     assert answer.code == 0, answer.err
@@ -257,7 +257,7 @@ def test_the_example_command_reports(cli: Orchestrate, worker: None) -> None:
     assert (view["outputResult"], view["checkpointData"]) == ({"pages": 3}, 3)
 
 
-def test_the_example_queries_run() -> None:
+def test_example_queries_run() -> None:
     database = sqlite3.connect(":memory:")
     for migration in migrations():
         for statement in statements(migration, "sqlite"):
@@ -268,7 +268,7 @@ def test_the_example_queries_run() -> None:
     database.close()
 
 
-def test_the_example_settings_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_settings_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("TENUTO_")]:
         monkeypatch.delenv(name)
     [block] = blocks("toml")
@@ -280,7 +280,7 @@ def test_the_example_settings_load(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_every_area_of_the_long_tests_is_in_the_table() -> None:
+def test_every_area_of_the_long_tests_is_documented() -> None:
     table = (ROOT / "docs" / "testing.md").read_text()
     areas = sorted(path.stem for path in (ROOT / "tests/proof/long").glob("*.py"))
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == areas

@@ -21,12 +21,12 @@ EXAMPLES = EXAMPLE.findall(PAGE)
 RESULTS: dict[str, Any] = {"fetch": {"pages": ["a", "b"]}}
 
 
-def test_every_example_is_run() -> None:
+def test_every_flow_example_is_run() -> None:
     assert len(EXAMPLES) == PAGE.count("```yaml") == 6
 
 
 @pytest.mark.parametrize(("key", "manifest", "drawing"), EXAMPLES, ids=[e[0] for e in EXAMPLES])
-async def test_an_example_ends_as_it_is_drawn(
+async def test_flow_example_finishes_as_drawn(
     key: str, manifest: str, drawing: str, tmp_path: Path
 ) -> None:
     scores = iter([5, 9])

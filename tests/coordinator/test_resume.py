@@ -123,7 +123,7 @@ async def test_result_finished_before_a_suspension_is_stored_after_it(
     assert await stage.status(fence) == "COMPLETED"
 
 
-async def test_stop_confirmed_during_a_suspension_is_stored_after_it(stage: Stage) -> None:
+async def test_cancel_confirmed_after_a_suspension_is_stored(stage: Stage) -> None:
     fence = await cancelled(stage)
     stage.clock.advance(minutes=20)
     await stage.cycle(SETTINGS.heartbeat_s)

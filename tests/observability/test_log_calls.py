@@ -106,7 +106,7 @@ def test_every_log_call_names_its_logger_and_a_constant_message() -> None:
     assert [fault for call in CALLS for fault in faults(call)] == []
 
 
-def test_output_bypasses_no_logger() -> None:
+def test_output_of_the_source_goes_through_the_log() -> None:
     assert [
         f"{place}:{node.lineno} {ast.unparse(node.func)}"
         for place, tree in trees()

@@ -84,7 +84,7 @@ async def test_decrypted_secret_is_in_no_log_line(engine: Engine, log: Log) -> N
 
 
 @pytest.mark.parametrize("style", ["json"], indirect=True)
-def test_json_log_line_has_its_task_and_worker(log: Log) -> None:
+def test_json_log_line_has_its_request_and_task(log: Log) -> None:
     ours = logging.getLogger("tenuto.test")
     tokens = logs.REQUEST.set("r-1"), logs.TASK.set("t-1")
     ours.info("one\nline \x1b[31m")

@@ -169,7 +169,7 @@ async def test_task_without_a_trace_does_not_join_its_workers_trace(
     assert parent_of(by_name(spans)["claim"]) is None
 
 
-async def test_every_outcome_is_a_span(spans: InMemorySpanExporter, engine: Engine) -> None:
+async def test_failure_is_a_span(spans: InMemorySpanExporter, engine: Engine) -> None:
     await engine.fail(await running(engine), failure())
     assert "fail" in by_name(spans)
 

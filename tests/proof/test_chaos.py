@@ -109,7 +109,7 @@ def test_recorder_keeps_whole_lines_and_contradictions(tmp_path: Path) -> None:
     assert record.read().conflicting_ids == ["c.1.short"]
 
 
-def test_zombie_that_begins_late_repeats_nothing(tmp_path: Path) -> None:
+def test_late_start_of_a_zombie_is_no_lost_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "record"
     path.write_text("save T 1 1\nstart T 3 1\nsave T 3 2\nstart T 2 1\nstart T 4 2\n")
     assert Recorder(path).read().lost_checkpoints == []
@@ -117,7 +117,7 @@ def test_zombie_that_begins_late_repeats_nothing(tmp_path: Path) -> None:
     assert Recorder(path).read().lost_checkpoints == ["T"]
 
 
-def test_seed_determines_the_run() -> None:
+def test_seed_determines_the_random_numbers() -> None:
     first, second = SeededRandom(7, "kill"), SeededRandom(7, "kill")
     rolls = [first.roll() for _ in range(100)]
     assert rolls == [second.roll() for _ in range(100)]

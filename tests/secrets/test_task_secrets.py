@@ -58,7 +58,7 @@ async def test_only_the_attempt_gets_the_secrets_of_its_task(engine: Engine, raw
     assert await raw.fetch("select key_id from task_secret") == [("old",)]
 
 
-async def test_task_without_secrets_needs_no_key(engine: Engine, raw: Raw) -> None:
+async def test_input_without_secrets_is_stored_unchanged(engine: Engine, raw: Raw) -> None:
     inputs: list[Any] = [None, [1], {"a": "***"}, {"secrets": {}}, {"$secret": 1}, "$secret"]
     await engine.submit_many([new(input=each) for each in inputs])
     works = await claim_all(engine)
@@ -138,7 +138,7 @@ async def test_repeated_submit_with_secrets_is_recognised_after_a_key_rotation(
     assert not (await later.submit(asked)).created
 
 
-async def test_key_with_different_secrets_in_a_bulk_is_refused(engine: Engine) -> None:
+async def test_idempotency_key_with_different_secrets_in_a_bulk_is_refused(engine: Engine) -> None:
     news = [new(input={"secrets": {"a": each}}, idempotency_key="k") for each in ("one1", "two2")]
     assert await refusal(engine.submit_many(news)) == "idempotency_conflict"
     same = [news[0], news[0]]

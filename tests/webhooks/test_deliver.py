@@ -196,7 +196,7 @@ async def test_open_circuit_sends_one_probe_at_a_time(world: World, another: Ano
     assert (await world.show(made.id)).closed_until is None
 
 
-async def test_endpoint_failing_for_days_is_disabled(world: World) -> None:
+async def test_endpoint_failing_many_times_in_a_row_is_disabled(world: World) -> None:
     world.receiver.replies = [answer(500)]
     made = (await world.hook(ENDS)).webhook
     await waiting(world, 12)

@@ -74,7 +74,7 @@ async def migrated(postgres_url: str) -> str:
     return postgres_url
 
 
-async def test_connections_have_an_application_name(migrated: str) -> None:
+async def test_connections_report_their_role_and_workspace(migrated: str) -> None:
     async with opened(migrated) as store:
         system = await store.identity()
         tenant = await store.for_workspace(WORKSPACE).identity()

@@ -107,7 +107,7 @@ def test_exit_of_the_program_ends_the_program() -> None:
 
 
 @pytest.mark.parametrize("last_word", [None, "kept"])
-def test_ctrl_c_ends_a_program_that_ignores_the_stop_request(last_word: str | None) -> None:
+def test_ctrl_c_ends_a_program_without_a_signal_handler(last_word: str | None) -> None:
     async def main() -> str | None:
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGINT)
