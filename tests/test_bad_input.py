@@ -63,16 +63,16 @@ async def answer(call: Awaitable[Any]) -> str:
 
 
 def listed(wrong: dict[str, str]) -> str:
-    return "\n" + "\n".join(f"{name}: {told}" for name, told in wrong.items())
+    return "\n" + "\n".join(f"{name}: {reported}" for name, reported in wrong.items())
 
 
 async def check(
-    engine: Engine, fence: Fence, raw: Raw, calls: dict[str, Call], bad: Any, wanted: set[str]
+    engine: Engine, fence: Fence, raw: Raw, calls: dict[str, Call], bad: Any, expected: set[str]
 ) -> None:
     """Every call with the bad value is refused as wanted, and no row is written."""
     before = await raw.counts()
-    found = {name: await answer(call(engine, fence, bad)) for name, call in calls.items()}
-    wrong = {name: told for name, told in found.items() if told not in wanted}
+    matches = {name: await answer(call(engine, fence, bad)) for name, call in calls.items()}
+    wrong = {name: reported for name, reported in matches.items() if reported not in expected}
     assert not wrong, listed(wrong)
     after = await raw.counts()
     assert after == before | {"lane": after["lane"]}
@@ -83,8 +83,8 @@ def submitting(**fields: Any) -> Call:
     """Submit with the bad value where a field's maker puts it."""
 
     def call(engine: Engine, fence: Fence, bad: Any) -> Awaitable[Any]:
-        given = {name: make(bad) for name, make in fields.items()}
-        return engine.submit(new(**({"title": "t"} | given)))
+        values = {name: make(bad) for name, make in fields.items()}
+        return engine.submit(new(**({"title": "t"} | values)))
 
     return call
 
@@ -166,8 +166,8 @@ LOOKED_UP: dict[str, Call] = {
     "definitions to export": lambda e, f, bad: e.definitions.export(["fine", bad]),
     "definition to start": lambda e, f, bad: e.flows.start(bad),
     "running group": lambda e, f, bad: e.flows.find_open_group(bad),
-    **{f"schedule to {each}": naming("schedules", each) for each in (*TURNS, "next")},
-    **{f"trigger to {each}": naming("triggers", each) for each in TURNS},
+    **{f"schedule to {item}": naming("schedules", item) for item in (*TURNS, "next")},
+    **{f"trigger to {item}": naming("triggers", item) for item in TURNS},
     "rate limit": lambda e, f, bad: e.rate_limits.delete(bad),
     "gate": lambda e, f, bad: e.gates.open("agent", bad),
 }
@@ -186,9 +186,9 @@ async def test_odd_text_of_an_attempt_is_stored_escaped(engine: Engine) -> None:
     for name, call in WORDS_OF_AN_ATTEMPT.items():
         for kind, bad in {"nul": NUL, "surrogate": HALF, "long": MEGABYTE}.items():
             fence = await running(engine)
-            told = await answer(call(engine, fence, bad))
-            if told.startswith("fault") or told == "database_unreachable":
-                wrong[f"{name}, {kind}"] = told
+            reported = await answer(call(engine, fence, bad))
+            if reported.startswith("fault") or reported == "database_unreachable":
+                wrong[f"{name}, {kind}"] = reported
             await engine.show(fence.task)
             await engine.logs(fence.task)
             await clear(engine)
@@ -258,9 +258,9 @@ async def test_numbers_and_times_out_of_range_are_refused(engine: Engine, raw: R
             if name == "claim":
                 await engine.submit(new())
             before = await raw.counts()
-            told = await answer(call(engine, fence, bad))
-            if told not in ("invalid_value", "checkpoint_stale", "lease_lost"):
-                wrong[f"{name} {bad}"] = told
+            reported = await answer(call(engine, fence, bad))
+            if reported not in ("invalid_value", "checkpoint_stale", "lease_lost"):
+                wrong[f"{name} {bad}"] = reported
             elif await raw.counts() != before:
                 wrong[f"{name} {bad}"] = "refused, and written all the same"
             await clear(engine)
@@ -280,8 +280,8 @@ async def test_invented_fence_is_refused(engine: Engine, fence: Fence, raw: Raw)
         await check(engine, fence, raw, calls, bad, {"lease_lost", "invalid_value"})
     with suppress(TenutoError):
         assert (await engine.heartbeat([Fence(fence.task, 2**70, "x")])).held == {}
-    beat = await engine.heartbeat([Fence(fence.task, fence.attempt, HALF), fence])
-    assert list(beat.held) == [fence.task]
+    heartbeat = await engine.heartbeat([Fence(fence.task, fence.attempt, HALF), fence])
+    assert list(heartbeat.held) == [fence.task]
 
 
 def nested(depth: int) -> Any:
@@ -313,18 +313,18 @@ async def test_values_that_are_not_json_are_refused(engine: Engine, fence: Fence
     before = await raw.counts()
     for code, bad in not_json():
         for name, call in calls.items():
-            told = await answer(call(engine, fence, bad))
-            if told != code:
-                wrong[f"{name} of {type(bad).__name__}"] = told
+            reported = await answer(call(engine, fence, bad))
+            if reported != code:
+                wrong[f"{name} of {type(bad).__name__}"] = reported
     assert not wrong, listed(wrong)
     assert await raw.counts() == before
 
 
 async def test_receipts_that_are_not_json_are_refused(engine: Engine, fence: Fence) -> None:
-    found = []
+    matches = []
     for bad in ({"a": object()}, {"a": nested(5_000)}, {"a": float("nan")}):
-        found.append(await answer(engine.time_out(fence, bad)))
-    assert [told for told in found if told.startswith("fault")] == []
+        matches.append(await answer(engine.time_out(fence, bad)))
+    assert [item for item in matches if item.startswith("fault")] == []
 
 
 async def test_too_long_lists_are_refused(engine: Engine, fence: Fence, raw: Raw) -> None:
@@ -351,8 +351,8 @@ async def test_too_many_items_at_once_are_refused(engine: Engine, fence: Fence, 
 
 async def test_earliest_and_latest_times_are_accepted(engine: Engine) -> None:
     for at in (datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)):
-        told = await answer(engine.submit(new(run_at=at, queue_ttl_s=10)))
-        assert told in ("accepted", "invalid_value")
+        reported = await answer(engine.submit(new(run_at=at, queue_ttl_s=10)))
+        assert reported in ("accepted", "invalid_value")
     await engine.submit(new())
     await engine.maintenance.promote_once("promoter")
     await claim_one(engine)

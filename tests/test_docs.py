@@ -41,9 +41,9 @@ class Block(NamedTuple):
 
 def blocks(language: str) -> Iterator[Block]:
     for page in PAGES:
-        for found, mark, text in FENCE.findall(page.read_text(encoding="utf-8")):
-            if found == language:
-                yield Block(page.relative_to(ROOT).as_posix(), found, mark.strip(), text)
+        for result, mark, text in FENCE.findall(page.read_text(encoding="utf-8")):
+            if result == language:
+                yield Block(page.relative_to(ROOT).as_posix(), result, mark.strip(), text)
 
 
 def name_of(block: Block) -> str:
@@ -54,8 +54,8 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
     """Every call of `orchestrate` in a shell block, without what a shell would do around it."""
     for block in blocks("sh"):
         for line in block.text.splitlines():
-            if found := re.search(r"(?:^|\$\()(orchestrate [^#]*)", line):
-                words = shlex.split(found[1].strip().removesuffix(")"), comments=True)
+            if result := re.search(r"(?:^|\$\()(orchestrate [^#]*)", line):
+                words = shlex.split(result[1].strip().removesuffix(")"), comments=True)
                 yield f"{block.page}: {line}", words[1:]
 
 
@@ -77,8 +77,8 @@ def test_outdated_page_is_detected(tmp_path: Path) -> None:
 
 
 def test_every_generated_part_is_on_a_page() -> None:
-    found = [name for page in PAGES for name, _ in generate.BLOCK.findall(page.read_text())]
-    assert sorted(found) == sorted(generate.BLOCKS)
+    matches = [name for page in PAGES for name, _ in generate.BLOCK.findall(page.read_text())]
+    assert sorted(matches) == sorted(generate.BLOCKS)
 
 
 def test_statuses_and_outcomes_are_described() -> None:
@@ -95,22 +95,22 @@ def test_variables_of_a_command_are_described() -> None:
 
 def test_every_environment_variable_is_described() -> None:
     sources = (path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
-    known = {name for text in sources for name in re.findall(r"TENUTO_[A-Z_]+\b", text)}
+    existing = {name for text in sources for name in re.findall(r"TENUTO_[A-Z_]+\b", text)}
     pages = [ROOT / "docs" / name for name in ("settings.md", "commands-for-tasks.md")]
-    told = "".join(page.read_text() for page in pages)
-    assert {"TENUTO_URL", "TENUTO_DATABASE"} <= known
-    assert {name for name in known if f"`{name}`" not in told} == set()
+    reported = "".join(page.read_text() for page in pages)
+    assert {"TENUTO_URL", "TENUTO_DATABASE"} <= existing
+    assert {name for name in existing if f"`{name}`" not in reported} == set()
 
 
 def test_tests_of_the_guarantees_exist() -> None:
     named = [
-        (page, test, place)
+        (page, test, position)
         for page in PAGES
-        for test, place in NAMED_TEST.findall(page.read_text())
+        for test, position in NAMED_TEST.findall(page.read_text())
     ]
     assert named
-    for page, test, place in named:
-        assert f"def {test}(" in (page.parent / place).read_text(), f"{page.name}: {test}"
+    for page, test, position in named:
+        assert f"def {test}(" in (page.parent / position).read_text(), f"{page.name}: {test}"
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def misunderstood(words: list[str]) -> str | None:
     command: click.Command = root
     path = ["orchestrate"]
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-        found = command.get_command(click.Context(command), words[0])
-        if found is None:
+        result = command.get_command(click.Context(command), words[0])
+        if result is None:
             return f"no command {words[0]}"
-        command = found
+        command = result
         path.append(words.pop(0))
     try:
         command.make_context(" ".join(path), words)
@@ -155,9 +155,9 @@ def misunderstood(words: list[str]) -> str | None:
 
 
 def test_command_lines_in_the_docs_are_valid() -> None:
-    told = {where: misunderstood(words) for where, words in command_lines()}
-    assert len(told) > 50
-    assert {where: why for where, why in told.items() if why is not None} == {}
+    reported = {where: misunderstood(words) for where, words in command_lines()}
+    assert len(reported) > 50
+    assert {where: reason for where, reason in reported.items() if reason is not None} == {}
 
 
 @pytest.mark.parametrize("block", [b for b in blocks("sh") if b.mark == "run"], ids=name_of)
@@ -191,7 +191,7 @@ def test_python_example_runs(block: Block, tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     if block.page == "README.md":
-        [shown] = [each.text for each in blocks("text") if each.page == "README.md"]
+        [shown] = [item.text for item in blocks("text") if item.page == "README.md"]
         assert done.stdout == shown
 
 

@@ -15,7 +15,7 @@ def test_ids_follow_the_order_of_their_creation() -> None:
     clock.advance(-1)
     ids += [clock.new_id() for _ in range(100)]
     assert ids == sorted(set(ids))
-    assert {each.version for each in ids} == {7}
+    assert {item.version for item in ids} == {7}
 
 
 async def test_poll_requested_during_a_poll_runs_again() -> None:

@@ -135,12 +135,12 @@ def test_workspace_setting_requires_a_server(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("missing", ["database", "database_runtime"])
 def test_pooler_requires_both_addresses(missing: str) -> None:
-    given = dict.fromkeys(("database", "database_runtime"), "postgresql://h/db")
-    load({"pooler": "transaction", **given})
+    values = dict.fromkeys(("database", "database_runtime"), "postgresql://h/db")
+    load({"pooler": "transaction", **values})
     for wrong in ("", "sqlite:///t.db"):
-        told = rf"^with pooler=transaction the setting {missing} must be postgresql://"
-        with pytest.raises(Invalid, match=told):
-            load({"pooler": "transaction", **given, missing: wrong})
+        reported = rf"^with pooler=transaction the setting {missing} must be postgresql://"
+        with pytest.raises(Invalid, match=reported):
+            load({"pooler": "transaction", **values, missing: wrong})
 
 
 def test_database_option_uses_only_options_for_its_connection(
@@ -185,9 +185,9 @@ def test_child_process_with_its_own_settings_inherits_none(monkeypatch: pytest.M
     monkeypatch.setenv("TENUTO_POOLER", "transaction")
     monkeypatch.setenv("CRASH_AT", "worker.running")
     monkeypatch.setenv("PGPASSWORD", "secret")
-    found = environment_without_settings()
-    assert found["PGPASSWORD"] == "secret"
-    assert [name for name in found if name.startswith(("TENUTO_", "CRASH_"))] == []
+    result = environment_without_settings()
+    assert result["PGPASSWORD"] == "secret"
+    assert [name for name in result if name.startswith(("TENUTO_", "CRASH_"))] == []
 
 
 async def test_workers_of_up_use_its_database_settings(

@@ -131,13 +131,13 @@ def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str, str]]:
 
 def uses(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
     """Each use of an imported name, spelled in full whatever it is called here."""
-    known = {here: full for _, here, full in imports(tree)}
+    existing = {here: full for _, here, full in imports(tree)}
 
     def full_name(node: ast.expr) -> str:
         if isinstance(node, ast.Attribute):
             owner = full_name(node.value)
             return f"{owner}.{node.attr}" if owner else ""
-        return known.get(node.id, "") if isinstance(node, ast.Name) else ""
+        return existing.get(node.id, "") if isinstance(node, ast.Name) else ""
 
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute | ast.Name) and (name := full_name(node)):
@@ -323,7 +323,11 @@ def test_names_use_no_replaced_word() -> None:
 
 def test_docstrings_of_functions_begin_with_a_verb_or_a_noun() -> None:
     trees = modules(SOURCE)
-    assert [place for path, tree in trees for place in unclear_docstrings(path, tree)] == []
+    assert [
+        unclear_docstring
+        for path, tree in trees
+        for unclear_docstring in unclear_docstrings(path, tree)
+    ] == []
 
 
 def anchors(page: Path) -> set[str]:
@@ -341,8 +345,8 @@ def is_dead(page: Path, link: str) -> bool:
     """Whether a relative link leads nowhere: no such file, line or heading."""
     if re.match(r"[a-z][a-z+.-]*:", link):
         return False
-    place, _, anchor = link.partition("#")
-    target = page.parent / place if place else page
+    position, _, anchor = link.partition("#")
+    target = page.parent / position if position else page
     if not target.resolve().exists():
         return True
     if line := re.fullmatch(r"L(\d+)(?:-L(\d+))?", anchor):
@@ -379,4 +383,4 @@ def test_changelog_has_the_version() -> None:
 
 @pytest.mark.parametrize("pattern", [MACHINE_PATHS, REGISTRIES], ids=["paths", "registries"])
 def test_no_file_names_one_machine(pattern: re.Pattern[str]) -> None:
-    assert [place for place, line in lines() if pattern.search(line)] == []
+    assert [position for position, line in lines() if pattern.search(line)] == []

@@ -50,8 +50,8 @@ class Api:
         scopes: tuple[str, ...] = SCOPES,
         **more: Any,
     ) -> str:
-        made = await self.service.identity.create_token(workspace, "test", role, scopes, **more)
-        return made.token
+        created = await self.service.identity.create_token(workspace, "test", role, scopes, **more)
+        return created.token
 
     async def acting(
         self, role: Role = Role.OWNER, workspace: UUID = DEFAULT_WORKSPACE, **more: Any
@@ -67,15 +67,15 @@ async def running(settings: Settings, deadlines: Deadlines | None = None) -> Asy
     await store.migrate()
     await store.close()
     stop = asyncio.Event()
-    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    reported: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with app.open_service(settings) as service, AsyncExitStack() as stack:
-        task = asyncio.create_task(serve(service, stop, told.set_result, deadlines=deadlines))
-        task.add_done_callback(lambda _: told.done() or told.cancel())
-        await asyncio.wait([told])
+        task = asyncio.create_task(serve(service, stop, reported.set_result, deadlines=deadlines))
+        task.add_done_callback(lambda _: reported.done() or reported.cancel())
+        await asyncio.wait([reported])
         if task.done():
             await task
         try:
-            yield Api(service, await told, stack)
+            yield Api(service, await reported, stack)
             await stack.aclose()
         finally:
             stop.set()

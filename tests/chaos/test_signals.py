@@ -39,10 +39,10 @@ def leaves_nothing(number: signal.Signals, *, ignored: bool) -> None:
         _end_by(number, Path(folder), ignored=ignored)
 
 
-def _end_by(number: signal.Signals, place: Path, *, ignored: bool) -> None:
+def _end_by(number: signal.Signals, position: Path, *, ignored: bool) -> None:
     running = subprocess.Popen(
         [PROGRAM, "chaos", "--minutes", "5", "--faults", "stop"],
-        env={"PATH": os.defpath, "TMPDIR": str(place)},
+        env={"PATH": os.defpath, "TMPDIR": str(position)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         preexec_fn=partial(_set_signals, ignored=ignored),  # noqa: PLW1509  two calls into the kernel
@@ -61,7 +61,7 @@ def _end_by(number: signal.Signals, place: Path, *, ignored: bool) -> None:
         running.kill()
         running.wait()
     eventually_sync(lambda: not any(alive(pid) for pid in started), 20)
-    assert [*place.iterdir()] == []
+    assert [*position.iterdir()] == []
 
 
 def test_ignored_signal_stays_ignored_and_handlers_are_restored() -> None:

@@ -47,7 +47,7 @@ def here(cli: Orchestrate, capsys: pytest.CaptureFixture[str]) -> Here:
     return Here(cli.data, capsys)
 
 
-async def _die(settings: Settings, title: str, said: str, error: str) -> str:
+async def _die(settings: Settings, title: str, output: str, error: str) -> str:
     async with app.connect(settings) as engine:
         await engine.submit(NewTask(title=title, max_attempts=1, priority=10))
         profile = AgentProfile(
@@ -55,7 +55,7 @@ async def _die(settings: Settings, title: str, said: str, error: str) -> str:
         )
         agent = await engine.register_agent(profile)
         [work] = await engine.claim(agent, "host:1:test")
-        await engine.append(work.fence, [Line(0, "INFO", said), Line(1, "ERROR", "last words")])
+        await engine.append(work.fence, [Line(0, "INFO", output), Line(1, "ERROR", "last words")])
         await engine.fail(work.fence, Failure(message=error, exit_code=7))
         return str(work.fence.task)
 
@@ -64,7 +64,7 @@ async def _die(settings: Settings, title: str, said: str, error: str) -> str:
 def die(cli: Orchestrate) -> Die:
     """Makes a task that an attempt printed for and failed, so that it is DEAD; answers its id."""
 
-    def make(title: str = "dead", said: str = "hello", error: str = "boom") -> str:
-        return app.run(_die(Settings(data=str(cli.data)), title, said, error))
+    def make(title: str = "dead", output: str = "hello", error: str = "boom") -> str:
+        return app.run(_die(Settings(data=str(cli.data)), title, output, error))
 
     return make

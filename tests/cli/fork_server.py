@@ -55,9 +55,9 @@ class Forked:
     def terminate(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
 
-    def wait(self, patience_s: float) -> int:
+    def wait(self, timeout_s: float) -> int:
         """The exit code once it ended, negative for a signal; kills it after that time."""
-        self._link.settimeout(patience_s)
+        self._link.settimeout(timeout_s)
         with self._link, self._told:
             try:
                 return int(self._told.readline())
@@ -74,39 +74,39 @@ class Ended(NamedTuple):
     err: bytes
 
 
-def run(command: Command, given: bytes, patience_s: float) -> Ended:
+def run(command: Command, values: bytes, timeout_s: float) -> Ended:
     """Runs a command to its end; raises `TimeoutError` and kills it if that takes longer."""
     out, out_end = os.pipe()
     err, err_end = os.pipe()
     try:
         with tempfile.TemporaryFile() as source:
-            source.write(given)
+            source.write(values)
             source.seek(0)
             forked = Forked(command, [source.fileno(), out_end, err_end])
     finally:
         os.close(out_end)
         os.close(err_end)
-    said = _read([out, err], patience_s)
-    return Ended(forked.wait(patience_s), said[out], said[err])
+    output = _read([out, err], timeout_s)
+    return Ended(forked.wait(timeout_s), output[out], output[err])
 
 
-def _read(ends: list[int], patience_s: float) -> dict[int, bytes]:
+def _read(ends: list[int], timeout_s: float) -> dict[int, bytes]:
     """All that is written to some pipes, until nothing comes for so long; closes them."""
-    found = dict.fromkeys(ends, b"")
+    result = dict.fromkeys(ends, b"")
     with selectors.DefaultSelector() as selector:
         try:
             for end in ends:
                 selector.register(end, selectors.EVENT_READ)
-            while selector.get_map() and (ready := selector.select(patience_s)):
+            while selector.get_map() and (ready := selector.select(timeout_s)):
                 for key, _ in ready:
                     if part := os.read(key.fd, 65536):
-                        found[key.fd] += part
+                        result[key.fd] += part
                     else:
                         selector.unregister(key.fd)
         finally:
             for end in ends:
                 os.close(end)
-    return found
+    return result
 
 
 @cache
@@ -171,10 +171,10 @@ def _serve(address: str) -> Command:
 
 
 def _received(link: socket.socket) -> tuple[Command, list[int]]:
-    found, files, _, _ = socket.recv_fds(link, _MOST_BYTES, 3)
+    result, files, _, _ = socket.recv_fds(link, _MOST_BYTES, 3)
     while part := link.recv(_MOST_BYTES):
-        found += part
-    return msgspec.msgpack.decode(found, type=Command), files
+        result += part
+    return msgspec.msgpack.decode(result, type=Command), files
 
 
 def _tell_end(ended: int, child: int, link: socket.socket) -> None:

@@ -43,8 +43,8 @@ class Orchestrate:
 
     def __call__(self, *words: str, stdin: str | bytes = b"", **environment: str) -> Answer:
         """The answer to a command line."""
-        given = stdin.encode() if isinstance(stdin, str) else stdin
-        done = fork_server.run(self._command(words, environment), given, PATIENCE)
+        values = stdin.encode() if isinstance(stdin, str) else stdin
+        done = fork_server.run(self._command(words, environment), values, PATIENCE)
         answer = Answer(done.code, done.out.decode(), done.err.decode())
         assert "Traceback" not in answer.out + answer.err
         return answer
@@ -113,11 +113,11 @@ def started(cli: Orchestrate, *words: str) -> Iterator[Path]:
 def serving(cli: Orchestrate, *words: str) -> Iterator[str]:
     """A server, by `serve` or the words, until the block ends; answers its address."""
     with started(cli, *(words or ("serve",))) as log:
-        found = eventually_sync(
+        result = eventually_sync(
             lambda: re.search(r"API on ([\w.:/-]+)", log.read_text()), timeout=PATIENCE
         )
         eventually_sync((cli.data / "token").exists, timeout=PATIENCE)
-        yield found[1]
+        yield result[1]
 
 
 def token_of(cli: Orchestrate) -> str:

@@ -85,8 +85,8 @@ def test_bad_json_from_a_file_is_wrong_usage(cli: Orchestrate, content: str, cod
 def test_title_of_a_megabyte_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--data", str(tmp_path), "task", "create", "--name", "x" * (1 << 20)]
     assert main(words) == 2
-    said = capsys.readouterr().err
-    assert said == (
+    output = capsys.readouterr().err
+    assert output == (
         "error: title is 1,048,576 characters long; at most 255 are allowed [too_large]\n"
     )
 
@@ -169,14 +169,14 @@ def test_newer_database_is_refused(cli: Orchestrate) -> None:
 
 
 def test_check_reports_tasks_that_disagree_with_their_audit_trail(cli: Orchestrate) -> None:
-    made = cli.ok("task", "create", "--name", "x")
+    created = cli.ok("task", "create", "--name", "x")
     fine = {"ok": True, "schema": 8, "compat": 4, "restamped": False, "mismatches": []}
     assert cli.json("db", "check") == fine
     with sqlite3.connect(cli.data / "tenuto.db") as raw:
         raw.execute("delete from event")
     raw.close()
     answer = cli("db", "check")
-    assert (answer.code, made in answer.out) == (1, True)
+    assert (answer.code, created in answer.out) == (1, True)
     assert json.loads(cli("db", "check", "--json").out)["ok"] is False
 
 
@@ -214,9 +214,9 @@ def test_internal_error_is_one_line_and_a_hint(
     )
     monkeypatch.setenv("TENUTO_DEBUG", "1")
     assert main(["task", "list", "--json"]) == 1
-    said = capsys.readouterr()
-    assert json.loads(said.out)["error"]["code"] == "internal"
-    assert "Traceback" in said.err
+    output = capsys.readouterr()
+    assert json.loads(output.out)["error"]["code"] == "internal"
+    assert "Traceback" in output.err
 
 
 def test_ctrl_c_while_a_module_is_loaded_ends_quietly(
@@ -246,10 +246,10 @@ def test_ctrl_c_before_the_start_ends_quietly(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("words", [["task", "status", "--follow"], ["task", "logs", "--follow"]])
 def test_ctrl_c_ends_quietly(cli: Orchestrate, words: list[str]) -> None:
-    made = cli.ok("task", "create", "--name", "x")
+    created = cli.ok("task", "create", "--name", "x")
     errors = cli.home / "err"
     with errors.open("wb") as err, (cli.home / "out").open("wb") as out:
-        process = cli.start(*words, made, stderr=err, stdout=out)
+        process = cli.start(*words, created, stderr=err, stdout=out)
         eventually_sync(
             lambda: b"submitted" in errors.read_bytes() + (cli.home / "out").read_bytes(),
             timeout=PATIENCE,

@@ -29,9 +29,9 @@ def paths(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
-            found = command.get_command(context, name)
-            assert found is not None
-            yield from paths(found, (*path, name))
+            result = command.get_command(context, name)
+            assert result is not None
+            yield from paths(result, (*path, name))
 
 
 PATHS = list(paths(root))
@@ -41,8 +41,8 @@ def probe(*words: str) -> tuple[str, int, set[str]]:
     done = subprocess.run(
         [sys.executable, "-c", PROBE, *words], capture_output=True, text=True, check=True
     )
-    told = json.loads(done.stderr)
-    return done.stdout, told["code"], set(told["modules"])
+    reported = json.loads(done.stderr)
+    return done.stdout, reported["code"], set(reported["modules"])
 
 
 def test_documented_commands_exist() -> None:
@@ -89,8 +89,8 @@ def test_every_option_has_help_and_global_options_are_everywhere(path: tuple[str
     assert command.name == (path[-1] if path else "orchestrate")
     options = [param for param in command.params if isinstance(param, click.Option)]
     shared = {"--url", "--token", "--workspace", "--database", "--data", "--json"}
-    assert shared <= {name for each in options for name in each.opts}
-    assert [each.name for each in options if not each.help] == []
+    assert shared <= {name for option in options for name in option.opts}
+    assert [option.name for option in options if not option.help] == []
 
 
 def test_version_needs_no_database() -> None:
@@ -113,14 +113,14 @@ def test_module_can_be_run_as_a_program() -> None:
 
 
 def test_few_modules_are_loaded_before_interrupts_are_handled() -> None:
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", "import sys, tenuto.cli.main; print('typing' in sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    assert said.stdout == "False\n"
+    assert output.stdout == "False\n"
 
 
 def test_short_command_imports_no_server_modules(tmp_path: Path) -> None:

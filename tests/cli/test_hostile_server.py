@@ -22,15 +22,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_POST = do_GET  # noqa: N815  the name that the library calls
 
-    def _answer(self, status: int, kind: str, told: object) -> None:
-        body = json.dumps(told).encode()
+    def _answer(self, status: int, kind: str, reported: object) -> None:
+        body = json.dumps(reported).encode()
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *given: object) -> None:
+    def log_message(self, *args: object) -> None:
         """Say nothing."""
 
 
@@ -57,9 +57,9 @@ def test_error_of_a_server_is_printed_on_its_own_lines(remote: Remote, words: st
     assert answer.code == 1
     assert answer.err.startswith("error: no such task\n  error: forged [internal]\n")
     check(answer)
-    told = remote("--json", *words.split(), *login)
-    check(told)
-    assert "forged" in json.loads(told.out)["error"]["message"]
+    output = remote("--json", *words.split(), *login)
+    check(output)
+    assert "forged" in json.loads(output.out)["error"]["message"]
 
 
 def test_stack_trace_of_a_server_is_printed_on_its_own_lines(remote: Remote) -> None:

@@ -22,12 +22,16 @@ def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Orchestrate]
 def test_task_type_is_paused_explained_listed_and_resumed(cli: Orchestrate) -> None:
     task = cli.ok("task", "create", "--name", "t", "--prompt", "p", "--type", "deploy")
     words = ("pause", "--type", "deploy", "--reason", "release freeze", "--until", "+2h")
-    made = cli.json(*words)
-    assert (made["kind"], made["subject"], made["reason"]) == ("type", "deploy", "release freeze")
-    assert made["until"] is not None
-    told = cli.ok("explain", task)
-    assert "type deploy was paused by" in told
-    assert "release freeze" in told
+    created = cli.json(*words)
+    assert (created["kind"], created["subject"], created["reason"]) == (
+        "type",
+        "deploy",
+        "release freeze",
+    )
+    assert created["until"] is not None
+    output = cli.ok("explain", task)
+    assert "type deploy was paused by" in output
+    assert "release freeze" in output
     listed = cli.ok("pause").splitlines()
     assert listed[0].split() == ["KIND", "SUBJECT", "UNTIL", "BY", "SINCE", "REASON"]
     assert listed[1].endswith("release freeze")
@@ -61,10 +65,10 @@ def test_workspace_option_before_the_command_selects_and_after_it_pauses(
     local = Orchestrate(tmp_path)
     with serving(local) as url:
         far = Remote(tmp_path, url, token_of(local))
-        foreign = far("--workspace", str(uuid4()), "pause", "--workspace")
-        assert (foreign.code, "forbidden" in foreign.err) == (1, True)
-        mine = far.json("workspace", "list")["workspaces"][0]["id"]
-        assert far.ok("--workspace", mine, "pause", "--workspace").startswith("kind")
+        others = far("--workspace", str(uuid4()), "pause", "--workspace")
+        assert (others.code, "forbidden" in others.err) == (1, True)
+        own = far.json("workspace", "list")["workspaces"][0]["id"]
+        assert far.ok("--workspace", own, "pause", "--workspace").startswith("kind")
         assert [gate["kind"] for gate in far.json("pause")["gates"]] == ["workspace"]
 
 
@@ -94,12 +98,15 @@ def test_invalid_pause_or_limit_is_reported(
 def test_rate_limit_is_set_listed_and_deleted(cli: Orchestrate) -> None:
     numbers = ("--requests-per-minute", "50", "--tokens-per-minute", "20000")
     words = ("limit", "set", "claude", "--provider", "anthropic", *numbers)
-    made = cli.json(*words)
-    assert (made["name"], made["provider"], made["model"]) == ("claude", "anthropic", None)
-    assert (made["requestsPerMinute"], made["tokensLeft"]) == (50, 20000)
+    created = cli.json(*words)
+    assert (created["name"], created["provider"], created["model"]) == ("claude", "anthropic", None)
+    assert (created["requestsPerMinute"], created["tokensLeft"]) == (50, 20000)
     cli.ok("limit", "set", "opus", "--model", "opus", "--account", "a", *numbers)
     listed = cli.ok("limit", "list").splitlines()
     assert listed[1].split() == "claude anthropic 50 of 50 20,000 of 20,000".split()
-    assert [each["name"] for each in cli.json("limit", "list")["rateLimits"]] == ["claude", "opus"]
+    assert [rate_limit["name"] for rate_limit in cli.json("limit", "list")["rateLimits"]] == [
+        "claude",
+        "opus",
+    ]
     assert cli.ok("limit", "delete", "claude") == "deleted claude"
     assert len(cli.json("limit", "list")["rateLimits"]) == 1

@@ -30,9 +30,9 @@ def test_output_for_a_closed_file_goes_to_no_other(cli: Orchestrate) -> None:
     assert shell(cli, '"$0" task show nope 2>&-') == (1, "", "")
     assert shell(cli, '"$0" bench --tasks 5 --rounds 1 submit --json 2>&-').out.startswith("{")
     assert shell(cli, '"$0" task create --name x --tag t >&-') == (0, "", "")
-    [made] = cli.json("task", "list")["tasks"]
+    [created] = cli.json("task", "list")["tasks"]
     ended = shell(cli, '"$0" task cancel --tag t 2>&-')
-    assert ended == (0, f"{made['id']}\n", "")
+    assert ended == (0, f"{created['id']}\n", "")
 
 
 @pytest.mark.parametrize("words", ["--prompt-file -", "--input @-"])
@@ -55,9 +55,9 @@ def test_full_disk_is_reported(cli: Orchestrate, words: str, unbuffered: str) ->
 @pytest.mark.parametrize("words", ["task create --name x", "run --json -- true"])
 def test_task_whose_id_cannot_be_printed_is_named(cli: Orchestrate, words: str) -> None:
     answer = shell(cli, f'"$0" {words} >/dev/full')
-    [made] = cli.json("task", "list")["tasks"]
+    [created] = cli.json("task", "list")["tasks"]
     assert (answer.code, answer.out) == (3, "")
-    assert answer.err.startswith(f"error: task {made['id']} is stored, but ")
+    assert answer.err.startswith(f"error: task {created['id']} is stored, but ")
     assert answer.err.endswith(" [storage_full]\n")
 
 
@@ -79,9 +79,9 @@ def test_key_file_is_written_whole_or_not_at_all(
     load_ring(tmp_path / "old", None)
     before = (tmp_path / "old" / FILE).read_bytes()
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(Unavailable, match="No space left on device") as told:
+    with pytest.raises(Unavailable, match="No space left on device") as reported:
         load_ring(tmp_path / "new", None)
-    assert told.value.code == "storage_full"
+    assert reported.value.code == "storage_full"
     with pytest.raises(Unavailable, match="No space left on device"):
         add_key(tmp_path / "old")
     assert (tmp_path / "old" / FILE).read_bytes() == before

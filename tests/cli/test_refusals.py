@@ -17,15 +17,15 @@ def refuse(cli: Orchestrate, *words: str, **environment: str) -> str:
     """The sentence that a command line is refused with, as wrong usage."""
     answer = cli(*words, **environment)
     assert (answer.code, answer.out) == (2, ""), answer
-    told = answer.err.splitlines()[0]
-    assert told.startswith("error: "), answer
-    assert told.endswith("]"), answer
-    assert "[internal]" not in told, answer
-    return told
+    reported = answer.err.splitlines()[0]
+    assert reported.startswith("error: "), answer
+    assert reported.endswith("]"), answer
+    assert "[internal]" not in reported, answer
+    return reported
 
 
 def test_workspace_option_without_a_server_is_refused(cli: Orchestrate) -> None:
-    made = cli.ok("task", "create", "--name", "x")
+    created = cli.ok("task", "create", "--name", "x")
     cancel = ("task", "cancel", "--status", "PENDING", "--yes")
     for words in ((*cancel, "--workspace", SOMEWHERE), ("--workspace", SOMEWHERE, *cancel)):
         assert "a workspace needs a server" in refuse(cli, *words)
@@ -33,14 +33,14 @@ def test_workspace_option_without_a_server_is_refused(cli: Orchestrate) -> None:
     assert "must not be empty" in refuse(cli, *cancel, "--workspace", "")
     assert "a token needs a server" in refuse(cli, *cancel, "--token", "tnt_x")
     assert cli("task", "list", TENUTO_TOKEN="tnt_x").code == 0
-    assert cli.json("task", "show", made)["status"] == "PENDING"
+    assert cli.json("task", "show", created)["status"] == "PENDING"
 
 
 @pytest.mark.parametrize("words", ["up", "serve", "coordinator", "db check", "secret rotate"])
 @pytest.mark.parametrize("option", ["--url", "--token", "--workspace"])
 def test_database_command_refuses_a_server(cli: Orchestrate, words: str, option: str) -> None:
-    told = refuse(cli, *words.split(), option, "http://127.0.0.1:1")
-    assert told.startswith(
+    output = refuse(cli, *words.split(), option, "http://127.0.0.1:1")
+    assert output.startswith(
         f"error: {option} is not allowed: this command works directly on the database"
     )
     assert not cli.data.exists()
@@ -55,8 +55,8 @@ def test_up_ignores_the_workspace_of_commands(cli: Orchestrate) -> None:
 
 
 def test_doctor_reports_that_commands_use_a_server(cli: Orchestrate) -> None:
-    told = json.loads(cli("doctor", "--json", TENUTO_URL="http://me:secret@there:1").out)
-    [server] = [each for each in told["checks"] if each["name"] == "server"]
+    reported = json.loads(cli("doctor", "--json", TENUTO_URL="http://me:secret@there:1").out)
+    [server] = [check for check in reported["checks"] if check["name"] == "server"]
     assert server["detail"].startswith("commands use the server http://me:***@there:1; ")
     assert str(cli.data) in server["detail"]
 
@@ -87,9 +87,9 @@ MODULES = {
 def test_module_that_cannot_be_loaded_is_reported(cli: Orchestrate, name: str) -> None:
     for file, text in MODULES.items():
         (cli.home / file).write_text(text)
-    told = refuse(cli, "worker", "--app", name)
-    assert told.startswith("error: cannot load ")
-    assert told.endswith(" [invalid_value]")
+    output = refuse(cli, "worker", "--app", name)
+    assert output.startswith("error: cannot load ")
+    assert output.endswith(" [invalid_value]")
 
 
 def test_handler_without_a_name_is_refused(cli: Orchestrate) -> None:
@@ -147,8 +147,8 @@ def test_name_that_cannot_be_stored_is_refused(cli: Orchestrate, words: str) -> 
 
 
 def test_zero_duration_is_accepted(cli: Orchestrate) -> None:
-    made = cli.ok("task", "create", "--name", "x", "--run-at", "+0s")
-    assert cli.json("task", "show", made)["status"] == "PENDING"
+    created = cli.ok("task", "create", "--name", "x", "--run-at", "+0s")
+    assert cli.json("task", "show", created)["status"] == "PENDING"
     assert cli.json("task", "list", "--since", "0s")["tasks"] == []
     assert cli.json("agent", "list", "--status", "working") == {"agents": []}
 

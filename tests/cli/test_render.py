@@ -21,18 +21,18 @@ HARMFUL = [chr(code) for code in (*range(32), *range(127, 160), 0x202E, 0x2066, 
 
 def test_every_control_character_is_escaped() -> None:
     for char in HARMFUL:
-        said = printable(f"a{char}b")
-        assert said.isprintable()
-        assert len(said) > 3
+        output = printable(f"a{char}b")
+        assert output.isprintable()
+        assert len(output) > 3
     assert printable("naïve 日本 👩‍💻 \\x1b") == "naïve 日本 👩‍💻 \\x1b"
     assert printable("a\n\tb\r", lines=True) == "a\n\tb\\r"
 
 
 @given(st.text(st.characters()))
 def test_printed_text_is_escaped_and_complete(text: str) -> None:
-    said = printable(text)
-    assert not set(said) & set(HARMFUL)
-    assert len(said) >= len(text)
+    output = printable(text)
+    assert not set(output) & set(HARMFUL)
+    assert len(output) >= len(text)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
@@ -91,9 +91,9 @@ def test_untrusted_text_is_escaped_on_a_terminal(
 ) -> None:
     dead = die(title=EVIL, said=EVIL, error=EVIL)
     answer = cli(*words, *([] if words[-1] == "list" else [dead]))
-    said = answer.out + answer.err
-    assert not set(said) & (set(HARMFUL) - {"\n"})
-    assert "\\x1b[2J" in said
+    output = answer.out + answer.err
+    assert not set(output) & (set(HARMFUL) - {"\n"})
+    assert "\\x1b[2J" in output
     assert json.loads(cli("task", "show", dead, "--json").out)["title"] == EVIL
 
 
@@ -104,15 +104,15 @@ def on_terminal(cli: Orchestrate, *words: str, answer: str = "", **environment: 
     process = cli.start(*words, stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
     os.write(master, answer.encode())
-    said = b""
+    output = b""
     while select.select([master], [], [], PATIENCE)[0]:
         try:
-            said += os.read(master, 65536)
+            output += os.read(master, 65536)
         except OSError:  # the last holder of the other end is gone
             break
     os.close(master)
     process.wait(PATIENCE)
-    return said.decode()
+    return output.decode()
 
 
 def test_terminal_gets_colours_unless_disabled(cli: Orchestrate) -> None:
@@ -126,10 +126,10 @@ def test_terminal_gets_colours_unless_disabled(cli: Orchestrate) -> None:
 
 def test_terminal_gets_a_progress_bar_during_follow(cli: Orchestrate, die: Die) -> None:
     dead = die(title=EVIL, said=EVIL, error=EVIL)
-    said = on_terminal(cli, "task", "status", "--follow", dead)
-    assert "━" in said
-    assert "\x1b[2J" not in said
-    assert "\x1b[31m" not in said
+    output = on_terminal(cli, "task", "status", "--follow", dead)
+    assert "━" in output
+    assert "\x1b[2J" not in output
+    assert "\x1b[31m" not in output
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,6 @@ def test_confirmation_is_requested_before_many_tasks_change(
 
     assert question in on_terminal(cli, *words, answer="n\n")
     assert dead() == 1
-    said = on_terminal(cli, *words, answer="y\n")
-    assert (question in said, dead()) == (True, 0)
+    output = on_terminal(cli, *words, answer="y\n")
+    assert (question in output, dead()) == (True, 0)
     assert question not in on_terminal(cli, *words, "--yes")

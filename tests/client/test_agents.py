@@ -18,19 +18,19 @@ async def test_mailbox_is_equal_direct_and_remote(far: RemoteEngine, near: Engin
     for engine in (far, near):
         async with AsyncClient(engine=engine) as client:
             name = f"agent-{type(engine).__name__}"
-            made = await client.agents.put(name, choose_rules=["all"])
-            assert (made.managed, made.choose_rules) == (True, ("superset",))
+            created = await client.agents.put(name, choose_rules=["all"])
+            assert (created.managed, created.choose_rules) == (True, ("superset",))
             await client.agents.message(name, "one")
             await client.agents.message(name, {"x": 1}, kind="config", coalescable=True)
             await client.agents.message(name, {"x": 2}, kind="config", coalescable=True)
             waiting = (await client.agents.messages(name)).messages
-            assert [each.body for each in waiting] == ["one", {"x": 2}]
+            assert [item.body for item in waiting] == ["one", {"x": 2}]
             taken = await client.agents.dequeue(name, 1)
             again = await client.agents.dequeue(name, 1, taken.batch_id)
             assert again == taken
-            assert [each.body for each in taken.messages] == ["one"]
-            found = await client.agents.explain(name)
-            assert (found.name, found.gates) == (name, [])
+            assert [message.body for message in taken.messages] == ["one"]
+            result = await client.agents.explain(name)
+            assert (result.name, result.gates) == (name, [])
             assert (await client.agents.health(name)).history == []
             assert (await client.agents.terminate(name)).status == "TERMINATED"
 
@@ -48,5 +48,5 @@ async def test_remote_worker_is_drained(far: RemoteEngine, settings: Settings) -
     await far.drain_worker(worker.id)
     async with asyncio.timeout(PATIENCE):
         await running
-    [known] = await far.workers()
-    assert (known.status, known.drain_requested_at is not None) == ("STOPPED", True)
+    [existing] = await far.workers()
+    assert (existing.status, existing.drain_requested_at is not None) == ("STOPPED", True)

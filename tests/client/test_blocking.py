@@ -21,11 +21,11 @@ NOT_BLOCKING = {"engine", "open"}
 
 
 def public(kind: type) -> dict[str, Any]:
-    return {name: found for name, found in inspect.getmembers(kind) if not name.startswith("_")}
+    return {name: result for name, result in inspect.getmembers(kind) if not name.startswith("_")}
 
 
 def methods(kind: type) -> dict[str, Callable[..., Any]]:
-    return {name: found for name, found in public(kind).items() if inspect.isfunction(found)}
+    return {name: result for name, result in public(kind).items() if inspect.isfunction(result)}
 
 
 def awaited(annotation: Any) -> Any:
@@ -39,27 +39,27 @@ def drifted(kinds: Sequence[type], twin: type) -> list[str]:
     """How a class that blocks differs from the awaited ones; of several, what all have counts."""
     ours = methods(twin)
     common = set.intersection(*(set(methods(kind)) for kind in kinds))
-    found = [f"{name} is on one side only" for name in sorted(set(ours) ^ common)]
+    matches = [f"{name} is on one side only" for name in sorted(set(ours) ^ common)]
     for name in sorted(set(ours) & common):
-        mine = inspect.signature(ours[name])
+        own = inspect.signature(ours[name])
         for kind in kinds:
             other = inspect.signature(getattr(kind, name))
-            if list(mine.parameters.values()) != list(other.parameters.values()):
-                found.append(f"{name} takes something else")
-            if mine.return_annotation != awaited(other.return_annotation):
-                found.append(f"{name} answers something else")
-    return found
+            if list(own.parameters.values()) != list(other.parameters.values()):
+                matches.append(f"{name} takes something else")
+            if own.return_annotation != awaited(other.return_annotation):
+                matches.append(f"{name} answers something else")
+    return matches
 
 
 def groups() -> dict[type, Sequence[type]]:
     """Each group of methods that blocks, with the awaited ones that it may stand for."""
-    found: dict[type, Sequence[type]] = {}
+    result: dict[type, Sequence[type]] = {}
     for name, each in public(AsyncClient).items():
         if isinstance(each, property) and hasattr(Client, name):
             kinds = inspect.signature(each.fget).return_annotation  # type: ignore[arg-type]
             twin = inspect.signature(getattr(Client, name).fget).return_annotation
-            found[twin] = get_args(kinds) if isinstance(kinds, UnionType) else (kinds,)
-    return found
+            result[twin] = get_args(kinds) if isinstance(kinds, UnionType) else (kinds,)
+    return result
 
 
 def name_of(twin: object) -> str:
@@ -73,19 +73,19 @@ def test_blocking_resource_has_the_same_methods(twin: type, kinds: Sequence[type
 
 def test_every_resource_is_compared() -> None:
     modules = (blocking, blocking_agents)
-    every = {each for module in modules for each in vars(module).values() if inspect.isclass(each)}
-    known = {
-        each
-        for each in every
-        if issubclass(each, BlockingResource) and each is not BlockingResource
+    every = {var for module in modules for var in vars(module).values() if inspect.isclass(var)}
+    existing = {
+        item
+        for item in every
+        if issubclass(item, BlockingResource) and item is not BlockingResource
     }
-    assert set(groups()) == known
+    assert set(groups()) == existing
 
 
 def test_blocking_client_has_the_same_names() -> None:
     assert set(public(Client)) == set(public(AsyncClient)) - NOT_BLOCKING | {"target"}
     for name in set(methods(Client)) - {"close"}:
-        ours, theirs = (inspect.signature(getattr(each, name)) for each in (Client, AsyncClient))
+        ours, theirs = (inspect.signature(getattr(item, name)) for item in (Client, AsyncClient))
         assert ours == theirs, name
 
 
@@ -145,20 +145,24 @@ def test_blocking_method_passes_every_argument(twin: type, kinds: Sequence[type]
     group = twin(waiter, Recorder(kinds[0]))
     for name, method in methods(twin).items():
         _, *parameters = inspect.signature(method).parameters.values()
-        plain = {each.name: f"any {each.name}" for each in parameters if each.kind is not REST}
-        rest = {each.name: {"other": 1} for each in parameters if each.kind is REST}
-        told = getattr(group, name)(**plain, **({"other": 1} if rest else {}))
-        if not isinstance(told, dict):
-            [told] = told
-        assert told == {"called": name} | plain | rest
+        plain = {
+            parameter.name: f"any {parameter.name}"
+            for parameter in parameters
+            if parameter.kind is not REST
+        }
+        rest = {parameter.name: {"other": 1} for parameter in parameters if parameter.kind is REST}
+        reported = getattr(group, name)(**plain, **({"other": 1} if rest else {}))
+        if not isinstance(reported, dict):
+            [reported] = reported
+        assert reported == {"called": name} | plain | rest
     waiter.close()
 
 
 def test_client_methods_have_return_types(tmp_path: Any) -> None:
     with Client(f"sqlite:///{tmp_path}/t.db") as client:
-        made = assert_type(client.tasks.create("x"), TaskView)
+        created = assert_type(client.tasks.create("x"), TaskView)
         listed = assert_type(client.tasks.list(), Generator[TaskSummary, None, None])
-        assert [each.id for each in listed] == [made.id]
-        events = assert_type(client.tasks.follow(made.id), Generator[TaskEvent, None, None])
+        assert [item.id for item in listed] == [created.id]
+        events = assert_type(client.tasks.follow(created.id), Generator[TaskEvent, None, None])
         events.close()
         assert assert_type(client.stats(), Stats).tasks["PENDING"] == 1

@@ -33,8 +33,8 @@ async def client(
     request: pytest.FixtureRequest, api: Api, token: str, settings: Settings
 ) -> AsyncIterator[AsyncClient]:
     """A client of the database, and one of the server in front of it."""
-    said = (api.url, token) if request.param == "far" else (settings.database_url(),)
-    async with AsyncClient(*said) as client:
+    output = (api.url, token) if request.param == "far" else (settings.database_url(),)
+    async with AsyncClient(*output) as client:
         yield client
 
 
@@ -44,7 +44,7 @@ async def worked(client: AsyncClient, worker: Worker, *tasks: Any) -> None:
     serving = asyncio.create_task(worker.serve(stop))
 
     async def ended() -> bool:
-        views = [await client.tasks.get(each) for each in tasks]
+        views = [await client.tasks.get(item) for item in tasks]
         return all(view.finished_at for view in views)
 
     try:
@@ -69,14 +69,14 @@ async def test_task_is_created_waited_for_and_followed(client: AsyncClient) -> N
     def other(ctx: Any) -> None:
         raise ValueError("no")
 
-    made = await client.tasks.create(
+    created = await client.tasks.create(
         title="Fix strict errors", priority=8, task_type="development", input={"a": 1}
     )
     bad = await client.tasks.create("bad", max_attempts=1, prompt="x")
     stop = asyncio.Event()
     serving = asyncio.create_task(worker.serve(stop))
-    events = [event async for event in client.tasks.follow(made.id)]
-    done = await client.tasks.wait(made.id, timeout=PATIENCE)
+    events = [event async for event in client.tasks.follow(created.id)]
+    done = await client.tasks.wait(created.id, timeout=PATIENCE)
     assert done.output == {"value": 42, "input": {"a": 1}}
     assert done.agent_name == "dev-1"
     with pytest.raises(TaskFailed) as failed:
@@ -84,11 +84,11 @@ async def test_task_is_created_waited_for_and_followed(client: AsyncClient) -> N
     assert (failed.value.status, failed.value.error) == ("DEAD", "ValueError: no")
     stop.set()
     await serving
-    told = [event.line for event in events if event.kind == "status"]
-    assert [line.event for line in told if line] == ["submitted", "claimed", "completed"]
+    reports = [event.line for event in events if event.kind == "status"]
+    assert [line.event for line in reports if line] == ["submitted", "claimed", "completed"]
     assert [event.line.text for event in events if event.kind == "log" and event.line] == ["began"]
-    assert (50, "half") in [(each.progress_percent, each.current_step) for each in events]
-    [attempt] = await client.tasks.attempts(made.id)
+    assert (50, "half") in [(item.progress_percent, item.current_step) for item in events]
+    [attempt] = await client.tasks.attempts(created.id)
     assert attempt.outcome == "COMPLETED"
     assert [line.text for line in await client.tasks.logs(bad.id, "ERROR")]
     assert (await client.tasks.explain(bad.id)).status == "DEAD"
@@ -96,12 +96,12 @@ async def test_task_is_created_waited_for_and_followed(client: AsyncClient) -> N
 
 async def test_lists_cover_all_pages(client: AsyncClient, monkeypatch: Any) -> None:
     monkeypatch.setattr("tenuto.client.tasks.PAGE_SIZE", 3)
-    made = await client.tasks.create_many(
+    created = await client.tasks.create_many(
         [{"title": f"t{number}", "tags": ["x"]} for number in range(8)]
     )
-    found = [each.id async for each in client.tasks.list(tags=["x"], status="PENDING")]
-    assert found == [each.id for each in reversed(made)]
-    assert len([each async for each in client.tasks.list(limit=5)]) == 5
+    matches = [item.id async for item in client.tasks.list(tags=["x"], status="PENDING")]
+    assert matches == [item.id for item in reversed(created)]
+    assert len([item async for item in client.tasks.list(limit=5)]) == 5
     with pytest.raises(Invalid, match="unknown field 'tagz'"):
         await anext(client.tasks.list(tagz=["x"]))
     with pytest.raises(Invalid, match="unknown field 'promt'"):
@@ -109,31 +109,31 @@ async def test_lists_cover_all_pages(client: AsyncClient, monkeypatch: Any) -> N
 
 
 async def test_tasks_are_controlled_by_the_client(client: AsyncClient) -> None:
-    made = await client.tasks.create("x")
-    assert (await client.tasks.pause(made.id, "why")).status == "PAUSED"
-    assert (await client.tasks.resume(made.id)).status == "PENDING"
-    changed = await client.tasks.update(made.id, title="y", tags=["a"], priority=9)
+    created = await client.tasks.create("x")
+    assert (await client.tasks.pause(created.id, "why")).status == "PAUSED"
+    assert (await client.tasks.resume(created.id)).status == "PENDING"
+    changed = await client.tasks.update(created.id, title="y", tags=["a"], priority=9)
     assert (changed.title, changed.tags, changed.priority) == ("y", ["a"], 9)
     with pytest.raises(Conflict):
-        await client.tasks.update(made.id, title="z", version=1)
-    assert (await client.tasks.cancel(made.id, "no")).status == "CANCELLED"
-    again = await client.tasks.rerun(made.id)
-    assert again.rerun_of == made.id
-    assert (await client.tasks.retry(made.id)).status == "PENDING"
-    assert (await client.tasks.act("cancel", tags="a", reason="r")).done == [again.id, made.id]
-    assert (await client.tasks.archive(made.id)).archived_at
-    await client.tasks.delete(made.id)
+        await client.tasks.update(created.id, title="z", version=1)
+    assert (await client.tasks.cancel(created.id, "no")).status == "CANCELLED"
+    again = await client.tasks.rerun(created.id)
+    assert again.rerun_of == created.id
+    assert (await client.tasks.retry(created.id)).status == "PENDING"
+    assert (await client.tasks.act("cancel", tags="a", reason="r")).done == [again.id, created.id]
+    assert (await client.tasks.archive(created.id)).archived_at
+    await client.tasks.delete(created.id)
     with pytest.raises(NotFound):
         await client.tasks.get("0000000")
 
 
 async def test_agents_and_counts_are_read(client: AsyncClient) -> None:
-    made = await client.agents.put("dev", task_tags=["a"], max_concurrent=2, skills=["b"])
+    created = await client.agents.put("dev", task_tags=["a"], max_concurrent=2, skills=["b"])
     again = await client.agents.put("dev", capabilities=["c"])
-    assert again.id == made.id
+    assert again.id == created.id
     assert (again.task_tags, again.capabilities) == (("a",), ("c",))
     assert (again.max_concurrent_tasks, again.skills) == (2, ("b",))
-    assert [each.name async for each in client.agents.list()] == ["dev"]
+    assert [item.name async for item in client.agents.list()] == ["dev"]
     assert (await client.agents.health("dev")).healthy
     assert await client.agents.tasks("dev") == []
     assert (await client.agents.terminate("dev", graceful=False)).status == "TERMINATED"
@@ -143,7 +143,7 @@ async def test_agents_and_counts_are_read(client: AsyncClient) -> None:
     with pytest.raises(NotFound, match="existing agents: none"):
         await client.agents.get("dev")
     await client.secrets.put("api-key", "s3cret-value")
-    assert [each.name for each in await client.secrets.list()] == ["api-key"]
+    assert [item.name for item in await client.secrets.list()] == ["api-key"]
     await client.secrets.delete("api-key")
 
 
@@ -173,9 +173,9 @@ async def test_decorated_functions_are_registered(client: AsyncClient) -> None:
 
 
 async def test_wait_has_a_timeout(client: AsyncClient) -> None:
-    made = await client.tasks.create("x")
+    created = await client.tasks.create("x")
     with pytest.raises(TimeoutError):
-        await client.tasks.wait(made.id, timeout=0.3)
+        await client.tasks.wait(created.id, timeout=0.3)
 
 
 async def test_embedded_database_has_no_administration(settings: Settings) -> None:
@@ -204,16 +204,16 @@ async def test_accounts_are_administered(api: Api, token: str, settings: Setting
     async with AsyncClient(api.url, token) as client:
         me = await client.access.me()
         assert me.role == "OWNER"
-        made = await client.tokens.create("ci", role="MEMBER", scopes=["read"])
-        assert {each.name for each in await client.tokens.list()} == {"bootstrap", "ci"}
-        await client.tokens.revoke(made.id)
+        created = await client.tokens.create("ci", role="MEMBER", scopes=["read"])
+        assert {item.name for item in await client.tokens.list()} == {"bootstrap", "ci"}
+        await client.tokens.revoke(created.id)
         user = await client.users.create("ann", "correct horse", "ADMIN")
         assert (await client.users.update(user.id, "VIEWER")).role == "VIEWER"
         session = await client.access.login("ann", "correct horse")
         async with AsyncClient(api.url, session.token) as ann:
             assert (await ann.access.me()).user_id == user.id
             await ann.access.logout()
-        assert [each.name for each in await client.users.list()] == ["ann"]
+        assert [item.name for item in await client.users.list()] == ["ann"]
         await client.users.delete(user.id)
         [workspace] = await client.workspaces.list()
         assert (await client.workspaces.get(workspace.id)).name == workspace.name
@@ -232,26 +232,28 @@ async def test_accounts_are_administered(api: Api, token: str, settings: Setting
 
 def test_blocking_client_does_the_same(tmp_path: Any) -> None:
     with Client(f"sqlite:///{tmp_path}/t.db") as client:
-        made = client.tasks.create(title="x", prompt="do", priority=8)
-        assert client.tasks.get(made.id).title == "x"
-        assert [each.id for each in client.tasks.list()] == [made.id]
-        events = client.tasks.follow(made.id)
+        created = client.tasks.create(title="x", prompt="do", priority=8)
+        assert client.tasks.get(created.id).title == "x"
+        assert [item.id for item in client.tasks.list()] == [created.id]
+        events = client.tasks.follow(created.id)
         line = next(events).line
         assert line is not None
         assert line.event == "submitted"
         events.close()
-        client.tasks.cancel(made.id)
+        client.tasks.cancel(created.id)
         with pytest.raises(TaskFailed):
-            client.tasks.wait(made.id, timeout=PATIENCE)
+            client.tasks.wait(created.id, timeout=PATIENCE)
         assert client.stats().tasks["CANCELLED"] == 1
     with pytest.raises(Invalid):
         Client("nonsense://x")
 
 
-@pytest.mark.parametrize("said", [{"token": "tnt_x"}, {"workspace": WORKSPACE}])
-def test_server_only_calls_are_refused_on_a_database(tmp_path: Path, said: dict[str, str]) -> None:
+@pytest.mark.parametrize("output", [{"token": "tnt_x"}, {"workspace": WORKSPACE}])
+def test_server_only_calls_are_refused_on_a_database(
+    tmp_path: Path, output: dict[str, str]
+) -> None:
     with pytest.raises(Invalid, match=r"needs a server"):
-        Client(f"sqlite:///{tmp_path}/t.db", **said)
+        Client(f"sqlite:///{tmp_path}/t.db", **output)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -296,14 +298,14 @@ async def test_follow_continues_after_an_outage_of_the_server(
         fixed = msgspec.structs.replace(settings, port=int(first.url.rpartition(":")[2]))
         token = await first.token()
         client = await AsyncClient(first.url, token).open()
-        made = await client.tasks.create("x")
-        events = client.tasks.follow(made.id)
+        created = await client.tasks.create("x")
+        events = client.tasks.follow(created.id)
         seen = [await anext(events)]
         following = asyncio.ensure_future(anext(events))
         monkeypatch.setattr(Clock, "elapsed", lambda clock: elapsed(clock) + quiet_s)
     await eventually(refused.is_set, PATIENCE)
     async with running(fixed):
-        await client.tasks.cancel(made.id)
+        await client.tasks.cancel(created.id)
         seen.append(await following)
         seen += [event async for event in events]
         await client.close()

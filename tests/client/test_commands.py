@@ -40,16 +40,16 @@ def worker(cli: Remote) -> Iterator[None]:
 
 
 def test_task_commands_print_the_same_direct_and_remote(cli: Remote, local: Orchestrate) -> None:
-    made = cli.ok("task", "create", "--name", "x", "--tag", "same", "--input", "[1]")
+    created = cli.ok("task", "create", "--name", "x", "--tag", "same", "--input", "[1]")
     for words in (
-        ("task", "show", made),
-        ("task", "show", made[:30]),
+        ("task", "show", created),
+        ("task", "show", created[:30]),
         ("task", "list", "--tag", "same"),
-        ("task", "status", made),
-        ("task", "logs", made),
-        ("task", "attempts", made),
-        ("task", "explain", made),
-        ("explain", made),
+        ("task", "status", created),
+        ("task", "logs", created),
+        ("task", "attempts", created),
+        ("task", "explain", created),
+        ("explain", created),
         ("worker", "list"),
         ("agent", "list"),
         ("task", "cancel", "--tag", "same", "--dry-run"),
@@ -58,29 +58,32 @@ def test_task_commands_print_the_same_direct_and_remote(cli: Remote, local: Orch
         ("dlq", "list"),
     ):
         assert cli.json(*words) == local.json(*words)
-    assert cli.ok("task", "pause", made) == f"{made} PAUSED"
-    assert cli.ok("task", "resume", made) == f"{made} PENDING"
-    assert cli.ok("task", "update", made, "--priority", "9", "--name", "y") == f"{made} priority 9"
-    assert cli.json("task", "update", made, "--metadata", '{"a": 1}')["metadata"] == {"a": 1}
-    assert cli("task", "update", made).code == 2
-    assert cli("task", "update", made, "--metadata", "[]").code == 2
-    assert cli.json("task", "cancel", "--tag", "same")["done"] == [made]
-    assert cli.ok("task", "retry", made) == f"{made} PENDING"
-    assert cli("task", "delete", made, "--yes").code == 1
-    cli.ok("task", "cancel", made, "--reason", "over")
-    again = cli.ok("task", "rerun", made)
-    assert cli.json("task", "show", again)["rerunOf"] == made
+    assert cli.ok("task", "pause", created) == f"{created} PAUSED"
+    assert cli.ok("task", "resume", created) == f"{created} PENDING"
+    assert (
+        cli.ok("task", "update", created, "--priority", "9", "--name", "y")
+        == f"{created} priority 9"
+    )
+    assert cli.json("task", "update", created, "--metadata", '{"a": 1}')["metadata"] == {"a": 1}
+    assert cli("task", "update", created).code == 2
+    assert cli("task", "update", created, "--metadata", "[]").code == 2
+    assert cli.json("task", "cancel", "--tag", "same")["done"] == [created]
+    assert cli.ok("task", "retry", created) == f"{created} PENDING"
+    assert cli("task", "delete", created, "--yes").code == 1
+    cli.ok("task", "cancel", created, "--reason", "over")
+    again = cli.ok("task", "rerun", created)
+    assert cli.json("task", "show", again)["rerunOf"] == created
     cli.ok("task", "cancel", again)
     assert cli.ok("task", "archive", again).endswith("archived")
-    assert cli.json("task", "delete", made, "--yes") == {"ok": True, "id": made}
-    assert cli.json("task", "show", made)["inputContext"] is None
+    assert cli.json("task", "delete", created, "--yes") == {"ok": True, "id": created}
+    assert cli.json("task", "show", created)["inputContext"] is None
 
 
 def test_refused_commands_print_the_same_direct_and_remote(cli: Remote, local: Orchestrate) -> None:
-    nobody = "0198c0de-0000-7000-8000-000000000000"
+    anonymous = "0198c0de-0000-7000-8000-000000000000"
     for words in (
-        ("task", "show", nobody),
-        ("task", "cancel", nobody),
+        ("task", "show", anonymous),
+        ("task", "cancel", anonymous),
         ("task", "show", "zz"),
         ("task", "list", "--status", "NONE"),
         ("task", "create", "--name", ""),
@@ -107,20 +110,20 @@ def test_command_task_is_run_and_followed(cli: Remote, worker: None) -> None:
     logs = cli.ok("task", "logs", dead, "--follow")
     assert "exit code 3" in logs
     assert cli("dlq", "purge", "--yes").code == 0
-    [known] = [
-        each for each in cli.json("worker", "list")["workers"] if each["status"] == "RUNNING"
+    [existing] = [
+        item for item in cli.json("worker", "list")["workers"] if item["status"] == "RUNNING"
     ]
-    assert known["slots"] == 2
+    assert existing["slots"] == 2
     assert cli.json("agent", "show", "local")["acceptCommands"]
     assert cli.json("agent", "tasks", "local")["tasks"]
 
 
 def test_agent_commands_work_through_a_server(cli: Remote) -> None:
-    made = cli.json(
+    created = cli.json(
         *("agent", "create", "--name", "dev", "--task-tags", "a,b", "--skills", "x"),
         *("--capabilities", "git", "--max-concurrent", "2", "--runtime", "http"),
     )
-    assert (made["taskTags"], made["maxConcurrentTasks"]) == (["a", "b"], 2)
+    assert (created["taskTags"], created["maxConcurrentTasks"]) == (["a", "b"], 2)
     assert cli.json("agent", "update", "dev", "--max-concurrent", "3")["taskTags"] == ["a", "b"]
     assert "dev" in cli.ok("agent", "list")
     assert cli.json("agent", "health", "dev")["healthy"]
@@ -135,9 +138,9 @@ def test_agent_commands_work_through_a_server(cli: Remote) -> None:
 def test_secrets_are_not_in_the_arguments(cli: Remote) -> None:
     assert cli.json("secret", "set", "k", "--value-file", _file(cli, "v4lue\n"))["name"] == "k"
     assert cli("secret", "set", "k", stdin="other-value\n").code == 0
-    [known] = cli.json("secret", "list")["secrets"]
-    assert known["name"] == "k"
-    assert "value" not in known
+    [existing] = cli.json("secret", "list")["secrets"]
+    assert existing["name"] == "k"
+    assert "value" not in existing
     assert cli("secret", "set", "k", "v4lue").code == 2
     assert cli.ok("secret", "delete", "k") == "deleted k"
 
@@ -174,11 +177,11 @@ def test_members_tokens_and_workspaces_are_managed(cli: Remote) -> None:
     other = cli.json("workspace", "create", "other")
     assert other["workspace"]["name"] == "other"
     assert cli("task", "list", TENUTO_TOKEN=other["token"]).code == 0
-    mine = cli.json("workspace", "show")
+    own = cli.json("workspace", "show")
     assert cli.json("workspace", "quota", "--pending", "5000")["quota"]["pending"] == 5000
     assert cli.json("workspace", "quota", "--running", "5")["quota"]["running"] == 5
     cli.ok("workspace", "quota")
-    assert mine["id"] in cli.ok("workspace", "list")
+    assert own["id"] in cli.ok("workspace", "list")
     wrong = cli("task", "list", "--workspace", other["workspace"]["id"])
     assert (wrong.code, wrong.err.endswith("[forbidden]\n")) == (1, True)
     assert cli("task", "list", "--workspace", "nonsense").code == 2
@@ -208,14 +211,14 @@ def test_webhook_commands_work_through_a_server(cli: Remote) -> None:
     refused = cli("webhook", "create", "http://127.0.0.1/x", "--event", "task.dead")
     assert (refused.code, refused.err.endswith("[url_forbidden]\n")) == (2, True)
     assert cli.json("webhook", "list") == {"webhooks": []}
-    nobody = "0198c0de-0000-7000-8000-000000000000"
+    anonymous = "0198c0de-0000-7000-8000-000000000000"
     for words in (
-        ("show", nobody),
-        ("update", nobody, "--disable"),
-        ("delete", nobody),
-        ("deliveries", nobody),
-        ("redeliver", nobody),
-        ("rotate-secret", nobody),
+        ("show", anonymous),
+        ("update", anonymous, "--disable"),
+        ("delete", anonymous),
+        ("deliveries", anonymous),
+        ("redeliver", anonymous),
+        ("rotate-secret", anonymous),
     ):
         answer = cli("--json", "webhook", *words)
         assert (answer.code, json.loads(answer.out)["error"]["code"]) == (1, "not_found"), words
@@ -256,13 +259,13 @@ def test_login_is_stored_per_server(cli: Remote) -> None:
     assert not file.exists()
     assert cli.json("login", url, "--token", token)["role"] == "OWNER"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    made = cli.ok("task", "create", "--name", "over there")
-    assert cli.json("task", "show", made)["createdBy"] == "token:bootstrap"
+    created = cli.ok("task", "create", "--name", "over there")
+    assert cli.json("task", "show", created)["createdBy"] == "token:bootstrap"
     assert cli.json("--data", "here", "task", "list")["tasks"] == []
     assert cli.json("task", "list", "--database", "sqlite:///t.db")["tasks"] == []
-    stranger = cli("--json", "task", "list", "--url", "http://127.0.0.1:1")
-    assert stranger.code == 3
-    assert token not in stranger.out + stranger.err
+    untrusted = cli("--json", "task", "list", "--url", "http://127.0.0.1:1")
+    assert untrusted.code == 3
+    assert token not in untrusted.out + untrusted.err
     cli.ok("logout")
     assert not file.exists()
     password = _file(cli, "correct horse battery\n")
@@ -271,9 +274,9 @@ def test_login_is_stored_per_server(cli: Remote) -> None:
     assert (wrong.code, wrong.err) == (1, "error: name or password is wrong [login_refused]\n")
     cli.ok("login", url, "--name", "bob", "--password-file", password)
     assert cli.json("task", "list")["tasks"]
-    known = ("login", url, "--name", "bob", "--password-file", password, "--workspace")
-    assert cli.json(*known, "default")["workspaceId"] == cli.json("workspace", "show")["id"]
-    assert cli(*known, "elsewhere").err == "error: name or password is wrong [login_refused]\n"
+    existing = ("login", url, "--name", "bob", "--password-file", password, "--workspace")
+    assert cli.json(*existing, "default")["workspaceId"] == cli.json("workspace", "show")["id"]
+    assert cli(*existing, "elsewhere").err == "error: name or password is wrong [login_refused]\n"
     (cli.home / "new.txt").write_text("a better password\n")
     files = ("--password-file", password, "--new-password-file", "new.txt")
     assert cli.ok("user", "password", *files) == "changed; log in again"
@@ -289,7 +292,7 @@ def test_login_is_stored_per_server(cli: Remote) -> None:
 
 
 def test_top_shows_the_system_through_a_server(cli: Remote) -> None:
-    made = cli.ok("task", "create", "--name", "x")
+    created = cli.ok("task", "create", "--name", "x")
     seen = cli.json("top")
     assert seen["tasks"]["PENDING"] >= 1
     assert seen["running"] == []
@@ -304,7 +307,7 @@ def test_top_shows_the_system_through_a_server(cli: Remote) -> None:
     _drain(screen)
     assert process.wait(PATIENCE) == 0
     assert b"PENDING" in shown
-    cli.ok("task", "cancel", made)
+    cli.ok("task", "cancel", created)
 
 
 def _drain(screen: int) -> None:

@@ -51,33 +51,33 @@ async def test_flow_views_are_equal_direct_and_remote(
     api: Api, clients: list[AsyncClient], near: Engine, agent: AgentProfile
 ) -> None:
     for client in clients:
-        made = await client.flows.start("nightly", {"n": 1}, steps=7, priority=8)
-        assert (made.steps_left, made.priority, made.input) == (7, 8, {"n": 1})
-        await worked(near, agent, most=2)
+        created = await client.flows.start("nightly", {"n": 1}, steps=7, priority=8)
+        assert (created.steps_left, created.priority, created.input) == (7, 8, {"n": 1})
+        await worked(near, agent, maximum=2)
         shown = [
             [
-                await each.flows.show(made.id),
-                await each.flows.show("nightly"),
-                await each.flows.graph(str(made.id)),
-                await each.groups.show("rest"),
-                await each.groups.graph("nightly"),
+                await item.flows.show(created.id),
+                await item.flows.show("nightly"),
+                await item.flows.graph(str(created.id)),
+                await item.groups.show("rest"),
+                await item.groups.graph("nightly"),
             ]
-            for each in clients
+            for item in clients
         ]
         assert shown[0] == shown[1]
         lists: list[list[Any]] = []
-        for each in clients:
+        for item in clients:
             lists.append(
                 [
-                    [one async for one in each.flows.list(key="nightly")],
-                    [one async for one in each.flows.list(status="RUNNING", limit=1)],
-                    [one async for one in each.flows.tasks(made.id)],
-                    [one async for one in each.groups.list(flow=made.id)],
-                    [one async for one in each.inbox.list(None)],
+                    [one async for one in item.flows.list(key="nightly")],
+                    [one async for one in item.flows.list(status="RUNNING", limit=1)],
+                    [one async for one in item.flows.tasks(created.id)],
+                    [one async for one in item.groups.list(flow=created.id)],
+                    [one async for one in item.inbox.list(None)],
                 ]
             )
         assert lists[0] == lists[1]
-        ended = await client.flows.cancel(made.id, "enough")
+        ended = await client.flows.cancel(created.id, "enough")
         assert ended.status == "CANCELLED"
 
 
@@ -85,10 +85,10 @@ async def test_wait_returns_the_finished_flow(
     api: Api, clients: list[AsyncClient], near: Engine, agent: AgentProfile
 ) -> None:
     for client in clients:
-        made = await client.flows.start("nightly")
-        waiting = asyncio.create_task(client.flows.wait(made.id, 30))
+        created = await client.flows.start("nightly")
+        waiting = asyncio.create_task(client.flows.wait(created.id, 30))
         await worked(near, agent)
-        [item] = [each async for each in client.inbox.list()]
+        [item] = [entry async for entry in client.inbox.list()]
         assert (await client.inbox.show(item.id)).title == "Ship it?"
         answered = await client.inbox.approve(item.id, "go")
         assert (answered.status, answered.decision["comment"]) == ("APPROVED", "go")
@@ -104,24 +104,24 @@ async def test_failed_flow_raises_and_is_retried(
             raise Wrong("no")
 
     for client in clients:
-        made = await client.flows.start("nightly")
+        created = await client.flows.start("nightly")
         await worked(near, agent, handler)
         with pytest.raises(FlowFailed, match="FAILED"):
-            await client.flows.wait(made.id)
+            await client.flows.wait(created.id)
         with pytest.raises(FlowFailed) as failed:
             await client.groups.wait("rest")
         assert failed.value.status == "FAILED"
-        [asked] = [each async for each in client.inbox.list()]
+        [asked] = [entry async for entry in client.inbox.list()]
         assert asked.kind == "escalation"
         assert (await client.inbox.answer(asked.id, "mended")).status == "ANSWERED"
-        again = await client.flows.rerun(made.id, from_failed=True)
-        assert (again.id, again.status) == (made.id, "RUNNING")
+        again = await client.flows.rerun(created.id, from_failed=True)
+        assert (again.id, again.status) == (created.id, "RUNNING")
         await worked(near, agent)
-        [item] = [each async for each in client.inbox.list()]
+        [item] = [entry async for entry in client.inbox.list()]
         assert item.kind == "approval"
         assert (await client.inbox.reject(item.id)).status == "REJECTED"
-        fresh = await client.flows.rerun(made.id, steps=3)
-        assert (fresh.rerun_of, fresh.steps_left) == (made.id, 3)
+        fresh = await client.flows.rerun(created.id, steps=3)
+        assert (fresh.rerun_of, fresh.steps_left) == (created.id, 3)
         await client.flows.cancel(fresh.id)
 
 
@@ -130,10 +130,14 @@ async def test_groups_are_defined_paused_and_cancelled(
 ) -> None:
     for number, client in enumerate(clients):
         key = f"both-{number}"
-        made = await client.groups.create(
+        created = await client.groups.create(
             key, ["a", "b"], title="Both", order="parallel", next="fetch", prompt="Be brief."
         )
-        assert (made.kind, made.title, made.spec["children"]) == ("group", "Both", ["a", "b"])
+        assert (created.kind, created.title, created.spec["children"]) == (
+            "group",
+            "Both",
+            ["a", "b"],
+        )
         with pytest.raises(Conflict) as taken:
             await client.groups.create(key)
         assert taken.value.code == "name_taken"
@@ -177,7 +181,7 @@ async def test_control_arrives_as_it_was_sent(
     api: Api, clients: list[AsyncClient], far: RemoteEngine, near: Engine, control: Any
 ) -> None:
     new = NewTask(title="t", key="t", control=control, complexity="Low")
-    views = [await each.show((await each.submit(new)).id) for each in (far, near)]
+    views = [await item.show((await item.submit(new)).id) for item in (far, near)]
     assert views[0].control == views[1].control
     assert {view.kind for view in views} == {new.kind}
     assert all(view.flow is not None for view in views)
@@ -221,17 +225,17 @@ def test_blocking_client_controls_flows(tmp_path: Any) -> None:
         [item] = client.inbox.list()
         client.inbox.approve(item.id)
         assert client.flows.wait(flow.id, 10).status == "COMPLETED"
-        assert [each.id for each in client.flows.list()] == [flow.id]
-        assert [each.key for each in client.flows.tasks(flow.id)] == ["sign"]
+        assert [entry.id for entry in client.flows.list()] == [flow.id]
+        assert [entry.key for entry in client.flows.tasks(flow.id)] == ["sign"]
         assert client.groups.show("all").progress_percent == 100
 
 
 async def test_flow_wait_has_a_timeout(api: Api, clients: list[AsyncClient]) -> None:
     for client in clients:
-        made = await client.flows.start("nightly")
+        created = await client.flows.start("nightly")
         with pytest.raises(TimeoutError):
-            await client.flows.wait(made.id, 0.05)
-        assert (await client.flows.cancel(made.id)).finished_at is not None
+            await client.flows.wait(created.id, 0.05)
+        assert (await client.flows.cancel(created.id)).finished_at is not None
 
 
 async def test_inbox_is_listed_page_after_page(
@@ -241,9 +245,9 @@ async def test_inbox_is_listed_page_after_page(
     for _ in range(4):
         await near.flows.start("sign")
     for client in clients:
-        items = [each.id async for each in client.inbox.list()]
+        items = [item.id async for item in client.inbox.list()]
         assert len(set(items)) == 4
-        assert [each.id async for each in client.inbox.list(limit=3)] == items[:3]
+        assert [item.id async for item in client.inbox.list(limit=3)] == items[:3]
 
 
 async def test_flow_wait_survives_any_number_of_short_outages(

@@ -29,8 +29,8 @@ class Hooked:
 
     async def refusal(self, *words: str) -> tuple[int, str]:
         """Exit code and code of an error."""
-        told = await asyncio.to_thread(self._cli, "--json", *words)
-        return told.code, json.loads(told.out)["error"]["code"]
+        reported = await asyncio.to_thread(self._cli, "--json", *words)
+        return reported.code, json.loads(reported.out)["error"]["code"]
 
     async def task(self) -> str:
         """The id of a task that was completed."""
@@ -42,9 +42,9 @@ class Hooked:
         """The only message to a webhook, as soon as it has one of the statuses."""
 
         async def look() -> dict[str, Any] | None:
-            [*found] = (await self.json("webhook", "deliveries", webhook))["deliveries"]
-            assert len(found) < 2
-            return found[0] if found and found[0]["status"] in statuses else None
+            [*result] = (await self.json("webhook", "deliveries", webhook))["deliveries"]
+            assert len(result) < 2
+            return result[0] if result and result[0]["status"] in statuses else None
 
         return await eventually(look, PATIENCE)
 
@@ -65,21 +65,21 @@ def hooked(served: tuple[str, str], tmp_path: Path) -> Hooked:
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[Receiver]:
-    async with receiving() as made:
-        yield made
+    async with receiving() as created:
+        yield created
 
 
 async def test_endpoint_is_created_shown_changed_and_deleted(
     hooked: Hooked, endpoint: Receiver
 ) -> None:
     words = ("--event", "task.completed", "--event", "task.dead", "--description", "Pager")
-    made = await hooked.json("webhook", "create", endpoint.url, *words)
-    known, secret = made["webhook"], made["secret"]
-    hook = known["id"]
+    created = await hooked.json("webhook", "create", endpoint.url, *words)
+    existing, secret = created["webhook"], created["secret"]
+    hook = existing["id"]
     assert secret.startswith("whsec_")
-    assert (known["url"], known["events"]) == (endpoint.url, ["task.completed", "task.dead"])
-    assert await hooked.json("webhook", "show", hook) == known
-    assert known in (await hooked.json("webhook", "list"))["webhooks"]
+    assert (existing["url"], existing["events"]) == (endpoint.url, ["task.completed", "task.dead"])
+    assert await hooked.json("webhook", "show", hook) == existing
+    assert existing in (await hooked.json("webhook", "list"))["webhooks"]
     for shown in (await hooked.ok("webhook", "show", hook), await hooked.ok("webhook", "list")):
         assert hook in shown
         assert secret not in shown
@@ -95,8 +95,8 @@ async def test_endpoint_is_created_shown_changed_and_deleted(
 
 
 async def test_delivery_is_sent_and_replayed_on_request(hooked: Hooked, endpoint: Receiver) -> None:
-    made = await hooked.json("webhook", "create", endpoint.url, "--event", "task.completed")
-    hook, secret = made["webhook"]["id"], made["secret"]
+    created = await hooked.json("webhook", "create", endpoint.url, "--event", "task.completed")
+    hook, secret = created["webhook"]["id"], created["secret"]
     task = await hooked.task()
     sent = await hooked.only(hook, "DELIVERED")
     assert (sent["taskId"], sent["event"], sent["responseStatus"]) == (task, "task.completed", 204)
@@ -118,8 +118,8 @@ async def test_unreachable_endpoint_is_disabled_until_enabled(
     hooked: Hooked, endpoint: Receiver
 ) -> None:
     endpoint.replies = [answer(410, b"no more"), answer(204)]
-    made = await hooked.json("webhook", "create", endpoint.url, "--event", "task.completed")
-    hook = made["webhook"]["id"]
+    created = await hooked.json("webhook", "create", endpoint.url, "--event", "task.completed")
+    hook = created["webhook"]["id"]
     await hooked.task()
     failed = await hooked.only(hook, "FAILED")
     assert (failed["responseStatus"], failed["attempts"]) == (410, 1)
@@ -128,8 +128,8 @@ async def test_unreachable_endpoint_is_disabled_until_enabled(
     assert "410" in shown["disabledWhy"]
     assert "FAILED" in await hooked.ok("webhook", "deliveries", hook, "--limit", "1")
     assert (await hooked.json("webhook", "update", hook, "--enable"))["enabled"]
-    told = await hooked.ok("webhook", "redeliver", failed["id"])
-    assert "task.completed" in told
+    output = await hooked.ok("webhook", "redeliver", failed["id"])
+    assert "task.completed" in output
     assert (await hooked.only(hook, "DELIVERED"))["id"] == failed["id"]
     await hooked.ok("webhook", "delete", hook)
     assert await hooked.refusal("webhook", "redeliver", failed["id"]) == (1, "webhook_disabled")
@@ -138,10 +138,10 @@ async def test_unreachable_endpoint_is_disabled_until_enabled(
 async def test_disabled_endpoint_gets_no_delivery(hooked: Hooked, endpoint: Receiver) -> None:
     async with receiving() as other:
         hooks = [
-            (await hooked.json("webhook", "create", each.url, "--event", "task.completed"))
-            for each in (endpoint, other)
+            (await hooked.json("webhook", "create", item.url, "--event", "task.completed"))
+            for item in (endpoint, other)
         ]
-        off, on = (each["webhook"]["id"] for each in hooks)
+        off, on = (item["webhook"]["id"] for item in hooks)
         await hooked.ok("webhook", "update", off, "--disable")
         await hooked.task()
         await hooked.only(on, "DELIVERED")

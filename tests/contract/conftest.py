@@ -95,12 +95,12 @@ class Raw:
         if self.path is not None:
             return self._on_sqlite(sql)
         # A statement may wait for another one of the same test: then each has its connection.
-        kept, self._kept = self._kept, None
-        if kept is not None and not kept.is_closed():
+        stored, self._kept = self._kept, None
+        if stored is not None and not stored.is_closed():
             try:
-                return [tuple(row) for row in await kept.fetch(sql)]
+                return [tuple(row) for row in await stored.fetch(sql)]
             finally:
-                self._kept = kept
+                self._kept = stored
         connection = await asyncpg.connect(self.url)
         try:
             return [tuple(row) for row in await connection.fetch(sql)]
@@ -137,12 +137,12 @@ class Raw:
 
     async def workspace(self, number: int) -> UUID:
         """A workspace of its own."""
-        made = UUID(int=(7 << 76) | (2 << 62) | number)
+        created = UUID(int=(7 << 76) | (2 << 62) | number)
         at = "0" if self.path is not None else "to_timestamp(0)"
         await self.execute(
-            f"insert into workspace (id, name, created_at) values ('{made}', 'w{number}', {at})"
+            f"insert into workspace (id, name, created_at) values ('{created}', 'w{number}', {at})"
         )
-        return made
+        return created
 
 
 def make_store(url: str, clock: Clock) -> AnyStore:
@@ -342,9 +342,9 @@ def failure(error_class: str = "error", message: str = "boom", **options: Any) -
 
 
 async def claim_one(engine: Engine, **changes: Any) -> ClaimedTask:
-    works = await engine.claim(profile(workspace=engine.workspace, **changes), WORKER, 1, LEASE_S)
-    assert len(works) == 1
-    return works[0]
+    claimed = await engine.claim(profile(workspace=engine.workspace, **changes), WORKER, 1, LEASE_S)
+    assert len(claimed) == 1
+    return claimed[0]
 
 
 async def claim_all(engine: Engine, n: int = 1000) -> list[ClaimedTask]:
@@ -376,12 +376,12 @@ async def assigned(engine: Engine) -> Fence:
     task = (await engine.submit(new())).id
     token = engine.clock.new_token()
     lane = (await row_of(engine, task)).lane
-    known = await engine.core.store.fetch(
+    existing = await engine.core.store.fetch(
         Statement("lanes_version", {"workspace": engine.workspace})
     )
     params = {"lane": lane, "n": 1, "status": Status.ASSIGNED, "agent": AGENT, "worker": WORKER}
     params |= {"token": token_hash(token), "lease_s": LEASE_S, "now": engine.clock.now()}
-    params |= {"workspace": engine.workspace, "lanes_version": known[0]["lanes_version"]}
+    params |= {"workspace": engine.workspace, "lanes_version": existing[0]["lanes_version"]}
 
     def script() -> Script[int]:
         rows = yield Statement("claim_lane", params)

@@ -63,8 +63,8 @@ class Stage:
         return await self.engine.register_agent(AgentProfile(**plain | changes), managed=True)
 
     async def submit(self, n: int = 1, **options: Any) -> list[UUID]:
-        news = [NewTask(title=f"task {number}", **options) for number in range(n)]
-        return [each.id for each in await self.engine.submit_many(news)]
+        new_tasks = [NewTask(title=f"task {number}", **options) for number in range(n)]
+        return [submitted.id for submitted in await self.engine.submit_many(new_tasks)]
 
     async def push(self, dispatcher: Dispatcher | None = None) -> int:
         """One look, and what came of its calls."""
@@ -77,7 +77,7 @@ class Stage:
         return (await self.engine.show(task)).status
 
     async def outcomes(self, task: UUID) -> list[str | None]:
-        return [each.outcome for each in await self.engine.attempts(task)]
+        return [attempt.outcome for attempt in await self.engine.attempts(task)]
 
     async def state(self) -> GatewayState:
         [state] = await Gateways(self.engine.system).states()
@@ -99,8 +99,8 @@ async def staged(url: str) -> AsyncIterator[Stage]:
     """A stage on an empty database; in the end rows and trail must agree."""
     clock, raw = ManualClock(), Raw(url)
     async with opened(url, clock) as store, stub_gateway() as gateway:
-        made = Stage(Engine(store, actor="test"), clock, gateway)
-        yield made
-        assert await made.engine.maintenance.audit() == []
+        created = Stage(Engine(store, actor="test"), clock, gateway)
+        yield created
+        assert await created.engine.maintenance.audit() == []
         await check_trail(raw)
         await check_attempts(raw)

@@ -39,8 +39,8 @@ class StubGateway:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for each in self._serving:
-            each.cancel()
+        for item in self._serving:
+            item.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -63,9 +63,9 @@ class StubGateway:
                 if line.startswith("content-length")
             )
             body = json.loads(await reader.readexactly(size))
-            status, said = await self._answered(head.split()[1], body)
-            length = f"content-length: {len(said)}\r\nconnection: close\r\n\r\n"
-            writer.write(f"HTTP/1.1 {status} X\r\n{length}".encode() + said)
+            status, output = await self._answered(head.split()[1], body)
+            length = f"content-length: {len(output)}\r\nconnection: close\r\n\r\n"
+            writer.write(f"HTTP/1.1 {status} X\r\n{length}".encode() + output)
             await writer.drain()
 
     async def _answered(self, path: str, body: dict[str, Any]) -> Answer:
@@ -93,9 +93,9 @@ def always(status: int, body: bytes = b"no") -> Callable[[], Awaitable[Answer]]:
 
 @asynccontextmanager
 async def stub_gateway() -> AsyncIterator[StubGateway]:
-    made = StubGateway()
-    await made.open()
+    created = StubGateway()
+    await created.open()
     try:
-        yield made
+        yield created
     finally:
-        await made.close()
+        await created.close()

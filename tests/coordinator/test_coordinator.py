@@ -51,9 +51,9 @@ class Stage:
             runtimes=("function",),
         )
         agent = await self.engine.register_agent(profile)
-        works = await self.engine.claim(agent, "host:1:worker", n, LEASE_S)
-        assert len(works) == n
-        return [work.fence.task for work in works]
+        claimed = await self.engine.claim(agent, "host:1:worker", n, LEASE_S)
+        assert len(claimed) == n
+        return [work.fence.task for work in claimed]
 
     async def status(self, task: UUID) -> str:
         return (await self.engine.show(task)).status
@@ -64,9 +64,9 @@ async def stage(database_url: str) -> AsyncIterator[Stage]:
     clock = ManualClock()
     raw = Raw(database_url)
     async with opened(database_url, clock) as store:
-        made = Stage(Engine(store, actor="test"), clock, raw)
-        yield made
-        assert await made.engine.maintenance.audit() == []
+        created = Stage(Engine(store, actor="test"), clock, raw)
+        yield created
+        assert await created.engine.maintenance.audit() == []
         await check_trail(raw)
         await check_attempts(raw)
 
@@ -79,11 +79,11 @@ async def test_leader_in_a_long_cleanup_keeps_leading(
     renewed = asyncio.Event()
     lead = upkeep.acquire_leadership
 
-    async def count(*given: Any) -> Leadership | None:
+    async def count(*args: Any) -> Leadership | None:
         if coordinator._duties.keys() >= {"relay"}:  # the cycle is at its last duty
             renewed.set()
             raise Unavailable("away")
-        return await lead(*given)
+        return await lead(*args)
 
     async def prune() -> int:
         await asyncio.wait_for(renewed.wait(), PATIENCE)
@@ -210,20 +210,20 @@ async def test_coordinators_without_an_election_do_no_harm(database_url: str, st
         clock = ManualClock(seed)
         clock.advance(stage.clock.elapsed())
         async with opened(database_url, clock) as store:
-            made = Coordinator(Engine(store), settings, {}, f"coordinator-{seed}")
-            await made.cycle_once()
+            created = Coordinator(Engine(store), settings, {}, f"coordinator-{seed}")
+            await created.cycle_once()
             for _ in range(LEASE_S + 1):
                 clock.advance(1)
-                made._suspensions.record_answer()
-            yield made
+                created._suspensions.record_answer()
+            yield created
 
     async with another(11) as one, another(12) as two, another(13) as three:
-        counts = await asyncio.gather(*(each.cycle_once() for each in (one, two, three)))
-        counts += await asyncio.gather(*(each.cycle_once() for each in (one, two, three)))
-    assert all(each.leading for each in counts)
-    assert sum(each.expired for each in counts) == sum(each.promoted for each in counts) == 100
+        counts = await asyncio.gather(*(item.cycle_once() for item in (one, two, three)))
+        counts += await asyncio.gather(*(item.cycle_once() for item in (one, two, three)))
+    assert all(count.leading for count in counts)
+    assert sum(count.expired for count in counts) == sum(count.promoted for count in counts) == 100
     for task in tasks:
-        assert [each.outcome for each in await stage.engine.attempts(task)] == ["STALLED"]
+        assert [attempt.outcome for attempt in await stage.engine.attempts(task)] == ["STALLED"]
         assert await stage.status(task) == "PENDING"
 
 
@@ -242,13 +242,13 @@ async def test_corrupt_row_is_quarantined_and_the_cycle_continues(stage: Stage) 
 
 
 async def test_failing_subscriber_does_not_delay_other_duties(stage: Stage) -> None:
-    told: list[int] = []
+    reports: list[int] = []
 
     async def broken(events: Sequence[Row]) -> None:
         raise OSError("nobody there")
 
     async def whole(events: Sequence[Row]) -> None:
-        told.extend(event["seq"] for event in events)
+        reports.extend(event["seq"] for event in events)
 
     [task] = await stage.lease()
     coordinator = Coordinator(stage.engine, SETTINGS, {"broken": broken, "whole": whole}, "one")
@@ -256,7 +256,7 @@ async def test_failing_subscriber_does_not_delay_other_duties(stage: Stage) -> N
         await coordinator._run_cycle_logged()
         stage.clock.advance(SETTINGS.tick_s)
     assert await stage.status(task) == "PENDING"
-    assert told[:2] == [1, 2]
+    assert reports[:2] == [1, 2]
 
 
 async def test_duty_that_always_fails_does_not_delay_the_reaper(
@@ -359,8 +359,8 @@ async def test_failed_cycle_is_reported_by_the_next(
 async def test_standby_is_listed_until_it_is_stale(stage: Stage) -> None:
     one, two, three = (stage.coordinator(name) for name in ("one", "two", "three"))
     upkeep = stage.engine.maintenance
-    for each in (one, two, three):
-        await each.cycle_once()
+    for item in (one, two, three):
+        await item.cycle_once()
     assert await upkeep.standbys(NAME) == ["three", "two"]
     for _ in range(int(STANDBY_S / SETTINGS.tick_s)):
         stage.clock.advance(SETTINGS.tick_s)
@@ -378,22 +378,22 @@ async def test_standby_is_listed_until_it_is_stale(stage: Stage) -> None:
 
 @pytest.fixture
 async def world(database_url: str, tmp_path: Path) -> AsyncIterator[System]:
-    async with system(database_url, tmp_path) as made:
-        yield made
+    async with system(database_url, tmp_path) as created:
+        yield created
 
 
 async def leader(world: System, *among: Process) -> Process | None:
     """The process that leads now."""
-    found = await world.engine.maintenance.leader(NAME)
-    if found is None or found.until < world.engine.clock.now():
+    result = await world.engine.maintenance.leader(NAME)
+    if result is None or result.until < world.engine.clock.now():
         return None
-    return next((each for each in among if f":{each.pid}:" in found.holder), None)
+    return next((item for item in among if f":{item.pid}:" in result.holder), None)
 
 
 async def leads(world: System) -> Leadership:
-    found = await world.engine.maintenance.leader(NAME)
-    assert found is not None
-    return found
+    result = await world.engine.maintenance.leader(NAME)
+    assert result is not None
+    return result
 
 
 async def told(world: System, kind: str) -> list[str]:
@@ -415,10 +415,10 @@ async def test_standby_takes_over_when_the_leader_is_killed(world: System) -> No
     until = (await leads(world)).until
     victim.signal(signal.SIGKILL)
     await eventually(lambda: leader(world, second), PATIENCE)
-    found = await leads(world)
-    assert found.epoch == 2
-    assert found.since is not None
-    assert found.since >= until, "the lease of the dead ended first"
+    result = await leads(world)
+    assert result.epoch == 2
+    assert result.since is not None
+    assert result.since >= until, "the lease of the dead ended first"
     assert len(await told(world, "coordinator.led")) == 2
     world.worker()
     await world.check([task])

@@ -24,8 +24,8 @@ SPAWNED = "tenuto_agents_spawned_total"
 
 @pytest.fixture
 async def stage(database_url: str) -> AsyncIterator[Stage]:
-    async with staged(database_url) as made:
-        yield made
+    async with staged(database_url) as created:
+        yield created
 
 
 async def test_pushed_task_runs_once_its_session_is_reported(stage: Stage) -> None:
@@ -103,7 +103,7 @@ async def test_push_skips_agents_without_a_served_gateway(
 
 
 async def test_explain_says_why_a_gateway_gets_no_task(stage: Stage) -> None:
-    mine, other = await stage.agent(), await stage.agent("other", gateway="elsewhere")
+    own, other = await stage.agent(), await stage.agent("other", gateway="elsewhere")
     [task] = await stage.submit()
     unserved = "its gateway {} is not configured in a running coordinator"
     explained = await stage.engine.explain(task)
@@ -113,7 +113,7 @@ async def test_explain_says_why_a_gateway_gets_no_task(stage: Stage) -> None:
     await stage.later(10)
     explained = await stage.engine.explain(task)
     assert explained.agents == {"pushed": [], "other": [unserved.format("elsewhere")]}
-    assert [gate.gate for gate in (await stage.engine.explain_agent(mine.id)).gates] == []
+    assert [gate.gate for gate in (await stage.engine.explain_agent(own.id)).gates] == []
     gates = (await stage.engine.explain_agent(other.id)).gates
     assert [gate.detail for gate in gates] == [unserved.format("elsewhere")]
     for _ in range(2):
@@ -156,7 +156,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("name", FAILURES)
 async def test_failed_spawn_counts_no_try(stage: Stage, name: str) -> None:
-    answer, failures, said = FAILURES[name]
+    answer, failures, output = FAILURES[name]
     stage.gateway.answer = answer
     await stage.agent()
     [task] = await stage.submit()
@@ -164,7 +164,7 @@ async def test_failed_spawn_counts_no_try(stage: Stage, name: str) -> None:
     row = await row_of(stage.engine, task)
     assert (row.status, row.tries, row.attempt) == ("RETRY_WAIT", 0, 1)
     assert await stage.outcomes(task) == ["NOT_STARTED"]
-    assert said in (row.last_error or "")
+    assert output in (row.last_error or "")
     assert (await stage.state()).failures == failures
     stage.gateway.answer = None
     await stage.later(7)
@@ -330,14 +330,14 @@ async def test_refused_task_does_not_count_as_a_gateway_failure(stage: Stage) ->
 
 async def test_success_resets_failures_counted_by_another_coordinator(stage: Stage) -> None:
     await stage.agent()
-    for answer, who, failures in (
+    for answer, caller, failures in (
         (None, stage.dispatcher, 0),
         (always(500), stage.another(), 1),
         (None, stage.dispatcher, 0),
     ):
         stage.gateway.answer = answer
         await stage.submit()
-        assert await stage.push(who) == 1
+        assert await stage.push(caller) == 1
         assert (await stage.state()).failures == failures
 
 
@@ -349,7 +349,7 @@ async def test_push_serves_every_workspace_in_turn(stage: Stage) -> None:
     many = [target(1, number) for number in range(10)]
     few = [target(2, 20), target(3, 30)]
     for turn in range(6):
-        first = [each.agent.workspace.int for each in round_robin([*many, *few], turn)[:3]]
+        first = [item.agent.workspace.int for item in round_robin([*many, *few], turn)[:3]]
         assert sorted(first) == [1, 2, 3]
     starts = {round_robin([*many, *few], turn)[0].agent.workspace.int for turn in range(6)}
     assert starts == {1, 2, 3}
@@ -366,10 +366,10 @@ def test_spawns_per_second_stay_within_the_cap(cap: float) -> None:
         assert pace.wait_s(clock.now()) >= 0
         clock.advance(0.001 * (1 + step % 7))
     seconds = max(1.0, 1 / cap)
-    most = max(1, int(cap * seconds))
+    maximum = max(1, int(cap * seconds))
     for index, first in enumerate(granted):
-        if index + most < len(granted):
-            assert granted[index + most] - first >= seconds - 1e-6
+        if index + maximum < len(granted):
+            assert granted[index + maximum] - first >= seconds - 1e-6
     assert len(granted) >= 0.4 * cap * clock.elapsed()
 
 

@@ -26,11 +26,11 @@ async def due(engine: Engine, clock: ManualClock, n: int) -> UUID:
     when = clock.now().replace(microsecond=0)
     last = None
     for start in range(0, n, 1000):
-        news = [
+        new_tasks = [
             NewTask(title="later", run_at=when.replace(second=when.second + 1))
             for _ in range(min(1000, n - start))
         ]
-        last = (await engine.submit_many(news))[-1].id
+        last = (await engine.submit_many(new_tasks))[-1].id
     assert last is not None
     return last
 
@@ -42,11 +42,11 @@ async def test_small_workspace_is_promoted_in_the_same_cycle(
         big, small = Engine(store), Engine(store, workspace=await raw.workspace(2))
         await due(big, clock, BACKLOG)
         clock.advance(2)
-        mine = await due(small, clock, 1)
+        own = await due(small, clock, 1)
         clock.advance(60)
         coordinator = Coordinator(big, SETTINGS, {}, "one")
         counts = await coordinator.cycle_once()
-        assert (await small.show(mine)).status == "PENDING"
+        assert (await small.show(own)).status == "PENDING"
         assert BATCH < counts.promoted < BACKLOG, "the cycle is bounded, and not one batch only"
         left = await raw.value("select count(*) from task where due_at is not null")
         assert left == BACKLOG + 1 - counts.promoted
@@ -59,12 +59,12 @@ async def test_small_workspace_waits_without_rotation(
         big, small = Engine(store), Engine(store, workspace=await raw.workspace(2))
         await due(big, clock, BATCH + 1)
         clock.advance(2)
-        mine = await due(small, clock, 1)
+        own = await due(small, clock, 1)
         clock.advance(60)
         assert await big.maintenance.promote_once("promoter") == BATCH
-        assert (await small.show(mine)).status == "WAITING"
+        assert (await small.show(own)).status == "WAITING"
         assert await big.maintenance.promote_shared("promoter") == 2
-        assert (await small.show(mine)).status == "PENDING"
+        assert (await small.show(own)).status == "PENDING"
         assert await big.maintenance.promote_shared("promoter") == 0
 
 
@@ -99,7 +99,7 @@ async def test_workspaces_beyond_one_batch_are_all_promoted(
         seen = []
         for _ in range(3):
             await engines[0].maintenance.promote_shared("promoter")
-            seen.append([(await each.query.counts(each.workspace))["PENDING"] for each in engines])
+            seen.append([(await item.query.counts(item.workspace))["PENDING"] for item in engines])
         assert seen == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 2]], (
             "the last has the batch alone"
         )
@@ -110,10 +110,12 @@ async def held(store: Store, workspace: UUID, n: int) -> UUID:
     engine = Engine(store, workspace=workspace)
     await engine.submit_many([NewTask(title="held") for _ in range(n)])
     agent = await engine.register_agent(profile(id=engine.clock.new_id(), workspace=workspace))
-    works: list[ClaimedTask] = []
-    while len(works) < n:
-        works += await engine.claim(agent, f"host:{workspace}:w", min(200, n - len(works)), LEASE_S)
-    return max(work.fence.task for work in works)
+    claimed: list[ClaimedTask] = []
+    while len(claimed) < n:
+        claimed += await engine.claim(
+            agent, f"host:{workspace}:w", min(200, n - len(claimed)), LEASE_S
+        )
+    return max(work.fence.task for work in claimed)
 
 
 async def test_leases_expire_in_rotation_between_workspaces(
@@ -124,13 +126,13 @@ async def test_leases_expire_in_rotation_between_workspaces(
         other = await raw.workspace(2)
         await held(store, DEFAULT_WORKSPACE, 50)
         clock.advance(0.01)
-        mine = await held(store, other, 2)
+        own = await held(store, other, 2)
         clock.advance(LEASE_S + 1)
         big, small = Engine(store), Engine(store, workspace=other)
         assert await big.maintenance.expire_once("reaper") == 10
-        assert (await small.show(mine)).status == "RUNNING"
+        assert (await small.show(own)).status == "RUNNING"
         assert await big.maintenance.expire_shared("reaper") == 10
-        assert (await small.show(mine)).status == "RETRY_WAIT"
+        assert (await small.show(own)).status == "RETRY_WAIT"
         done = [await big.maintenance.expire_shared("reaper") for _ in range(5)]
         assert done == [10, 10, 10, 2, 0]
         assert await big.maintenance.audit() == []
@@ -200,12 +202,12 @@ class Batches:
 
     async def trigger(self) -> int:
         await defined(self.engine)
-        made = await self.engine.triggers.create("t", "go", "job")
+        created = await self.engine.triggers.create("t", "go", "job")
         await self.coordinator._run_triggers()
         for _ in range(4):
             await self.engine.publish("go")
         await self.coordinator._run_triggers()
-        return (await self.engine.triggers.get(made.id)).fired
+        return (await self.engine.triggers.get(created.id)).fired
 
     async def relay(self) -> int:
         await self.engine.submit_many([NewTask(title="t") for _ in range(4)])

@@ -42,14 +42,14 @@ class Stage:
     async def minutes(self, n: float) -> None:
         """Let so much time pass, with heartbeats and cycles."""
         for _ in range(int(n * 60 / TICK_S)):
-            beat = await self.engine.heartbeat([self.fence], 120)
-            self.hung = self.fence.task in self.warned(beat)
+            heartbeat = await self.engine.heartbeat([self.fence], 120)
+            self.hung = self.fence.task in self.warned(heartbeat)
             self.clock.advance(TICK_S)
             await self.coordinator.cycle_once()
 
     @staticmethod
-    def warned(beat: Any) -> list[UUID]:
-        return [task for task, pulse in beat.held.items() if pulse.hung]
+    def warned(heartbeat: Any) -> list[UUID]:
+        return [task for task, lease_status in heartbeat.held.items() if lease_status.hung]
 
     async def kinds(self) -> list[str | None]:
         return [event.event for event in await self.engine.events(self.fence.task)]
@@ -98,8 +98,8 @@ async def test_hung_task_without_progress_is_aborted_and_queued_with_higher_prio
     assert after.rank == before.rank - AGING_MS
     [attempt] = await stage.engine.attempts(stage.fence.task)
     assert (attempt.outcome, attempt.error_class) == ("ABORTED", "timeout")
-    beat = await stage.engine.heartbeat([stage.fence])
-    assert beat.lost == [stage.fence]
+    heartbeat = await stage.engine.heartbeat([stage.fence])
+    assert heartbeat.lost == [stage.fence]
 
 
 async def past(inside: Inside, raw: Raw, task: UUID, column: str, minutes: int) -> None:

@@ -75,8 +75,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def store(database_url: str, clock: ManualClock) -> AsyncIterator[Frail]:
-    async with opened(database_url, clock) as made:
-        yield Frail(made, clock)
+    async with opened(database_url, clock) as created:
+        yield Frail(created, clock)
 
 
 def test_retry_delays_double_up_to_forty_seconds() -> None:
@@ -107,9 +107,9 @@ async def test_outage_is_reported_from_its_first_failure_to_its_end(
         expired: list[float] = []
         expire = engine.maintenance.expire_once
 
-        async def noted(actor: str, workspace: UUID | None = None, **spared: Any) -> int:
+        async def noted(actor: str, workspace: UUID | None = None, **exempt: Any) -> int:
             expired.append(clock.elapsed())
-            return await expire(actor, workspace, **spared)
+            return await expire(actor, workspace, **exempt)
 
         engine.maintenance.expire_once = noted  # type: ignore[method-assign]
         with caplog.at_level(logging.INFO, "tenuto.coordinator"):
@@ -124,12 +124,12 @@ async def test_outage_is_reported_from_its_first_failure_to_its_end(
     assert waits[:12] == [5, 10, 20, 40, 40, 40, 40, 40, 40, 40, 40, 40]
     back = next(at for at in looks if at >= 421)
     assert {looks[n + 1] - looks[n] for n in range(13, len(looks) - 1)} == {2.0}
-    told = [record for record in caplog.records if record.levelno >= logging.CRITICAL]
-    assert [record.getMessage().split(":")[0] for record in told] == ["database_down"]
-    bodies = [json.loads(each.body) for each in receiver.got]
-    assert [each["alert"] for each in bodies] == ["database_down", "database_up"]
-    assert {each["instance"] for each in bodies} == {"one"}
-    assert {each["since"] for each in bodies} == {"2030-01-01T00:00:22Z"}
+    reports = [record for record in caplog.records if record.levelno >= logging.CRITICAL]
+    assert [record.getMessage().split(":")[0] for record in reports] == ["database_down"]
+    bodies = [json.loads(item.body) for item in receiver.got]
+    assert [body["alert"] for body in bodies] == ["database_down", "database_up"]
+    assert {body["instance"] for body in bodies} == {"one"}
+    assert {body["since"] for body in bodies} == {"2030-01-01T00:00:22Z"}
     # The rule about pauses holds after an outage: nobody is reaped before one heartbeat is over.
     assert min(at for at in expired if at > 30) >= back + SETTINGS.heartbeat_s
     assert (await engine.show(task)).status == "PENDING"
@@ -325,5 +325,5 @@ async def test_outage_of_a_real_server_is_reported(
                 assert leader is not None
                 assert leader.epoch == 1
                 assert await engine.maintenance.audit() == []
-    alerts = [json.loads(each.body)["alert"] for each in receiver.got]
+    alerts = [json.loads(item.body)["alert"] for item in receiver.got]
     assert alerts == ["database_down", "database_up"]

@@ -81,10 +81,10 @@ class Stage:
 async def stage(database_url: str) -> AsyncIterator[Stage]:
     clock, raw = SetClock(), Raw(database_url)
     async with opened(database_url, clock) as store:
-        made = Stage(Engine(store, actor="test"), clock)
-        await made.cycle(20)
-        yield made
-        assert await made.engine.maintenance.audit() == []
+        created = Stage(Engine(store, actor="test"), clock)
+        await created.cycle(20)
+        yield created
+        assert await created.engine.maintenance.audit() == []
         await check_trail(raw)
         await check_attempts(raw)
 
@@ -145,12 +145,12 @@ async def test_worker_without_heartbeats_after_a_suspension_loses_its_leases(
 
 async def test_suspension_makes_no_agent_stale(stage: Stage) -> None:
     await stage.engine.register_agent(profile())
-    beat = WorkerInfo(WORKER, "host", 1, ["agent"], 1)
-    await stage.engine.record_worker(beat)
+    heartbeat = WorkerInfo(WORKER, "host", 1, ["agent"], 1)
+    await stage.engine.record_worker(heartbeat)
     await stage.cycle(4)
     stage.clock.advance(hours=1)
     assert (await stage.coordinator.cycle_once()).agents == 0
-    await stage.engine.record_worker(beat)
+    await stage.engine.record_worker(heartbeat)
     for _ in range(10):
         stage.clock.advance(SETTINGS.tick_s)
         assert (await stage.coordinator.cycle_once()).agents == 0

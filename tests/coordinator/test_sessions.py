@@ -18,8 +18,8 @@ from tenuto.engine.engine import Engine
 
 @pytest.fixture
 async def stage(database_url: str) -> AsyncIterator[Stage]:
-    async with staged(database_url) as made:
-        yield made
+    async with staged(database_url) as created:
+        yield created
 
 
 async def test_kill_of_an_old_session_does_not_end_a_new_one(stage: Stage) -> None:
@@ -326,9 +326,9 @@ async def test_session_never_reported_is_given_up(stage: Stage) -> None:
 async def test_dispatcher_is_woken_only_by_hints_for_its_agents(stage: Stage) -> None:
     await stage.agent(task_tags=("mine",))
     [other] = await stage.submit(task_tags=["other"])
-    [mine] = await stage.submit(task_tags=["mine"])
+    [own] = await stage.submit(task_tags=["mine"])
     await stage.push()
-    lanes = [(await row_of(stage.engine, task)).lane for task in (mine, other)]
+    lanes = [(await row_of(stage.engine, task)).lane for task in (own, other)]
     topics = [f"lane:{lanes[0]}", f"lane:{lanes[1]}", "lane:1", "worker:host:1:x", "flow"]
     woken = []
     for topic in [*topics, "worker:gateway:default", "*"]:
@@ -378,32 +378,32 @@ async def test_gateway_error_that_repeats_a_secret_is_redacted(
             async def answer(status: int = status, before: int = before) -> tuple[int, bytes]:
                 asked = stage.gateway.spawned[-1]
                 key = asked["context"]["inputContext"]["secrets"]["key"]
-                said = f"{'x' * before}{key} {asked['callback']['token']}"
-                return status, said.encode()
+                output = f"{'x' * before}{key} {asked['callback']['token']}"
+                return status, output.encode()
 
             stage.gateway.answer = answer
             assert await stage.push() == 1
             await stage.later(3600)
     assert await stage.outcomes(task) == ["NOT_STARTED"] * 4
     stored = await dump(Raw(database_url))
-    assert [told for told in (secret[:8], "token of") if told in stored] == []
+    assert [item for item in (secret[:8], "token of") if item in stored] == []
 
 
 async def test_gateway_error_that_repeats_its_key_is_redacted(
     stage: Stage, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = f"who is Bearer {KEY}?".encode()
+    output = f"who is Bearer {KEY}?".encode()
     await stage.agent()
     await stage.submit(max_attempts=5)
     for status in (401, 400):
-        stage.gateway.answer = always(status, said)
+        stage.gateway.answer = always(status, output)
         assert await stage.push() == 1
         await stage.later(3600)
     stage.gateway.answer = None
     [task] = await stage.submit()
     await stage.push()
     await stage.engine.cancel(task)
-    stage.gateway.kill_status, stage.gateway.kill_said = 500, said
+    stage.gateway.kill_status, stage.gateway.kill_said = 500, output
     await stage.push()
     assert "was not killed: HTTP 500: who is Bearer ***?" in caplog.text
     assert KEY not in await dump(Raw(database_url)) + caplog.text

@@ -45,7 +45,7 @@ def render(values: Object, release: str = "tenuto") -> list[Object]:
     """The objects that an install would make, hooks included."""
     done = helm("template", release, str(CHART), values=values)
     assert done.returncode == 0, done.stderr
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return [item for item in yaml.safe_load_all(done.stdout) if item]
 
 
 def refusal(values: Object) -> str:
@@ -55,26 +55,26 @@ def refusal(values: Object) -> str:
     return done.stderr
 
 
-def check(thing: Object, version: str) -> None:
+def check(item: Object, version: str) -> None:
     """Raise `Refused` with what the schemas of that Kubernetes have against an object."""
-    kubernetes_validate.validate(thing, version, strict=True)
+    kubernetes_validate.validate(item, version, strict=True)
 
 
-def pods(things: list[Object]) -> Iterator[tuple[Object, Object]]:
+def pods(items: list[Object]) -> Iterator[tuple[Object, Object]]:
     """Each object that makes pods, with the template of them."""
-    for thing in things:
-        if thing["kind"] in {"Deployment", "Job"}:
-            yield thing, thing["spec"]["template"]
+    for item in items:
+        if item["kind"] in {"Deployment", "Job"}:
+            yield item, item["spec"]["template"]
 
 
-def containers(things: list[Object]) -> Iterator[Object]:
-    for _, template in pods(things):
+def containers(items: list[Object]) -> Iterator[Object]:
+    for _, template in pods(items):
         yield from template["spec"].get("initContainers", [])
         yield from template["spec"]["containers"]
 
 
-def of(things: list[Object], kind: str, name: str | None = None) -> Object:
+def of(items: list[Object], kind: str, name: str | None = None) -> Object:
     """The one object of a kind, or of a kind and name."""
-    names = {name, None} - {None} or {each["metadata"]["name"] for each in things}
-    [found] = [t for t in things if t["kind"] == kind and t["metadata"]["name"] in names]
-    return found
+    names = {name, None} - {None} or {item["metadata"]["name"] for item in items}
+    [result] = [t for t in items if t["kind"] == kind and t["metadata"]["name"] in names]
+    return result

@@ -67,26 +67,26 @@ class Asked(NamedTuple):
 
 def asked(expression: str) -> Asked:
     """Parse an expression; raises `ValueError` when it is none."""
-    found = Asked(set(), set(), set())
+    result = Asked(set(), set(), set())
 
     def visit(node: Any) -> None:
         if isinstance(node, promql_parser.VectorSelector):
-            found.series.add(node.name or "")
-            found.labels.update(matcher.name for matcher in node.matchers.matchers)
+            result.series.add(node.name or "")
+            result.labels.update(matcher.name for matcher in node.matchers.matchers)
         elif isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
-            found.labels.update(node.modifier.labels)
+            result.labels.update(node.modifier.labels)
         elif isinstance(node, promql_parser.Call) and node.func.name in {"rate", "increase"}:
             selector: Any = node.args[0]
-            found.rated.add(selector.vector_selector.name)
+            result.rated.add(selector.vector_selector.name)
 
     promql_parser.walk(promql_parser.parse(expression), visit)
-    return found
+    return result
 
 
 def faults(expression: str) -> list[str]:
     """What the metrics cannot answer of an expression."""
     series, rated, labels = asked(expression)
-    known = {label for name in series for label in SERIES.get(name, set())} | SCRAPED
+    existing = {label for name in series for label in SERIES.get(name, set())} | SCRAPED
     return [
         *(f"there is no {name}" for name in sorted(series - set(SERIES))),
         *(
@@ -94,7 +94,7 @@ def faults(expression: str) -> list[str]:
             for name in sorted((series & set(SERIES)) - set(GAUGES) - rated)
         ),
         *(f"{name} goes up and down" for name in sorted(rated & set(GAUGES))),
-        *(f"there is no label {label}" for label in sorted(labels - known)),
+        *(f"there is no label {label}" for label in sorted(labels - existing)),
     ]
 
 

@@ -33,16 +33,16 @@ def test_compose_services_equal_the_documented_ones() -> None:
 
 def test_compose_requires_the_secrets() -> None:
     used = VARIABLE.findall(TEXT)
-    required = {name for name, how, message in used if how == ":?" and message}
+    required = {name for name, mode, message in used if mode == ":?" and message}
     assert required == {"POSTGRES_PASSWORD", "POSTGRES_RUNTIME_PASSWORD", "TENUTO_KEYS"}
-    assert {name for name, how, _ in used if SECRET.search(name) and how != ":?"} == set()
-    assert {name for name, how, _ in used if not how} == set()
+    assert {name for name, mode, _ in used if SECRET.search(name) and mode != ":?"} == set()
+    assert {name for name, mode, _ in used if not mode} == set()
 
 
 def test_example_environment_lists_every_variable_and_no_secret() -> None:
     assert set(EXAMPLE) == {name for name, _, _ in VARIABLE.findall(TEXT)}
     assert {name: value for name, value in EXAMPLE.items() if SECRET.search(name) and value} == {}
-    defaults = {name: default for name, how, default in VARIABLE.findall(TEXT) if how == ":-"}
+    defaults = {name: default for name, mode, default in VARIABLE.findall(TEXT) if mode == ":-"}
     assert {name: EXAMPLE[name] for name in defaults} == defaults
 
 
@@ -121,7 +121,7 @@ def test_database_is_reachable_only_inside() -> None:
 
 
 def test_volumes_are_declared_and_mounted_files_exist() -> None:
-    sources = [v.split(":")[0] for each in SERVICES.values() for v in each.get("volumes", [])]
+    sources = [v.split(":")[0] for item in SERVICES.values() for v in item.get("volumes", [])]
     files = {source for source in sources if source.startswith(".")}
     assert files
     assert all((DEPLOY / file).is_file() for file in files)

@@ -92,9 +92,9 @@ def things(request: pytest.FixtureRequest) -> list[Object]:
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_every_object_is_valid_for_kubernetes(things: list[Object], version: str) -> None:
-    for thing in things:
-        if thing["kind"] not in FOREIGN:
-            check(thing, version)
+    for item in things:
+        if item["kind"] not in FOREIGN:
+            check(item, version)
 
 
 def test_invalid_object_is_detected() -> None:
@@ -172,57 +172,57 @@ def test_chart_commands_are_valid(things: list[Object]) -> None:
 
 
 def test_chart_variables_are_settings_of_the_program(things: list[Object]) -> None:
-    named = {each["name"] for container in containers(things) for each in container["env"]}
+    named = {item["name"] for container in containers(things) for item in container["env"]}
     assert named | set(of(things, "ConfigMap")["data"]) <= VARIABLES
 
 
 def test_selectors_match_their_pods(things: list[Object]) -> None:
     labels = [template["metadata"]["labels"] for _, template in pods(things)]
     chosen = []
-    for thing in things:
-        spec = thing.get("spec", {})
+    for item in things:
+        spec = item.get("spec", {})
         selector = spec.get("selector", spec.get("podSelector"))
-        if selector is None or thing["kind"] in FOREIGN:
+        if selector is None or item["kind"] in FOREIGN:
             continue
-        wanted = selector.get("matchLabels", selector)
-        found = [each for each in labels if wanted.items() <= each.items()]
-        assert found, thing["metadata"]["name"]
-        if thing["kind"] in {"Deployment", "Service"}:
-            assert len(found) == 1
-        chosen.append(thing["kind"])
+        expected = selector.get("matchLabels", selector)
+        matches = [label for label in labels if expected.items() <= label.items()]
+        assert matches, item["metadata"]["name"]
+        if item["kind"] in {"Deployment", "Service"}:
+            assert len(matches) == 1
+        chosen.append(item["kind"])
     assert {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"} <= set(chosen)
 
 
-def names(things: list[Object], kind: str) -> set[str]:
-    return {thing["metadata"]["name"] for thing in things if thing["kind"] == kind}
+def names(items: list[Object], kind: str) -> set[str]:
+    return {item["metadata"]["name"] for item in items if item["kind"] == kind}
 
 
 def secrets_of(template: Object) -> set[str]:
-    variables = [each for c in template["spec"]["containers"] for each in c["env"]]
+    variables = [item for c in template["spec"]["containers"] for item in c["env"]]
     return {v["valueFrom"]["secretKeyRef"]["name"] for v in variables if "valueFrom" in v}
 
 
-def hooked(thing: Object) -> bool:
-    return "helm.sh/hook" in thing["metadata"].get("annotations", {})
+def hooked(item: Object) -> bool:
+    return "helm.sh/hook" in item["metadata"].get("annotations", {})
 
 
 def test_objects_named_by_a_pod_exist(things: list[Object]) -> None:
     """And for a hook, which runs before the rest is made, among the hooks."""
     for owner, template in pods(things):
-        there = [each for each in things if hooked(each)] if hooked(owner) else things
+        there = [item for item in things if hooked(item)] if hooked(owner) else things
         assert secrets_of(template) <= names(there, "Secret") | {"mine", "claude-token"}
         account = template["spec"].get("serviceAccountName")
         assert account is None or account in names(there, "ServiceAccount")
         for container in template["spec"]["containers"]:
-            maps = {each["configMapRef"]["name"] for each in container.get("envFrom", [])}
+            maps = {item["configMapRef"]["name"] for item in container.get("envFrom", [])}
             assert maps <= names(there, "ConfigMap")
 
 
 def test_only_the_migration_sees_the_owner() -> None:
     for values in (SETS["plain"], EXISTING):
-        things = render(values)
-        assert hooked(of(things, "Job"))
-        for container in containers(things):
+        items = render(values)
+        assert hooked(of(items, "Job"))
+        for container in containers(items):
             keys = {v["valueFrom"]["secretKeyRef"]["key"] for v in container["env"]}
             migrates = container["name"] == "migrate"
             assert keys == ({"owner-database"} if migrates else {"database", "keys"})
@@ -245,7 +245,7 @@ def test_pooler_has_a_login_per_role_except_for_the_migration(name: str) -> None
 def test_remote_worker_gets_neither_database_nor_keys() -> None:
     worker = of(render(SETS["workers"]), "Deployment", "tenuto-worker-remote")
     [container] = worker["spec"]["template"]["spec"]["containers"]
-    assert [each["name"] for each in container["env"]] == ["TENUTO_URL", "TENUTO_TOKEN"]
+    assert [item["name"] for item in container["env"]] == ["TENUTO_URL", "TENUTO_TOKEN"]
     assert container["image"] == "agents:1.2.3"
     assert container["command"][-3:] == ["--task-tag", "python", "--no-accept-commands"]
 
@@ -260,9 +260,9 @@ def test_chart_worker_has_time_to_drain(things: list[Object]) -> None:
 
 def test_autoscaler_owns_the_number_of_replicas() -> None:
     assert of(render(EXISTING), "Deployment", "tenuto-api")["spec"]["replicas"] == 2
-    things = render(SETS["autoscaling"])
-    assert "replicas" not in of(things, "Deployment", "tenuto-api")["spec"]
-    scaler = of(things, "HorizontalPodAutoscaler")["spec"]
+    items = render(SETS["autoscaling"])
+    assert "replicas" not in of(items, "Deployment", "tenuto-api")["spec"]
+    scaler = of(items, "HorizontalPodAutoscaler")["spec"]
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 9)
     assert scaler["scaleTargetRef"]["name"] == "tenuto-api"
 
@@ -273,18 +273,18 @@ def test_two_coordinators_run() -> None:
 
 
 def test_only_the_api_is_reachable() -> None:
-    things = render(EXISTING)
-    assert "ingress" not in of(things, "NetworkPolicy", "tenuto")["spec"]
-    opened = of(things, "NetworkPolicy", "tenuto-api")["spec"]
+    items = render(EXISTING)
+    assert "ingress" not in of(items, "NetworkPolicy", "tenuto")["spec"]
+    opened = of(items, "NetworkPolicy", "tenuto-api")["spec"]
     assert opened["ingress"] == [{"ports": [{"port": "http"}]}]
     assert opened["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "api"
 
 
 def test_monitor_scrapes_the_service() -> None:
-    things = render(SETS["everything"])
-    monitor, service = of(things, "ServiceMonitor"), of(things, "Service")
-    wanted = monitor["spec"]["selector"]["matchLabels"]
-    assert wanted.items() <= service["metadata"]["labels"].items()
+    items = render(SETS["everything"])
+    monitor, service = of(items, "ServiceMonitor"), of(items, "Service")
+    expected = monitor["spec"]["selector"]["matchLabels"]
+    assert expected.items() <= service["metadata"]["labels"].items()
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     [endpoint] = monitor["spec"]["endpoints"]
     assert (endpoint["path"], endpoint["port"]) == ("/metrics", service["spec"]["ports"][0]["name"])
@@ -302,12 +302,12 @@ def test_new_settings_and_secrets_replace_the_pods() -> None:
 
 
 def test_object_names_are_short_enough() -> None:
-    things = render(EXISTING | {"workers": [REMOTE | {"name": "w" * 12}]}, "r" * 53)
-    assert {n for t in things if len(n := t["metadata"]["name"]) > 63} == set()
+    items = render(EXISTING | {"workers": [REMOTE | {"name": "w" * 12}]}, "r" * 53)
+    assert {n for t in items if len(n := t["metadata"]["name"]) > 63} == set()
 
 
 @pytest.mark.parametrize(
-    ("values", "why"),
+    ("values", "reason"),
     [
         ({}, "secret.database or secret.existing must be set"),
         ({"secret": {**SECRETS, "ownerDatabase": ""}}, "secret.ownerDatabase"),
@@ -326,5 +326,5 @@ def test_object_names_are_short_enough() -> None:
         (EXISTING | {"replicas": 3}, "replicas is not allowed"),
     ],
 )
-def test_invalid_values_are_refused(values: dict[str, Any], why: str) -> None:
-    assert why in refusal(values)
+def test_invalid_values_are_refused(values: dict[str, Any], reason: str) -> None:
+    assert reason in refusal(values)

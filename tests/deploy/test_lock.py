@@ -29,17 +29,17 @@ def entries(name: str) -> Iterator[str]:
 
 def locked(name: str) -> dict[str, str]:
     """The versions by package."""
-    found = [ENTRY.fullmatch(line.rstrip()) for line in entries(name)]
-    return {each[1]: each[2] for each in found if each is not None}
+    matches = [ENTRY.fullmatch(line.rstrip()) for line in entries(name)]
+    return {item[1]: item[2] for item in matches if item is not None}
 
 
 def wanted(lines: list[str], extras: frozenset[str] = frozenset({""})) -> Iterator[Requirement]:
     """The requirements that hold on Linux for some extra or none."""
-    for each in map(Requirement, lines):
-        if each.marker is None or any(
-            each.marker.evaluate({**LINUX, "extra": extra}) for extra in extras
+    for item in map(Requirement, lines):
+        if item.marker is None or any(
+            item.marker.evaluate({**LINUX, "extra": extra}) for extra in extras
         ):
-            yield each
+            yield item
 
 
 @pytest.mark.parametrize("name", OF)
@@ -57,10 +57,10 @@ def test_lock_names_no_host(name: str) -> None:
 @pytest.mark.parametrize("name", OF)
 def test_project_dependencies_are_locked_at_allowed_versions(name: str) -> None:
     versions = locked(name)
-    for each in wanted(OF[name]):
-        version = versions.get(canonicalize_name(each.name))
-        assert version is not None, f"{each} is not in {name}: {RENEW}"
-        assert each.specifier.contains(version), f"{each} does not allow {version}: {RENEW}"
+    for item in wanted(OF[name]):
+        version = versions.get(canonicalize_name(item.name))
+        assert version is not None, f"{item} is not in {name}: {RENEW}"
+        assert item.specifier.contains(version), f"{item} does not allow {version}: {RENEW}"
 
 
 def test_transitive_dependencies_are_locked() -> None:
@@ -74,7 +74,7 @@ def test_transitive_dependencies_are_locked() -> None:
             seen.add((name, extras))
             waiting += wanted(requires(each.name) or [], extras)
     assert {name for name, _ in seen} > {
-        canonicalize_name(each.name) for each in wanted(OF["requirements.lock"])
+        canonicalize_name(item.name) for item in wanted(OF["requirements.lock"])
     }
 
 
@@ -82,9 +82,9 @@ def test_image_installs_only_locked_packages() -> None:
     text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
     installs = re.findall(r"pip (?:install|wheel)[^&\n]*", text)
     assert len(installs) == 4
-    assert all("--require-hashes" in each or "--no-deps" in each for each in installs)
+    assert all("--require-hashes" in install or "--no-deps" in install for install in installs)
     assert all(
-        "--no-index" in each or "--no-build-isolation" in each
-        for each in installs
-        if "--no-deps" in each
+        "--no-index" in install or "--no-build-isolation" in install
+        for install in installs
+        if "--no-deps" in install
     )

@@ -50,8 +50,8 @@ def test_query_of_an_unknown_metric_is_detected(expression: str, fault: str) -> 
 def test_program_exports_the_queried_metrics() -> None:
     """From the day on that the module is there; the client library adds `_total` by itself."""
     text = SOURCE.read_text(encoding="utf-8") if SOURCE.exists() else " ".join(METRICS)
-    told = {name.removesuffix("_total") for name in re.findall(r"\btenuto_[a-z0-9_]+", text)}
-    assert {name.removesuffix("_total") for name in METRICS} <= told
+    reported = {name.removesuffix("_total") for name in re.findall(r"\btenuto_[a-z0-9_]+", text)}
+    assert {name.removesuffix("_total") for name in METRICS} <= reported
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -105,14 +105,14 @@ def test_panels_do_not_overlap() -> None:
         rows, columns = range(at["y"], at["y"] + at["h"]), range(at["x"], at["x"] + at["w"])
         return {(x, y) for x in columns for y in rows}
 
-    places = {panel["title"]: cells(panel) for panel in PANELS}
-    assert len(places) == len(PANELS)
-    assert [(a, b) for a, b in combinations(places, 2) if places[a] & places[b]] == []
+    positions = {panel["title"]: cells(panel) for panel in PANELS}
+    assert len(positions) == len(PANELS)
+    assert [(a, b) for a, b in combinations(positions, 2) if positions[a] & positions[b]] == []
 
 
 def test_dashboard_is_independent_of_an_installation() -> None:
     assert DASHBOARD["id"] is None
-    names = {each["name"]: each["type"] for each in DASHBOARD["templating"]["list"]}
+    names = {item["name"]: item["type"] for item in DASHBOARD["templating"]["list"]}
     assert names == {"datasource": "datasource", "job": "query"}
     sources = [panel["datasource"] for panel in PANELS if panel["type"] != "row"]
     sources += [t["datasource"] for panel in PANELS for t in panel.get("targets", [])]

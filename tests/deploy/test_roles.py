@@ -42,13 +42,13 @@ class Database:
 def database(tmp_path: Path) -> Iterator[Database]:
     """A server of its own: roles belong to the whole server."""
     with PostgresServer(fast=True) as server:
-        made = Database(server, tmp_path)
-        made.psql("-c", f"create role tenuto_owner login createrole password '{OWNER}'")
-        made.psql("-c", "create database tenuto owner tenuto_owner")
-        answer = made.run("tenuto_owner", OWNER, "db", "migrate")
+        created = Database(server, tmp_path)
+        created.psql("-c", f"create role tenuto_owner login createrole password '{OWNER}'")
+        created.psql("-c", "create database tenuto owner tenuto_owner")
+        answer = created.run("tenuto_owner", OWNER, "db", "migrate")
         assert answer.code == 0, answer.err
-        made.psql("-f", str(DEPLOY / "postgres" / "roles.sql"))
-        yield made
+        created.psql("-f", str(DEPLOY / "postgres" / "roles.sql"))
+        yield created
 
 
 async def test_membership_in_both_groups_is_enough(database: Database) -> None:
@@ -82,20 +82,20 @@ async def test_program_login_cannot_bypass_the_policies(database: Database) -> N
 async def test_groups_can_exist_before_the_first_migration(tmp_path: Path) -> None:
     """As in compose, where the owner is a superuser and the server runs the script first."""
     with PostgresServer(fast=True) as server:
-        made = Database(server, tmp_path)
-        made.psql("-c", "create database tenuto")
-        made.psql("-f", str(DEPLOY / "postgres" / "roles.sql"))
+        created = Database(server, tmp_path)
+        created.psql("-c", "create database tenuto")
+        created.psql("-f", str(DEPLOY / "postgres" / "roles.sql"))
         answer = Orchestrate(tmp_path)("db", "migrate", TENUTO_DATABASE=server.url("tenuto"))
         assert answer.code == 0, answer.err
-        answer = made.run("tenuto_app", PASSWORD, "task", "list")
+        answer = created.run("tenuto_app", PASSWORD, "task", "list")
         assert answer.code == 0, answer.err
 
 
 async def test_doctor_shows_the_database_role(database: Database) -> None:
     answer = database.run("tenuto_app", PASSWORD, "doctor", "--json")
-    checks = [each for each in json.loads(answer.out)["checks"] if each["name"] == "role"]
-    assert [each["status"] for each in checks] == ["ok", "ok"]
-    assert [each["detail"] for each in checks] == [
+    checks = [check for check in json.loads(answer.out)["checks"] if check["name"] == "role"]
+    assert [check["status"] for check in checks] == ["ok", "ok"]
+    assert [check["detail"] for check in checks] == [
         "system: acts as tenuto_system, login tenuto_app",
         "tenants: acts as tenuto_runtime, login tenuto_app",
     ]
@@ -114,6 +114,6 @@ async def test_doctor_warns_of_a_login_with_too_many_rights(
     database.psql("-c", f"revoke {groups} from tenuto_owner")  # who made them may not act as them
     database.psql("-c", f"grant {groups} to free, tenuto_owner")
     answer = database.run(login, OWNER, "doctor", "--json")
-    checks = [each for each in json.loads(answer.out)["checks"] if each["name"] == "role"]
-    assert [each["status"] for each in checks] == ["warn", "warn"]
-    assert all(power in each["detail"] for each in checks)
+    checks = [check for check in json.loads(answer.out)["checks"] if check["name"] == "role"]
+    assert [check["status"] for check in checks] == ["warn", "warn"]
+    assert all(power in check["detail"] for check in checks)

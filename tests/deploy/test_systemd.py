@@ -147,13 +147,13 @@ def test_worker_unit_drains_and_stops_its_processes() -> None:
     unit = read(DEPLOY / "systemd" / "tenuto-worker@.service")
     assert one(unit, "KillMode") == "mixed"
     assert one(unit, "OOMPolicy") == "continue"
-    given = dict(pair.split("=") for pair in one(unit, "Environment").split())
-    drain, grace = (int(given[f"TENUTO_{name}_S"]) for name in ("DRAIN", "GRACE"))
+    values = dict(pair.split("=") for pair in one(unit, "Environment").split())
+    drain, grace = (int(values[f"TENUTO_{name}_S"]) for name in ("DRAIN", "GRACE"))
     assert int(one(unit, "TimeoutStopSec")) > drain + grace + TELL_S
 
 
 def test_unit_variables_are_settings_and_secrets_are_empty() -> None:
-    given = {
+    values = {
         pair.partition("=")[0]
         for path in UNITS
         for line in read(path)["Service"].get("Environment", [])
@@ -161,7 +161,7 @@ def test_unit_variables_are_settings_and_secrets_are_empty() -> None:
     }
     text = (DEPLOY / "systemd" / "tenuto.env.example").read_text()
     example = dict(re.findall(r"^(?:# )?([A-Z_]+)=(.*)$", text, re.MULTILINE))
-    assert (given | set(example)) - {"PGPASSWORD"} <= VARIABLES
+    assert (values | set(example)) - {"PGPASSWORD"} <= VARIABLES
     assert {example[name] for name in ("PGPASSWORD", "TENUTO_KEYS", "TENUTO_TOKEN")} == {""}
     for path in UNITS:
         assert "/etc/tenuto/tenuto.env" in read(path)["Service"]["EnvironmentFile"]

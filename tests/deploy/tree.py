@@ -24,15 +24,15 @@ TELL_S = 30
 """Seconds that a worker may take, after draining and killing, to tell what became of its tasks."""
 
 
-def load(place: str) -> Any:
-    return yaml.safe_load((DEPLOY / place).read_text(encoding="utf-8"))
+def load(position: str) -> Any:
+    return yaml.safe_load((DEPLOY / position).read_text(encoding="utf-8"))
 
 
 def seconds(text: str) -> int:
     """A length of time with one unit, as compose and Prometheus write it."""
-    found = re.fullmatch(r"(\d+)([smh])", text)
-    assert found is not None, text
-    return int(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+    result = re.fullmatch(r"(\d+)([smh])", text)
+    assert result is not None, text
+    return int(result[1]) * {"s": 1, "m": 60, "h": 3600}[result[2]]
 
 
 def misunderstood(words: list[str]) -> str | None:
@@ -42,10 +42,10 @@ def misunderstood(words: list[str]) -> str | None:
         return f"{program} is not the program"
     command: click.Command = cli
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
-        found = command.get_command(click.Context(command), rest[0])
-        if found is None:
+        result = command.get_command(click.Context(command), rest[0])
+        if result is None:
             return f"no command {rest[0]}"
-        command, rest = found, rest[1:]
+        command, rest = result, rest[1:]
     try:
         command.make_context(program, rest)
     except click.UsageError as error:

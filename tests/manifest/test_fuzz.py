@@ -21,9 +21,11 @@ def outcome(text: str | bytes) -> Manifest | None:
     try:
         return read_manifest({"f.yaml": text})
     except Invalid as error:
-        told = error
-    assert all(line.startswith(("f.yaml:", "... and")) for line in told.message.split("\n")), told
-    assert told.details["file"] == "f.yaml"
+        reported = error
+    assert all(line.startswith(("f.yaml:", "... and")) for line in reported.message.split("\n")), (
+        reported
+    )
+    assert reported.details["file"] == "f.yaml"
     return None
 
 
@@ -53,10 +55,10 @@ group_names = st.sampled_from([*GroupShape.__struct_fields__, *Lists.__struct_fi
 @given(st.dictionaries(task_names | group_names, values, max_size=5), st.booleans())
 def test_any_value_in_any_field_loads_or_is_refused(said: dict[str, Any], is_group: bool) -> None:
     said = {"id": "a"} | said
-    found = outcome(to_yaml(said))
-    if found is not None and found.specs:
-        again = read_manifest({"f": dump(found.specs.values())})
-        assert again.specs == found.specs
+    result = outcome(to_yaml(said))
+    if result is not None and result.specs:
+        again = read_manifest({"f": dump(result.specs.values())})
+        assert again.specs == result.specs
     with suppress(Invalid):
         parse_spec("group" if is_group else "task", said)
 

@@ -26,8 +26,8 @@ def documents(text: str | bytes) -> list[Any]:
 def refusal(text: str | bytes) -> tuple[str, int, int, str]:
     with pytest.raises(YamlError) as caught:
         documents(text)
-    place = caught.value.location
-    return caught.value.reason, place.line, place.column, caught.value.code
+    position = caught.value.location
+    return caught.value.reason, position.line, position.column, caught.value.code
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_anchors_are_expanded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "column", "said"),
+    ("text", "line", "column", "output"),
     [
         ("a: 1\nb: 2\na: 3", 3, 1, "'a' is defined twice, first in line 1"),
         ("a: !!python/object/apply:os.system [x]", 1, 4, "!!python/object/apply:os.system"),
@@ -115,12 +115,12 @@ def test_anchors_are_expanded() -> None:
     ],
 )
 def test_invalid_yaml_is_refused_with_its_location(
-    text: str, line: int, column: int, said: str
+    text: str, line: int, column: int, output: str
 ) -> None:
-    why, *place, code = refusal(text)
-    assert said in why
-    if said != "control characters":
-        assert place == [line, column]
+    reason, *position, code = refusal(text)
+    assert output in reason
+    if output != "control characters":
+        assert position == [line, column]
     assert code == "yaml_invalid"
 
 

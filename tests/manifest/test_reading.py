@@ -27,14 +27,14 @@ def told(text: str, stored: dict[str, Spec] | None = None) -> list[str]:
 
 def task(text: str, **more: Any) -> NewTask:
     """The one task of a file."""
-    [found] = read_manifest({"f": text}, **more).tasks.values()
-    return found
+    [result] = read_manifest({"f": text}, **more).tasks.values()
+    return result
 
 
 @pytest.mark.parametrize("text", [S2, S2_FLAT], ids=["indented", "copied"])
 def test_example_loads_as_written(text: str) -> None:
-    found = read_manifest({"s2.yaml": text})
-    assert found.tasks == {
+    result = read_manifest({"s2.yaml": text})
+    assert result.tasks == {
         "task-200": NewTask(
             key="task-200",
             title="Transform raw data",
@@ -48,43 +48,43 @@ def test_example_loads_as_written(text: str) -> None:
         )
     }
     group = GroupSpec(title="group-preprocessing", key="group-preprocessing")
-    assert found.groups == {
+    assert result.groups == {
         group.key: GroupSpec(title=group.title, key=group.key, children=("task-200",))
     }
-    assert (found.starts, found.schedules) == (("task-200",), ())
-    assert found.warnings[-1] == (
+    assert (result.starts, result.schedules) == (("task-200",), ())
+    assert result.warnings[-1] == (
         "s2.yaml:11:11: group_id: there is no group 'group-preprocessing';"
         " it is created as an empty sequential group"
     )
-    assert len(found.warnings) == (1 if text == S2 else 3)
+    assert len(result.warnings) == (1 if text == S2 else 3)
 
 
 def test_flow_of_every_kind_loads() -> None:
-    found = read_manifest({"flow.yaml": FLOW})
-    assert list(found.tasks) == (
+    result = read_manifest({"flow.yaml": FLOW})
+    assert list(result.tasks) == (
         "fetch each summarise good-enough again sign-off clean-a clean-b report".split()
     )
-    assert found.tasks["each"].control == Foreach(
+    assert result.tasks["each"].control == Foreach(
         items={"$from": "fetch", "path": "pages"},
         template="summarise",
         order="parallel",
         join="all_done",
     )
-    assert found.tasks["good-enough"].control == Condition(
+    assert result.tasks["good-enough"].control == Condition(
         expression="result.score > 0.5", on_true="sign-off", on_false="again"
     )
-    assert found.tasks["again"].control == Goto(target="fetch", prompt="Look further.")
-    assert found.tasks["sign-off"].control == Approval(
+    assert result.tasks["again"].control == Goto(target="fetch", prompt="Look further.")
+    assert result.tasks["sign-off"].control == Approval(
         message="Publish it?", timeout_s=3600, on_reject="skip"
     )
-    summarise = found.tasks["summarise"]
+    summarise = result.tasks["summarise"]
     assert (summarise.max_attempts, summarise.retry) == (5, RetryPolicy(base_s=2.0, multiplier=1.0))
-    assert (summarise.title, found.tasks["fetch"].next) == ("summarise", "each")
-    assert found.groups["nightly"] == GroupSpec(
+    assert (summarise.title, result.tasks["fetch"].next) == ("summarise", "each")
+    assert result.groups["nightly"] == GroupSpec(
         title="Every night", key="nightly", children=("clean", "fetch"), next="report"
     )
-    assert (found.groups["clean"].order, found.groups["clean"].join) == ("parallel", "all_done")
-    assert found.warnings == ()
+    assert (result.groups["clean"].order, result.groups["clean"].join) == ("parallel", "all_done")
+    assert result.warnings == ()
 
 
 AGENT = UUID("0198c0de-0000-7000-8000-000000000000")
@@ -127,7 +127,7 @@ def test_every_field_name_is_parsed(text: str, field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         (
             "tasks:\n  - id: a\n    priority: 12",
@@ -210,10 +210,10 @@ def test_every_field_name_is_parsed(text: str, field: str, value: Any) -> None:
         ("triggers: [{name: t, target: nobody}]", "1:12: triggers[0]: event is missing"),
     ],
 )
-def test_error_has_its_location(text: str, wanted: str) -> None:
+def test_error_has_its_location(text: str, expected: str) -> None:
     [line] = told(text)
     assert line.startswith("flow.yaml:")
-    assert wanted in line
+    assert expected in line
 
 
 def test_all_errors_are_reported_together_in_order() -> None:
@@ -230,10 +230,10 @@ def test_all_errors_are_reported_together_in_order() -> None:
 
 
 def test_definitions_are_merged_across_documents_and_files() -> None:
-    found = read_manifest(
+    result = read_manifest(
         {"a": "id: x\n---\nid: y\nprevious_task: x", "b": "id: z\nprevious: {child_id: y}"}
     )
-    assert [each.next for each in found.tasks.values()] == ["y", "z", None]
+    assert [item.next for item in result.tasks.values()] == ["y", "z", None]
     assert told("tasks: [{id: x, next: y}, {id: y}, {id: z, previous_task: x}]") == [
         "flow.yaml:1:59: tasks[2].previous_task: 'x' has next 'y' already, not 'z'"
     ]
@@ -335,9 +335,9 @@ schedules:
 triggers:
   - {name: t, event: task.dead, target: b, filter: "event.level == 'ERROR'"}
 """
-    found = read_manifest({"f": text})
-    assert found.starts == ("b",)
-    assert found.schedules == (
+    result = read_manifest({"f": text})
+    assert result.starts == ("b",)
+    assert result.schedules == (
         Schedule(
             "a",
             "a",
@@ -345,7 +345,7 @@ triggers:
         ),
         Schedule("once", "a", {"type": "datetime-event", "at": "2030-01-01T09:00:00Z"}, [1]),
     )
-    assert found.triggers == (Trigger("t", "task.dead", "b", "event.level == 'ERROR'"),)
+    assert result.triggers == (Trigger("t", "task.dead", "b", "event.level == 'ERROR'"),)
     twice = (
         "schedules:\n"
         + 2 * "- {name: a, target: t, schedule: {type: cron, expression: '@daily'}}\n"
@@ -354,9 +354,9 @@ triggers:
 
 
 def test_empty_file_gets_a_warning() -> None:
-    found = read_manifest({"a": "", "b": "# nothing\n---\n---\n"})
-    assert (found, found.warnings) == (
-        Manifest(warnings=found.warnings),
+    result = read_manifest({"a": "", "b": "# nothing\n---\n---\n"})
+    assert (result, result.warnings) == (
+        Manifest(warnings=result.warnings),
         ("a: is empty", "b: is empty"),
     )
 
@@ -380,9 +380,9 @@ def test_file_that_is_not_text_is_named() -> None:
 
 
 def test_plain_values_load_like_files() -> None:
-    said = {"id": "a", "taskTags": ["x"], "maxRetries": 1, "approval": {"onReject": "skip"}}
-    found = parse_spec("task", to_snake_names(said))
-    assert found == NewTask(
+    body = {"id": "a", "taskTags": ["x"], "maxRetries": 1, "approval": {"onReject": "skip"}}
+    result = parse_spec("task", to_snake_names(body))
+    assert result == NewTask(
         title="a", key="a", task_tags=["x"], max_attempts=2, control=Approval(on_reject="skip")
     )
     for bad in (

@@ -24,7 +24,7 @@ EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"),
 def faults(text: str) -> list[str]:
     validator = jsonschema.Draft202012Validator(json_schema())
     documents: list[Any] = list(yaml.load_all(text, Loader=_Core))
-    return [error.message for each in documents for error in validator.iter_errors(each)]
+    return [error.message for document in documents for error in validator.iter_errors(document)]
 
 
 class _Core(yaml.SafeLoader):

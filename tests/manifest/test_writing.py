@@ -123,9 +123,9 @@ def test_many_definitions_are_written_together() -> None:
     assert loaded(dump(SPECS)) == {spec.key: spec for spec in SPECS}
     assert dump([]) == ""
     for text in (S2, FLOW):
-        found = read_manifest({"f": text})
-        again = read_manifest({"f": dump(found.specs.values())})
-        assert again.specs == found.specs
+        result = read_manifest({"f": text})
+        again = read_manifest({"f": dump(result.specs.values())})
+        assert again.specs == result.specs
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=60)
@@ -148,8 +148,8 @@ values = st.recursive(
 def test_any_written_value_loads_back(value: Any) -> None:
     text = to_yaml({"id": "a", "metadata": {"v": value, "w": [value]}})
     [spec] = loaded(text).values()
-    wanted = NewTask(title="a", key="a", metadata={"v": value, "w": [value]})
-    assert is_same(spec, wanted), text
+    expected = NewTask(title="a", key="a", metadata={"v": value, "w": [value]})
+    assert is_same(spec, expected), text
     assert printable(text, lines=True) == text
 
 
@@ -164,7 +164,7 @@ def test_any_written_text_loads_back(title: str, prompt: str) -> None:
 def test_difference_is_reported_by_field() -> None:
     before = NewTask(title="t", key="a", priority=5, metadata={"x": 1, "y": {"z": 1}}, tags=["a"])
     after = NewTask(title="t", key="a", priority=8, metadata={"x": True, "y": {}}, prompt="p")
-    assert sorted(field_changes(before, after), key=lambda each: each.field) == [
+    assert sorted(field_changes(before, after), key=lambda item: item.field) == [
         FieldChange("metadata.x", 1, True),
         FieldChange("metadata.y.z", 1, None),
         FieldChange("priority", None, 8),
@@ -172,7 +172,9 @@ def test_difference_is_reported_by_field() -> None:
         FieldChange("tags", ["a"], None),
     ]
     assert field_changes(before, before) == []
-    assert [each.field for each in field_changes(None, NewTask(title="t", key="a"))] == [
+    assert [
+        field_change.field for field_change in field_changes(None, NewTask(title="t", key="a"))
+    ] == [
         "id",
         "name",
     ]

@@ -270,11 +270,11 @@ def test_tasks_of_one_lane_have_equal_requirements() -> None:
 
 def test_fingerprint_ignores_explicit_defaults() -> None:
     """What is read from a request is equal to the default, never the same object."""
-    said = (
+    output = (
         b'{"title": "t", "task_type": "default", "priority": 5, "max_attempts": 3, "tags": [],'
         b' "description": null}'
     )
-    assert fingerprint(msgspec.json.decode(said, type=NewTask)) == fingerprint(NewTask(title="t"))
+    assert fingerprint(msgspec.json.decode(output, type=NewTask)) == fingerprint(NewTask(title="t"))
     policy = b'{"title": "t", "retry": {"base_s": 5.0, "cap_s": 900.0}}'
     same = NewTask(title="t", retry=RetryPolicy())
     assert fingerprint(msgspec.json.decode(policy, type=NewTask)) == fingerprint(same)
@@ -363,9 +363,9 @@ EDGES: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("name", EDGES)
 def test_value_at_the_limit_is_accepted_and_beyond_refused(name: str) -> None:
-    most, fields = EDGES[name]
-    check(NewTask(**{"title": "t"} | fields(most)))
-    assert code_of(check, NewTask(**{"title": "t"} | fields(most + 1))) in (
+    maximum, fields = EDGES[name]
+    check(NewTask(**{"title": "t"} | fields(maximum)))
+    assert code_of(check, NewTask(**{"title": "t"} | fields(maximum + 1))) in (
         "too_large",
         "invalid_value",
         "key_invalid",
@@ -407,11 +407,11 @@ def test_groups_and_plans_up_to_the_limits_are_accepted(monkeypatch: pytest.Monk
     for n in (3, 4):
         keys = tuple(f"k{number}" for number in range(n))
         group = GroupSpec(title="g", key="g", children=keys)
-        known: dict[str, Spec] = {key: NewTask(title=key, key=key) for key in keys}
-        known["g"] = group
+        existing: dict[str, Spec] = {key: NewTask(title=key, key=key) for key in keys}
+        existing["g"] = group
         if n == 3:
             check_group(group)
-            assert len(build_plan("g", known.get).tasks) == 3
+            assert len(build_plan("g", existing.get).tasks) == 3
         else:
             assert code_of(check_group, group) == "too_large"
-            assert code_of(build_plan, "g", known.get) == "too_large"
+            assert code_of(build_plan, "g", existing.get) == "too_large"

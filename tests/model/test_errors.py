@@ -44,19 +44,19 @@ def raised_codes() -> Iterator[tuple[str, str]]:
     """Each code that an error is made with, and where."""
     names = {kind.__name__ for kind in KINDS}
     for path, tree in trees():
-        known = constants(tree)
+        existing = constants(tree)
         for node in ast.walk(tree):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)):
                 continue
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
             if name not in names:
                 continue
-            given = [*node.args[1:2], *(k.value for k in node.keywords if k.arg == "code")]
-            for code in given:
+            values = [*node.args[1:2], *(k.value for k in node.keywords if k.arg == "code")]
+            for code in values:
                 if isinstance(code, ast.Constant) and isinstance(code.value, str):
                     yield code.value, f"{path.name}:{node.lineno}"
-                elif isinstance(code, ast.Name) and code.id in known:
-                    yield known[code.id], f"{path.name}:{node.lineno}"
+                elif isinstance(code, ast.Name) and code.id in existing:
+                    yield existing[code.id], f"{path.name}:{node.lineno}"
 
 
 @cache
@@ -91,9 +91,9 @@ def test_every_default_code_is_documented() -> None:
 
 
 def test_every_code_in_use_is_documented() -> None:
-    found = dict(raised_codes())
-    assert len(found) > 10
-    assert {code: place for code, place in found.items() if code not in CODES} == {}
+    result = dict(raised_codes())
+    assert len(result) > 10
+    assert {code: position for code, position in result.items() if code not in CODES} == {}
 
 
 @pytest.mark.parametrize("code", sorted(CODES))

@@ -34,11 +34,11 @@ def plant_all(
     chosen: Iterable[tuple[str, str, Fault]], jobs: int, tests: str | None
 ) -> list[Planted]:
     """Plants the faults, as many at a time as there are copies."""
-    with tempfile.TemporaryDirectory(prefix="tenuto-mutants-") as place:
+    with tempfile.TemporaryDirectory(prefix="tenuto-mutants-") as position:
         copies: queue.Queue[Path] = queue.Queue()
         passed: set[tuple[str, ...]] = set()
         for number in range(jobs):
-            make_copy(folder := Path(place) / str(number), tests)
+            make_copy(folder := Path(position) / str(number), tests)
             copies.put(folder)
 
         def plant(one: tuple[str, str, Fault]) -> Planted:
@@ -54,9 +54,9 @@ def plant_all(
                 result = str(error) or "error"
             finally:
                 copies.put(folder)
-            told, _, _ = result.partition("\n")
+            reported, _, _ = result.partition("\n")
             took = time.monotonic() - began
-            sys.stdout.write(f"{area:14} {name:44} {told:9} {took:6.1f} s\n")
+            sys.stdout.write(f"{area:14} {name:44} {reported:9} {took:6.1f} s\n")
             sys.stdout.flush()
             return Planted(area, name, fault, result)
 
@@ -66,37 +66,37 @@ def plant_all(
 
 def report(done: list[Planted]) -> int:
     """Prints the rates; returns the exit code."""
-    for area in dict.fromkeys(each.area for each in done):
-        mine = [each for each in done if each.area == area]
-        noticed = sum(each.result == "noticed" for each in mine)
-        sys.stdout.write(f"{area:14} {noticed:4} of {len(mine)} noticed\n")
-    noticed = sum(each.result == "noticed" for each in done)
+    for area in dict.fromkeys(item.area for item in done):
+        own = [item for item in done if item.area == area]
+        noticed = sum(item.result == "noticed" for item in own)
+        sys.stdout.write(f"{area:14} {noticed:4} of {len(own)} noticed\n")
+    noticed = sum(item.result == "noticed" for item in done)
     rate = noticed / len(done) * 100 if done else 0.0
     sys.stdout.write(f"{'all':14} {noticed:4} of {len(done)} noticed: {rate:.0f} %\n")
-    left = [each for each in done if each.result != "noticed"]
-    for each in left:
-        why = each.fault.survives or each.result
-        sys.stdout.write(f"not noticed: {each.area}.{each.name}: {why}\n")
-    return 1 if any(each.result != "survived" or not each.fault.survives for each in left) else 0
+    left = [item for item in done if item.result != "noticed"]
+    for item in left:
+        reason = item.fault.survives or item.result
+        sys.stdout.write(f"not noticed: {item.area}.{item.name}: {reason}\n")
+    return 1 if any(item.result != "survived" or not item.fault.survives for item in left) else 0
 
 
 def main() -> int:
-    known = areas()
+    existing = areas()
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("areas", nargs="*", help=f"some of: {', '.join(known)}")
+    parser.add_argument("areas", nargs="*", help=f"some of: {', '.join(existing)}")
     parser.add_argument("--only", metavar="NAME", help="plant this fault alone")
     parser.add_argument("--tests", metavar="REVISION", help="run the tests of this commit")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="copies of the tree")
-    given = parser.parse_args()
-    if unknown := set(given.areas) - known.keys():
-        parser.error(f"no such area: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
+    values = parser.parse_args()
+    if unknown := set(values.areas) - existing.keys():
+        parser.error(f"no such area: {', '.join(sorted(unknown))}; known: {', '.join(existing)}")
     chosen = [
         (area, name, fault)
-        for area in given.areas or known
-        for name, fault in known[area].items()
-        if given.only in (None, name)
+        for area in values.areas or existing
+        for name, fault in existing[area].items()
+        if values.only in (None, name)
     ]
-    return report(plant_all(chosen, min(given.jobs, max(len(chosen), 1)), given.tests))
+    return report(plant_all(chosen, min(values.jobs, max(len(chosen), 1)), values.tests))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def _make_environment(folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
     scripts = folder / ".venv" / "bin"
     packages = sysconfig.get_path("purelib", vars={"base": str(folder / ".venv")})
-    borrowed = [each for each in sys.path if Path(each).name == "site-packages"]
+    borrowed = [item for item in sys.path if Path(item).name == "site-packages"]
     lines = [str(folder / "src"), *borrowed]
     Path(packages, "tenuto.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     program = Path(sys.executable).with_name("orchestrate").read_text(encoding="utf-8")
@@ -63,10 +63,10 @@ def _make_environment(folder: Path) -> None:
 def check_tests(folder: Path, fault: Fault, *, earlier: bool) -> None:
     """Raise `RuntimeError` unless the fault's tests pass without it; `earlier` ones may be none."""
     tests = _present(folder, fault)
-    code, told = _run_tests(folder, fault, tests) if tests else (_PASSED, "")
+    code, reported = _run_tests(folder, fault, tests) if tests else (_PASSED, "")
     if code != _PASSED and not (earlier and code == _NONE_CHOSEN):
-        what = "choose nothing" if code == _NONE_CHOSEN else "fail without it"
-        raise RuntimeError(f"its tests {what}: {' '.join(tests)} {fault.only}\n{told}")
+        subject = "choose nothing" if code == _NONE_CHOSEN else "fail without it"
+        raise RuntimeError(f"its tests {subject}: {' '.join(tests)} {fault.only}\n{reported}")
 
 
 def is_noticed(folder: Path, fault: Fault) -> bool:
@@ -85,7 +85,7 @@ def is_noticed(folder: Path, fault: Fault) -> bool:
 
 def _present(folder: Path, fault: Fault) -> list[str]:
     """The fault's tests that are there: a revision of the tests may lack some."""
-    return [each for each in fault.tests if (folder / each.partition("::")[0]).exists()]
+    return [test for test in fault.tests if (folder / test.partition("::")[0]).exists()]
 
 
 def _run_tests(folder: Path, fault: Fault, tests: list[str]) -> tuple[int, str]:

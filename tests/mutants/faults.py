@@ -38,7 +38,7 @@ def read(path: Path) -> dict[str, Fault]:
 
 def planted(fault: Fault, text: str) -> str:
     """The text of the fault's file with the fault in it; raises `ValueError` if it does not fit."""
-    found = text.count(fault.old)
-    if found != 1 or fault.old == fault.new:
-        raise ValueError(f"{fault.file} has the text {found} times: {fault.old!r}")
+    result = text.count(fault.old)
+    if result != 1 or fault.old == fault.new:
+        raise ValueError(f"{fault.file} has the text {result} times: {fault.old!r}")
     return text.replace(fault.old, fault.new)

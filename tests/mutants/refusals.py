@@ -35,15 +35,15 @@ def refusals(path: Path) -> Iterator[tuple[int, Fault]]:
             first = node.lineno - 1
             while text.count(old := "".join(lines[first:end])) > 1:
                 first -= 1
-            kept = "".join(lines[first : node.lineno - 1])
+            stored = "".join(lines[first : node.lineno - 1])
             name = path.relative_to(ROOT).as_posix()
-            yield node.lineno, Fault(file=name, old=old, new=kept + new, tests=[])
+            yield node.lineno, Fault(file=name, old=old, new=stored + new, tests=[])
 
 
 def tests_by_line(targets: list[str]) -> dict[str, dict[int, list[str]]]:
     """For each source file and line the tests that reach it: the given ones run once for this."""
-    with tempfile.TemporaryDirectory(prefix="tenuto-reached-") as place:
-        data = Path(place) / "data"
+    with tempfile.TemporaryDirectory(prefix="tenuto-reached-") as position:
+        data = Path(position) / "data"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         command += ["-p", "tests.mutants.contexts", *targets]
         environment = os.environ | {"TENUTO_REACHED": str(data)}
@@ -64,22 +64,22 @@ def main() -> int:
     parser.add_argument("source", help="a folder of the source, or a file")
     parser.add_argument("tests", nargs="+", help="tests that may notice")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="copies of the tree")
-    given = parser.parse_args()
-    source = ROOT / given.source
+    values = parser.parse_args()
+    source = ROOT / values.source
     paths = [source] if source.is_file() else sorted(source.rglob("*.py"))
-    reached = tests_by_line(given.tests)
+    reached = tests_by_line(values.tests)
     chosen, unreached = [], []
     for path in paths:
         name = path.relative_to(SOURCE).as_posix()
         for line, fault in refusals(path):
-            place = f"{name}:{line}"
+            position = f"{name}:{line}"
             if tests := reached.get(str(path), {}).get(line, [])[:TESTS_EACH]:
-                chosen.append(("refusals", place, msgspec.structs.replace(fault, tests=tests)))
+                chosen.append(("refusals", position, msgspec.structs.replace(fault, tests=tests)))
             else:
-                unreached.append(place)
-    code = report(plant_all(chosen, min(given.jobs, max(len(chosen), 1)), None))
-    for place in unreached:
-        sys.stdout.write(f"not reached: {place}\n")
+                unreached.append(position)
+    code = report(plant_all(chosen, min(values.jobs, max(len(chosen), 1)), None))
+    for position in unreached:
+        sys.stdout.write(f"not reached: {position}\n")
     return code
 
 

@@ -55,7 +55,10 @@ class Collector:
 
 def _spans(request: ExportTraceServiceRequest) -> Iterator[Arrived]:
     for resource in request.resource_spans:
-        about = {each.key: each.value.string_value for each in resource.resource.attributes}
+        about = {
+            attribute.key: attribute.value.string_value
+            for attribute in resource.resource.attributes
+        }
         for scope in resource.scope_spans:
             for span in scope.spans:
                 assert 0 < span.start_time_unix_nano <= span.end_time_unix_nano
@@ -65,7 +68,7 @@ def _spans(request: ExportTraceServiceRequest) -> Iterator[Arrived]:
                     span.trace_id.hex(),
                     span.span_id.hex(),
                     span.parent_span_id.hex(),
-                    {each.key: each.value.string_value for each in span.attributes},
+                    {attribute.key: attribute.value.string_value for attribute in span.attributes},
                 )
 
 
@@ -88,7 +91,7 @@ def collecting() -> Iterator[Collector]:
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, *given: object) -> None:
+        def log_message(self, *args: object) -> None:
             """Nobody reads it."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:

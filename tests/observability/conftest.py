@@ -55,9 +55,9 @@ async def engine(store: AnyStore) -> Engine:
 
 @pytest.fixture
 async def counted(engine: Engine) -> Counted:
-    made = Counted(engine)
-    await made.listen()
-    return made
+    created = Counted(engine)
+    await created.listen()
+    return created
 
 
 class Log:

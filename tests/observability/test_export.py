@@ -26,15 +26,15 @@ def run_one(home: Path, otel: dict[str, str]) -> str:
 
 def check(spans: list[Arrived], task: str, services: dict[str, str]) -> None:
     """The four spans of the task are one trace, each sent by the process that made it."""
-    mine = {each.name: each for each in spans}
-    assert set(mine) == set(PARENTS)
+    own = {span.name: span for span in spans}
+    assert set(own) == set(PARENTS)
     assert len(spans) == len(PARENTS)
-    assert len({each.trace for each in spans}) == 1
+    assert len({span.trace for span in spans}) == 1
     for name, parent in PARENTS.items():
-        assert mine[name].parent == (mine[parent].number if parent else ""), name
-        assert mine[name].service == services[SENDERS[name]]
+        assert own[name].parent == (own[parent].number if parent else ""), name
+        assert own[name].service == services[SENDERS[name]]
         if name != "submit":
-            assert mine[name].attributes["tenuto.task"] == task
+            assert own[name].attributes["tenuto.task"] == task
 
 
 @pytest.mark.parametrize("named", ["ours", "given"])
@@ -52,8 +52,10 @@ def test_task_is_exported_as_one_trace(tmp_path: Path, named: str) -> None:
         task = run_one(tmp_path, otel)
     check(collector.spans, task, services)
     assert collector.refused == []
-    told = {(each.get("x-key"), each.get("content-encoding")) for each in collector.headers}
-    assert told == ({("k", "gzip")} if named == "given" else {(None, None)})
+    reported = {
+        (header.get("x-key"), header.get("content-encoding")) for header in collector.headers
+    }
+    assert reported == ({("k", "gzip")} if named == "given" else {(None, None)})
 
 
 def test_task_completes_without_a_collector(tmp_path: Path) -> None:

@@ -86,9 +86,9 @@ class Later(Clock):
 
 @pytest.fixture
 def cli(tmp_path: Path, style: str) -> Orchestrate:
-    made = Orchestrate(tmp_path)
-    made.environment["TENUTO_LOG"] = style
-    return made
+    created = Orchestrate(tmp_path)
+    created.environment["TENUTO_LOG"] = style
+    return created
 
 
 def fail_a_task(client: httpx2.Client) -> None:
@@ -101,10 +101,10 @@ def fail_a_task(client: httpx2.Client) -> None:
     claim = client.post(f"{V1}/agents/{agent}/claim", json={"worker": STORABLE[:100]})
     [work] = claim.json()["tasks"]
     fence = {"attempt": work["attempt"], "leaseToken": work["leaseToken"]}
-    told = client.post(
+    reported = client.post(
         f"{V1}/agent-tasks/{work['id']}/fail", json=fence | {"error": STORABLE, "retryable": False}
     )
-    assert told.status_code < 300, told.text
+    assert reported.status_code < 300, reported.text
 
 
 def ask_raw(url: str, request: bytes) -> bytes:

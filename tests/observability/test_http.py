@@ -24,9 +24,9 @@ class Lines(logging.Handler):
 
     def __init__(self, style: str) -> None:
         super().__init__()
-        made = create_handler(style)
-        self.filters = made.filters
-        self.formatter = made.formatter
+        created = create_handler(style)
+        self.filters = created.filters
+        self.formatter = created.formatter
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -35,13 +35,13 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def lines() -> Iterator[Lines]:
-    made = Lines("json")
+    created = Lines("json")
     log = logging.getLogger("tenuto")
-    log.addHandler(made)
+    log.addHandler(created)
     before = log.level
     log.setLevel("DEBUG")
-    yield made
-    log.removeHandler(made)
+    yield created
+    log.removeHandler(created)
     log.setLevel(before)
 
 
@@ -78,9 +78,9 @@ async def _read_as_prometheus(api: Api, moved_time: MovedTime) -> None:
     answer = await (await api.client()).get("/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    told = {family.name for family in text_string_to_metric_families(answer.text)}
-    told.add("tenuto_database_down_seconds")  # only coordinators tell it
-    assert told == {metric.name.removesuffix("_total") for metric in TABLE}
+    reported = {family.name for family in text_string_to_metric_families(answer.text)}
+    reported.add("tenuto_database_down_seconds")  # only coordinators tell it
+    assert reported == {metric.name.removesuffix("_total") for metric in TABLE}
 
 
 async def test_metrics_can_require_a_token(settings: Settings) -> None:
@@ -129,9 +129,9 @@ async def test_request_keeps_its_id(api: Api, good: str) -> None:
 async def test_hostile_request_id_is_replaced(api: Api, bad: str) -> None:
     sent = {"X-Request-Id": bad.encode("latin-1")}
     answer = await (await api.client()).get("/health/live", headers=sent)  # type: ignore[arg-type]
-    [given] = answer.headers.get_list("x-request-id")
-    assert given != bad
-    assert len(given) == 36
+    [values] = answer.headers.get_list("x-request-id")
+    assert values != bad
+    assert len(values) == 36
 
 
 async def test_request_is_logged_in_one_line(api: Api, lines: Lines) -> None:
@@ -140,8 +140,8 @@ async def test_request_is_logged_in_one_line(api: Api, lines: Lines) -> None:
     client = await api.acting()
     await client.get(f"{V1}/me", headers={"X-Request-Id": "mine"})
     await client.get("/nowhere")
-    said: list[dict[str, Any]] = [msgspec.json.decode(line) for line in lines.lines]
-    me, nowhere = [each for each in said if each["logger"] == "tenuto.access"]
+    messages: list[dict[str, Any]] = [msgspec.json.decode(line) for line in lines.lines]
+    me, nowhere = [item for item in messages if item["logger"] == "tenuto.access"]
     assert me["level"] == "INFO"
     assert me["request_id"] == "mine"
     assert (me["method"], me["route"], me["status"]) == ("GET", f"{V1}/me", 200)

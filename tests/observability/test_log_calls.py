@@ -42,7 +42,7 @@ def trees() -> Iterator[tuple[str, ast.Module]]:
 
 def loggers(tree: ast.Module) -> dict[str, str | None]:
     """The loggers of a module by the names that they have there."""
-    found: dict[str, str | None] = {}
+    result: dict[str, str | None] = {}
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):
             continue
@@ -50,23 +50,23 @@ def loggers(tree: ast.Module) -> dict[str, str | None]:
             name = node.value.args[0] if node.value.args else None
             text = name.value if isinstance(name, ast.Constant) else None
             for target in node.targets:
-                found[ast.unparse(target)] = str(text) if text else None
-    return found
+                result[ast.unparse(target)] = str(text) if text else None
+    return result
 
 
-def calls_in(place: str, tree: ast.Module) -> Iterator[Call]:
-    known = loggers(tree)
+def calls_in(position: str, tree: ast.Module) -> Iterator[Call]:
+    existing = loggers(tree)
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         owner = ast.unparse(node.func.value)
-        if node.func.attr in LEVELS and (owner in known or "getLogger" in owner):
+        if node.func.attr in LEVELS and (owner in existing or "getLogger" in owner):
             words = node.args[1:] if node.func.attr == "log" else node.args
             first = words[0] if words else None
             text = first.value if isinstance(first, ast.Constant) else None
             template = text if isinstance(text, str) else None
-            where = f"{place}:{node.lineno}"
-            yield Call(where, known.get(owner), node.func.attr, template, len(words) - 1)
+            where = f"{position}:{node.lineno}"
+            yield Call(where, existing.get(owner), node.func.attr, template, len(words) - 1)
 
 
 CALLS = [call for place, tree in trees() for call in calls_in(place, tree)]
@@ -74,14 +74,14 @@ CALLS = [call for place, tree in trees() for call in calls_in(place, tree)]
 
 def faults(call: Call) -> list[str]:
     """What lets a call past the escaping, or past this test."""
-    found = []
+    matches = []
     if call.logger is None or call.logger.partition(".")[0] != "tenuto":
-        found.append(f"{call.place}: the logger must be a named one below `tenuto`")
+        matches.append(f"{call.place}: the logger must be a named one below `tenuto`")
     if call.template is None:
-        found.append(f"{call.place}: the message must be a constant; give values as arguments")
+        matches.append(f"{call.place}: the message must be a constant; give values as arguments")
     elif len(_PLACE.findall(call.template)) != call.arguments:
-        found.append(f"{call.place}: {call.arguments} arguments for {call.template!r}")
-    return found
+        matches.append(f"{call.place}: {call.arguments} arguments for {call.template!r}")
+    return matches
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_every_log_call_names_its_logger_and_a_constant_message() -> None:
 
 def test_output_of_the_source_goes_through_the_log() -> None:
     assert [
-        f"{place}:{node.lineno} {ast.unparse(node.func)}"
-        for place, tree in trees()
-        if not place.startswith(MAY_PRINT) and place != ALONE
+        f"{position}:{node.lineno} {ast.unparse(node.func)}"
+        for position, tree in trees()
+        if not position.startswith(MAY_PRINT) and position != ALONE
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and PAST_THE_LOG.fullmatch(ast.unparse(node.func))
     ] == []
@@ -134,25 +134,25 @@ def say(call: Call, text: str) -> None:
 
 @pytest.fixture(params=["", "json"])
 def lines(request: pytest.FixtureRequest) -> Iterator[Lines]:
-    made = Lines(request.param)
+    created = Lines(request.param)
     ours = logging.getLogger("tenuto")
     before = ours.level
-    ours.addHandler(made)
+    ours.addHandler(created)
     ours.setLevel("DEBUG")
-    yield made
-    ours.removeHandler(made)
+    yield created
+    ours.removeHandler(created)
     ours.setLevel(before)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.place)
 def test_log_call_with_hostile_text_forges_no_line(call: Call, lines: Lines) -> None:
     say(call, SURROGATE)
-    [said] = lines.lines
-    first, *further = said.split("\n")
+    [output] = lines.lines
+    first, *further = output.split("\n")
     assert all(line.startswith("    | ") for line in further)
     assert not any(HIDDEN.search(line) for line in (first, *further))
     if RECORD.match(first):
         return
     assert not further
-    told = msgspec.json.decode(first, type=dict[str, object])
-    assert told["logger"] == call.logger
+    reported = msgspec.json.decode(first, type=dict[str, object])
+    assert reported["logger"] == call.logger

@@ -110,8 +110,8 @@ def test_json_log_line_has_its_request_and_task(log: Log) -> None:
 @pytest.mark.parametrize("style", [""], indirect=True)
 def test_text_log_line_has_no_control_characters(log: Log) -> None:
     logging.getLogger("tenuto.test").info("a\x1b[31mb\rc\nd\u2028\u202e\x9b\ud800")
-    said = "a\\x1b[31mb\\rc\\nd\\u2028\\u202e\\x9b\\ud800\n"
-    assert log.text.endswith(f"INFO     tenuto.test: {said}")
+    output = "a\\x1b[31mb\\rc\\nd\\u2028\\u202e\\x9b\\ud800\n"
+    assert log.text.endswith(f"INFO     tenuto.test: {output}")
 
 
 @pytest.mark.parametrize("style", [""], indirect=True)

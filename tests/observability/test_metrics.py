@@ -53,9 +53,14 @@ def test_every_metric_is_exported_and_no_other() -> None:
             metrics.count(metric.name, *metric.labels)
         else:
             metrics.observe(metric.name, 1, *metric.labels)
-    families = {each.name: each for each in text_string_to_metric_families(metrics.text().decode())}
+    families = {
+        text_string_to_metric_family.name: text_string_to_metric_family
+        for text_string_to_metric_family in text_string_to_metric_families(metrics.text().decode())
+    }
     assert set(families) == {name.removesuffix("_total") for name in METRICS}
-    assert not [each for each in families.values() if not each.samples or not each.documentation]
+    assert not [
+        family for family in families.values() if not family.samples or not family.documentation
+    ]
 
 
 def test_metric_labels_name_no_workspace_and_no_task() -> None:
@@ -76,8 +81,8 @@ def test_counters_are_exported_from_the_start() -> None:
     text = Metrics().text().decode()
     for status in TERMINAL:
         assert f'tenuto_tasks_completed_total{{outcome="{status}"}} 0.0' in text
-    for known in ErrorClass:
-        assert f'tenuto_retries_total{{error_class="{known}"}} 0.0' in text
+    for existing in ErrorClass:
+        assert f'tenuto_retries_total{{error_class="{existing}"}} 0.0' in text
 
 
 def test_process_without_sampling_exports_no_gauges() -> None:
@@ -95,18 +100,18 @@ async def test_counters_follow_the_events(
     await engine.fail(fence, failure("syntax"))
     await counted.look()
 
-    told = counted.told
-    assert told("tenuto_tasks_submitted_total") == 5
-    assert told("tenuto_claims_total", result="claimed") == 5
-    assert told("tenuto_retries_total", error_class="error") == 1
-    assert told("tenuto_dead_total") == 2
-    assert told("tenuto_retry_exhausted_total") == 2
-    assert told("tenuto_lease_expirations_total") == 1
+    reported = counted.told
+    assert reported("tenuto_tasks_submitted_total") == 5
+    assert reported("tenuto_claims_total", result="claimed") == 5
+    assert reported("tenuto_retries_total", error_class="error") == 1
+    assert reported("tenuto_dead_total") == 2
+    assert reported("tenuto_retry_exhausted_total") == 2
+    assert reported("tenuto_lease_expirations_total") == 1
     ends = {"COMPLETED": 1, "DEAD": 2, "CANCELLED": 1, "FAILED": 1, "SKIPPED": 0}
     for outcome, n in ends.items():
-        assert told("tenuto_tasks_completed_total", outcome=outcome) == n
-    assert told("tenuto_task_attempts_count") == 5
-    assert told("tenuto_task_attempts_sum") == 2 + 1 + 1 + 0 + 1
+        assert reported("tenuto_tasks_completed_total", outcome=outcome) == n
+    assert reported("tenuto_task_attempts_count") == 5
+    assert reported("tenuto_task_attempts_sum") == 2 + 1 + 1 + 0 + 1
 
 
 async def test_every_duration_is_measured(
@@ -114,14 +119,14 @@ async def test_every_duration_is_measured(
 ) -> None:
     await _one_that_fails_and_then_completes(engine, clock)
     await counted.look()
-    told = counted.told
-    assert told("tenuto_task_wait_seconds_count") == 2
-    assert told("tenuto_task_wait_seconds_sum") == 3 + 7  # from submit, from due
-    assert told("tenuto_task_duration_seconds_count") == 2
-    assert told("tenuto_task_duration_seconds_sum") == 10 + 20
-    assert told("tenuto_compute_seconds_total") == 30
-    assert told("tenuto_task_e2e_seconds_count") == 1
-    assert told("tenuto_task_e2e_seconds_sum") == 3 + 10 + 60 + 7 + 20
+    reported = counted.told
+    assert reported("tenuto_task_wait_seconds_count") == 2
+    assert reported("tenuto_task_wait_seconds_sum") == 3 + 7  # from submit, from due
+    assert reported("tenuto_task_duration_seconds_count") == 2
+    assert reported("tenuto_task_duration_seconds_sum") == 10 + 20
+    assert reported("tenuto_compute_seconds_total") == 30
+    assert reported("tenuto_task_e2e_seconds_count") == 1
+    assert reported("tenuto_task_e2e_seconds_sum") == 3 + 10 + 60 + 7 + 20
 
 
 async def _one_that_fails_and_then_completes(engine: Engine, clock: ManualClock) -> None:
@@ -291,9 +296,15 @@ async def test_clock_set_back_measures_no_duration(
     await engine.complete(fence)
     await engine.complete(await running(engine))
     await counted.look()
-    told = counted.told
-    assert told("tenuto_task_duration_seconds_count") == told("tenuto_task_e2e_seconds_count") == 2
-    assert told("tenuto_task_duration_seconds_sum") == told("tenuto_task_e2e_seconds_sum") == 0
+    reported = counted.told
+    assert (
+        reported("tenuto_task_duration_seconds_count")
+        == reported("tenuto_task_e2e_seconds_count")
+        == 2
+    )
+    assert (
+        reported("tenuto_task_duration_seconds_sum") == reported("tenuto_task_e2e_seconds_sum") == 0
+    )
 
 
 async def sample(counted: Counted) -> None:
@@ -302,10 +313,10 @@ async def sample(counted: Counted) -> None:
 
 async def test_gauges_of_an_empty_database_are_zero(counted: Counted) -> None:
     await sample(counted)
-    told = counted.told
+    reported = counted.told
     for name in ("tasks_pending_oldest_seconds", "retries_due", "stale_agents"):
-        assert told(f"tenuto_{name}") == 0
-    assert told("tenuto_coordinator_leader") == told("tenuto_outbox_lag") == 0
+        assert reported(f"tenuto_{name}") == 0
+    assert reported("tenuto_coordinator_leader") == reported("tenuto_outbox_lag") == 0
     assert 'tenuto_tasks{status="PENDING"} 0.0' in counted.metrics.text().decode()
     assert 'tenuto_broker_lag{broker="none"} 0.0' in counted.metrics.text().decode()
 
@@ -324,31 +335,31 @@ async def test_gauges_show_the_current_rows(
     await engine.worker_beat("w", "host", 1, ["agent"], 1, "RUNNING")
     await sample(counted)
 
-    told = counted.told
+    reported = counted.told
     statuses = {"PENDING": 2, "WAITING": 1, "RETRY_WAIT": 1, "RUNNING": 1, "DEAD": 0}
-    assert {each: told("tenuto_tasks", status=each) for each in statuses} == statuses
-    assert told("tenuto_tasks_pending_oldest_seconds") == 40
-    assert told("tenuto_retries_due") == 1
-    assert told("tenuto_workers", status="RUNNING") == 1
-    assert told("tenuto_agents", status="WORKING") == 1
-    assert told("tenuto_stale_agents") == 0
-    assert told("tenuto_coordinator_leader") == 1
+    assert {status: reported("tenuto_tasks", status=status) for status in statuses} == statuses
+    assert reported("tenuto_tasks_pending_oldest_seconds") == 40
+    assert reported("tenuto_retries_due") == 1
+    assert reported("tenuto_workers", status="RUNNING") == 1
+    assert reported("tenuto_agents", status="WORKING") == 1
+    assert reported("tenuto_stale_agents") == 0
+    assert reported("tenuto_coordinator_leader") == 1
 
     clock.advance(100)
     await engine.worker_beat("w", "host", 1, ["agent"], 1, "STOPPED")
     await sample(counted)
-    assert told("tenuto_agents", status="STALE") == told("tenuto_stale_agents") == 1
-    assert told("tenuto_coordinator_leader") == 0
+    assert reported("tenuto_agents", status="STALE") == reported("tenuto_stale_agents") == 1
+    assert reported("tenuto_coordinator_leader") == 0
     assert 'status="WORKING"' not in counted.metrics.text().decode()
-    assert {told("tenuto_workers", status=each) for each in ("RUNNING", "STOPPED")} == {0, 1}
+    assert {reported("tenuto_workers", status=item) for item in ("RUNNING", "STOPPED")} == {0, 1}
 
 
 @pytest.mark.parametrize(("threshold", "stale"), [(None, 0), (30, 1), (0, 0)])
 async def test_agent_is_stale_by_its_own_threshold(
     engine: Engine, counted: Counted, clock: ManualClock, threshold: int | None, stale: int
 ) -> None:
-    known = await engine.register_agent(profile(stale_threshold_s=threshold))
-    assert known.id == AGENT
+    existing = await engine.register_agent(profile(stale_threshold_s=threshold))
+    assert existing.id == AGENT
     await running(engine)
     clock.advance(60)
     await sample(counted)

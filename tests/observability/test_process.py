@@ -40,19 +40,19 @@ def since(name: str, **labels: str) -> Callable[[], float]:
 async def test_only_the_leader_measures_its_cycle(engine: Engine) -> None:
     grown = since("tenuto_coordinator_cycle_seconds_count")
     first, second = Coordinator(engine, name="first"), Coordinator(engine, name="second")
-    for each in (first, second, first):
-        await each._run_cycle_logged()
+    for item in (first, second, first):
+        await item._run_cycle_logged()
     assert grown() == 2
 
 
 async def test_empty_claims_are_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    empty, failed = (since("tenuto_claims_total", result=each) for each in ("empty", "error"))
+    empty, failed = (since("tenuto_claims_total", result=item) for item in ("empty", "error"))
     worker = Worker(engine, Settings())
     await worker.host_functions("agent", {None: lambda ctx: None})
     await worker._claim(0, 1)
     assert (empty(), failed()) == (1, 0)
 
-    async def down(*given: object) -> list[object]:
+    async def down(*args: object) -> list[object]:
         raise Unavailable("gone")
 
     monkeypatch.setattr(engine, "claim", down)
@@ -66,21 +66,23 @@ async def test_failed_renewals_are_counted(
     leases = HeldLeases()
     for _ in range(2):
         leases.add(HeldLease(await running(engine), lambda reason: None))
-    who = WorkerInfo(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
-    heart = HeartbeatLoop(engine, leases, who, Settings(), lambda held, reason: None, lambda: None)
+    caller = WorkerInfo(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
+    heartbeat_loop = HeartbeatLoop(
+        engine, leases, caller, Settings(), lambda held, reason: None, lambda: None
+    )
     grown = since("tenuto_lease_renew_failures_total")
-    await heart.heartbeat_once()
+    await heartbeat_loop.heartbeat_once()
     assert grown() == 0
     clock.advance(60)
     assert await engine.maintenance.expire_once("reaper") == 2
-    await heart.heartbeat_once()
+    await heartbeat_loop.heartbeat_once()
     assert grown() == 2
 
-    async def down(*given: object) -> object:
+    async def down(*args: object) -> object:
         raise Unavailable("gone")
 
     monkeypatch.setattr(engine, "worker_heartbeat", down)
-    await heart.heartbeat_once()
+    await heartbeat_loop.heartbeat_once()
     assert grown() == 4
 
 
@@ -102,7 +104,7 @@ class Ended:
     def is_closed(self) -> bool:
         return False
 
-    async def execute(self, *given: object) -> None:
+    async def execute(self, *args: object) -> None:
         raise asyncpg.InternalClientError("another operation is in progress")
 
     async def close(self, timeout: float) -> None:  # noqa: ASYNC109  as the driver has it
@@ -139,10 +141,10 @@ class Endpoint:
             )
         ]
 
-    async def post(self, *given: object) -> SendResult:
+    async def post(self, *args: object) -> SendResult:
         return self._answer
 
-    async def record_success(self, *given: object) -> None:
+    async def record_success(self, *args: object) -> None:
         """Nobody keeps it."""
 
     record_failure = record_success
@@ -153,10 +155,10 @@ class Endpoint:
 )
 async def test_deliveries_are_counted_by_outcome(answer: SendResult, result: str) -> None:
     names = ("delivered", "failed")
-    grown = {each: since("tenuto_webhook_deliveries_total", result=each) for each in names}
+    grown = {name: since("tenuto_webhook_deliveries_total", result=name) for name in names}
     endpoint: Any = Endpoint(answer)
     assert await deliver_once(endpoint, endpoint) == 1
-    assert {each: grown[each]() for each in names} == {each: each == result for each in names}
+    assert {name: grown[name]() for name in names} == {name: name == result for name in names}
 
 
 def read(port: int) -> str | None:

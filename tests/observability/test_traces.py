@@ -38,9 +38,9 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
 
 
 def by_name(spans: InMemorySpanExporter) -> dict[str, ReadableSpan]:
-    found = {span.name: span for span in spans.get_finished_spans()}
-    assert len(found) == len(spans.get_finished_spans())
-    return found
+    matches = {span.name: span for span in spans.get_finished_spans()}
+    assert len(matches) == len(spans.get_finished_spans())
+    return matches
 
 
 def parent_of(span: ReadableSpan) -> int | None:
@@ -48,22 +48,22 @@ def parent_of(span: ReadableSpan) -> int | None:
 
 
 def number_of(span: ReadableSpan) -> int:
-    place = span.get_span_context()
-    assert place is not None
-    return place.span_id
+    position = span.get_span_context()
+    assert position is not None
+    return position.span_id
 
 
 def one_trace(spans: InMemorySpanExporter, task: object) -> int:
     """The number of the only trace, in which each of a task's spans is under the one before."""
-    found = by_name(spans)
-    assert set(found) == {"submit", "claim", "run", "complete"}
-    assert parent_of(found["submit"]) is None
+    result = by_name(spans)
+    assert set(result) == {"submit", "claim", "run", "complete"}
+    assert parent_of(result["submit"]) is None
     for before, after in (("submit", "claim"), ("claim", "run"), ("run", "complete")):
-        assert parent_of(found[after]) == number_of(found[before]), after
-        attributes = found[after].attributes
+        assert parent_of(result[after]) == number_of(result[before]), after
+        attributes = result[after].attributes
         assert attributes is not None
         assert attributes["tenuto.task"] == str(task)
-    [number] = {span.get_span_context().trace_id for span in found.values()}  # type: ignore[union-attr]
+    [number] = {span.get_span_context().trace_id for span in result.values()}  # type: ignore[union-attr]
     return number
 
 
@@ -146,18 +146,18 @@ async def test_trace_of_the_caller_is_continued(
     assert (await engine.show(task)).trace_id == f"{PARENT[:36]}{number_of(submit):016x}-01"
 
 
-@pytest.mark.parametrize("given", [PARENT, "order 4711"])
+@pytest.mark.parametrize("values", [PARENT, "order 4711"])
 async def test_trace_of_the_request_is_stored(
-    spans: InMemorySpanExporter, engine: Engine, given: str
+    spans: InMemorySpanExporter, engine: Engine, values: str
 ) -> None:
-    task = (await engine.submit(new(trace_id=given))).id
-    assert (await engine.show(task)).trace_id == given
+    task = (await engine.submit(new(trace_id=values))).id
+    assert (await engine.show(task)).trace_id == values
     work = await claim_one(engine)
-    if given == PARENT:
+    if values == PARENT:
         assert work.trace_id is not None
         assert work.trace_id.startswith(PARENT[:36])
     claim = by_name(spans)["claim"]
-    assert (parent_of(claim) is not None) == (given == PARENT)
+    assert (parent_of(claim) is not None) == (values == PARENT)
 
 
 async def test_task_without_a_trace_does_not_join_its_workers_trace(

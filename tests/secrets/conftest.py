@@ -48,11 +48,11 @@ async def engine(store: AnyStore, raw: Raw) -> AsyncIterator[Engine]:
 
 async def dump(raw: Raw) -> str:
     """Every row of every table as text."""
-    found = []
+    matches = []
     for table in await raw.counts():
         rows = await raw.fetch(f"select * from {table}")
-        found += [f"{table}: {row}" for row in rows]
-    return "\n".join(found)
+        matches += [f"{table}: {row}" for row in rows]
+    return "\n".join(matches)
 
 
 def stored_bytes(raw: Raw) -> bytes:

@@ -105,14 +105,16 @@ exit 3
 
 
 @asynccontextmanager
-async def working(url: str, given: dict[str | None, Callable[[Any], Any]]) -> AsyncIterator[Inside]:
+async def working(
+    url: str, values: dict[str | None, Callable[[Any], Any]]
+) -> AsyncIterator[Inside]:
     """A worker with keys, for handlers and for commands, until the block ends."""
     settings = Settings(**SHORT)
     supervisor, stop = Supervisor(), asyncio.Event()
     async with opened(url, Clock()) as store:
         engine = Engine(store, actor="test", key_ring=KeyRing(OLD))
         worker = Worker(engine, settings)
-        await worker.host_functions("functions", given)
+        await worker.host_functions("functions", values)
         commands = AgentProfile(
             id=engine.clock.new_id(),
             workspace=engine.workspace,
@@ -168,23 +170,23 @@ def holds(text: str) -> bool:
 async def leaks(inside: Inside, raw: Raw, tasks: list[UUID]) -> set[str]:
     """Every place where a canary is found: tables, files, and what the engine shows."""
     engine = inside.engine
-    found = set()
+    result = set()
     for table in await raw.counts():
         rows = await raw.fetch(f"select * from {table}")
         if holds("\n".join(str(value) for row in rows for value in row)):
-            found.add(table)
-    kept = stored_bytes(raw)
-    if any(spelled.encode() in kept for spelled in SPELLINGS):
-        found.add("file")
+            result.add(table)
+    stored = stored_bytes(raw)
+    if any(spelled.encode() in stored for spelled in SPELLINGS):
+        result.add("file")
     for task in tasks:
         if holds(msgspec.json.encode(await engine.show(task)).decode()):
-            found.add("show")
+            result.add("show")
         history = [await engine.logs(task, limit=100_000), await engine.events(task)]
         if holds(msgspec.json.encode([*history, await engine.attempts(task)]).decode()):
-            found.add("history")
+            result.add("history")
     if holds(msgspec.json.encode(await engine.secrets.list()).decode()):
-        found.add("list")
-    return found
+        result.add("list")
+    return result
 
 
 async def test_canary_is_stored_and_shown_nowhere(
@@ -222,9 +224,9 @@ async def test_search_finds_a_canary_that_is_not_redacted(
     received = Received()
     async with working(database_url, handlers(received)) as inside:
         tasks = await run_all(inside, received, tmp_path / "out")
-        found = await leaks(inside, raw, tasks)
+        result = await leaks(inside, raw, tasks)
     expected = SINKS | {"task_step", "task_body"} | ({"file"} if raw.path is not None else set())
-    assert found == expected
+    assert result == expected
 
 
 async def test_search_finds_a_canary_that_is_not_encrypted(
@@ -233,8 +235,8 @@ async def test_search_finds_a_canary_that_is_not_encrypted(
     monkeypatch.setattr("tenuto.model.tenancy.secrets.extract_secrets", lambda value: (value, {}))
     async with working(database_url, {}) as inside:
         task = await inside.submit(task_type="nobody's", input={"secrets": {"token": CANARY}})
-        found = await leaks(inside, raw, [task])
-    assert found - {"file"} == {"task_body", "show"}
+        result = await leaks(inside, raw, [task])
+    assert result - {"file"} == {"task_body", "show"}
 
 
 async def test_search_finds_a_canary_cut_in_two(

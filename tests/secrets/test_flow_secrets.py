@@ -18,12 +18,12 @@ async def test_input_can_refer_to_a_secret_and_a_result(engine: Engine, own: boo
     secret = {"secrets": {"token": CANARY}} if own else {"token": {"$secret": "db"}}
     await engine.secrets.put("db", CANARY)
     first = await engine.submit(new("a"))
-    given = {"pages": {"$from": str(first.id), "path": "n"}, **secret}
-    await engine.submit(new("b", depends_on=[str(first.id)], input=given))
+    values = {"pages": {"$from": str(first.id), "path": "n"}, **secret}
+    await engine.submit(new("b", depends_on=[str(first.id)], input=values))
     await engine.complete((await claim_one(engine)).fence, {"n": [1, 2]})
     work = await claim_one(engine)
-    told = {"secrets": {"token": CANARY}} if own else {"token": CANARY}
-    assert work.input == {"pages": [1, 2], **told}
+    reported = {"secrets": {"token": CANARY}} if own else {"token": CANARY}
+    assert work.input == {"pages": [1, 2], **reported}
     assert work.secrets == (CANARY,)
 
 
@@ -42,15 +42,15 @@ async def test_foreach_items_of_a_result_resolve_no_secret(engine: Engine, item:
     flow = await start(engine, "a", task("a", next="each"), each, task("item"))
     await engine.complete((await claim_one(engine)).fence, [1, item])
     assert await flow_status(engine, flow) == "FAILED"
-    [failed] = [each for each in (await engine.list()).tasks if each.title == "each"]
+    [failed] = [entry for entry in (await engine.list()).tasks if entry.title == "each"]
     assert (await engine.show(failed.id)).error_class == "reference_invalid"
 
 
 async def test_event_resolves_no_secret(engine: Engine, raw: Raw) -> None:
     await engine.secrets.put("db", CANARY)
     await engine.definitions.put(task("job"))
-    made = await engine.triggers.create("t", "deploy", "job")
+    created = await engine.triggers.create("t", "deploy", "job")
     await engine.publish("deploy", {"x": {"$secret": "db"}})
     await TriggerRunner(engine.system).trigger_once()
     assert await raw.count("flow") == 0
-    assert "reference" in ((await engine.triggers.get(str(made.id))).last_error or "")
+    assert "reference" in ((await engine.triggers.get(str(created.id))).last_error or "")

@@ -29,20 +29,20 @@ async def put(engine: Engine, name: str, value: str = CANARY) -> None:
 
 
 async def names(engine: Engine) -> list[str]:
-    return [each.name for each in await engine.secrets.list()]
+    return [item.name for item in await engine.secrets.list()]
 
 
 async def test_secret_is_stored_shown_replaced_and_deleted(
     engine: Engine, raw: Raw, clock: ManualClock
 ) -> None:
     await put(engine, "b.token-1")
-    made = clock.now()
+    created = clock.now()
     clock.advance(5)
     await put(engine, "a_key")
     await put(engine, "b.token-1", "another")
     first, second = await engine.secrets.list()
     assert (first.name, second.name) == ("a_key", "b.token-1")
-    assert (second.created_at, second.updated_at) == (made, clock.now())
+    assert (second.created_at, second.updated_at) == (created, clock.now())
     assert (second.key_id, second.created_by) == ("old", "tester")
     await engine.secrets.delete("a_key")
     assert await names(engine) == ["b.token-1"]
@@ -155,16 +155,16 @@ async def test_submit_with_references_needs_no_key(engine: Engine, store: AnySto
 
 
 async def key_ids(raw: Raw) -> list[str]:
-    found = await raw.fetch(
+    rows = await raw.fetch(
         "select key_id from secret union all select key_id from task_secret"
         " union all select key_id from webhook"
     )
-    return [row[0] for row in found]
+    return [row[0] for row in rows]
 
 
 async def put_webhook(engine: Engine, raw: Raw, webhook: UUID) -> None:
-    place = {"workspace": engine.workspace, "table": "webhook", "row": str(webhook)}
-    sealed = KeyRing(OLD).encrypt(CANARY, **place, column="secret")  # type: ignore[arg-type]
+    position = {"workspace": engine.workspace, "table": "webhook", "row": str(webhook)}
+    sealed = KeyRing(OLD).encrypt(CANARY, **position, column="secret")  # type: ignore[arg-type]
     at, yes = ("0", "1") if raw.path is not None else ("to_timestamp(0)", "true")
     await raw.execute(
         "insert into webhook (id, workspace, url, events, key_id, secret, enabled, created_at,"
@@ -177,9 +177,9 @@ async def test_rotation_encrypts_a_bounded_number_at_a_time(
     engine: Engine, store: AnyStore, raw: Raw
 ) -> None:
     there = Engine(store, workspace=await raw.workspace(8), key_ring=KeyRing(OLD))
-    for each in (engine, there):
-        await put(each, "one")
-        await put(each, "two")
+    for item in (engine, there):
+        await put(item, "one")
+        await put(item, "two")
     await engine.submit_many([new(input={"secrets": {"a": f"value {n}"}}) for n in range(3)])
     await put_webhook(engine, raw, UUID(int=1))
     assert await engine.key_rotator.rotate_once() == 0
@@ -191,9 +191,9 @@ async def test_rotation_encrypts_a_bounded_number_at_a_time(
     assert set(await key_ids(raw)) == {"new"}
     only_new = Engine(store, key_ring=KeyRing(NEW))
     await only_new.submit(new(input={"$secret": "one"}))
-    works = await claim_all(only_new)
-    assert works[-1].input == CANARY
-    assert [work.secrets for work in works[:3]] == [(f"value {n}",) for n in range(3)]
+    claimed = await claim_all(only_new)
+    assert claimed[-1].input == CANARY
+    assert [work.secrets for work in claimed[:3]] == [(f"value {n}",) for n in range(3)]
 
 
 async def test_value_that_cannot_be_decrypted_keeps_its_key(

@@ -40,9 +40,9 @@ STORED = {"url": "https://example.test", "secrets": {"token": "***"}}
 async def nowhere(raw: Raw) -> bool:
     """Whether the canary is not stored, in any of its plain spellings."""
     spellings = [CANARY, CANARY.replace('"', '\\"'), "canary-7f3a"]
-    found = await dump(raw)
-    kept = stored_bytes(raw)
-    return not any(each in found or each.encode() in kept for each in spellings)
+    result = await dump(raw)
+    stored = stored_bytes(raw)
+    return not any(spelling in result or spelling.encode() in stored for spelling in spellings)
 
 
 async def put(engine: Engine, name: str, value: str) -> None:
@@ -60,19 +60,19 @@ async def test_only_the_attempt_gets_the_secrets_of_its_task(engine: Engine, raw
 
 async def test_input_without_secrets_is_stored_unchanged(engine: Engine, raw: Raw) -> None:
     inputs: list[Any] = [None, [1], {"a": "***"}, {"secrets": {}}, {"$secret": 1}, "$secret"]
-    await engine.submit_many([new(input=each) for each in inputs])
-    works = await claim_all(engine)
-    assert [work.input for work in works] == inputs
-    assert {work.secrets for work in works} == {()}
+    await engine.submit_many([new(input=item) for item in inputs])
+    claimed = await claim_all(engine)
+    assert [work.input for work in claimed] == inputs
+    assert {work.secrets for work in claimed} == {()}
     assert await raw.count("task_secret") == 0
 
 
 async def test_claim_gives_every_task_its_own_secrets(engine: Engine) -> None:
     inputs = [{"n": n, "secrets": {"a": f"value {n}"}} if n % 2 else {"n": n} for n in range(6)]
-    await engine.submit_many([new(input=each) for each in inputs])
-    works = await claim_all(engine)
-    assert [work.input for work in works] == inputs
-    assert [work.secrets for work in works][1::2] == [("value 1",), ("value 3",), ("value 5",)]
+    await engine.submit_many([new(input=item) for item in inputs])
+    claimed = await claim_all(engine)
+    assert [work.input for work in claimed] == inputs
+    assert [work.secrets for work in claimed][1::2] == [("value 1",), ("value 3",), ("value 5",)]
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ async def test_repeated_submit_with_secrets_is_recognised(
     assert await refusal(other) == "idempotency_conflict"
     # Not even a guess at the value can be proven right by what is stored.
     prints = {row[0] for row in await raw.fetch("select fingerprint from task_body")}
-    stranger = Engine(store, key_ring=KeyRing(NEW))
-    assert await refusal(stranger.submit(asked())) == "idempotency_conflict"
+    untrusted = Engine(store, key_ring=KeyRing(NEW))
+    assert await refusal(untrusted.submit(asked())) == "idempotency_conflict"
     assert len(prints) == await raw.count("task_secret") == 1
 
 
@@ -139,10 +139,12 @@ async def test_repeated_submit_with_secrets_is_recognised_after_a_key_rotation(
 
 
 async def test_idempotency_key_with_different_secrets_in_a_bulk_is_refused(engine: Engine) -> None:
-    news = [new(input={"secrets": {"a": each}}, idempotency_key="k") for each in ("one1", "two2")]
-    assert await refusal(engine.submit_many(news)) == "idempotency_conflict"
-    same = [news[0], news[0]]
-    assert [each.created for each in await engine.submit_many(same)] == [True, False]
+    new_tasks = [
+        new(input={"secrets": {"a": item}}, idempotency_key="k") for item in ("one1", "two2")
+    ]
+    assert await refusal(engine.submit_many(new_tasks)) == "idempotency_conflict"
+    same = [new_tasks[0], new_tasks[0]]
+    assert [submitted.created for submitted in await engine.submit_many(same)] == [True, False]
 
 
 async def test_every_report_is_redacted(engine: Engine, raw: Raw) -> None:
@@ -190,7 +192,7 @@ async def test_every_outcome_is_redacted(engine: Engine, raw: Raw, clock: Manual
     await engine.confirm_gone(fence, receipt)
     await engine.cancel(task)
     await engine.confirm_cancel(fence, receipt)
-    messages = [each.message for each in await engine.attempts(task)]
+    messages = [item.message for item in await engine.attempts(task)]
     assert messages[:2] == ["no ***", "no ***"]
     assert await nowhere(raw)
 
@@ -275,13 +277,13 @@ async def test_worker_without_the_key_releases_the_task(
 
 async def test_moved_or_altered_value_is_not_decrypted(engine: Engine, raw: Raw) -> None:
     one, other = await engine.submit_many(
-        [new(input={"secrets": {"a": each}}) for each in ("value one", "value two")]
+        [new(input={"secrets": {"a": item}}) for item in ("value one", "value two")]
     )
     await raw.execute(
         f"update task_secret set data = (select data from task_secret where task = '{one.id}')"
     )
-    works = await claim_all(engine)
-    assert [work.input for work in works] == [{"secrets": {"a": "value one"}}]
+    claimed = await claim_all(engine)
+    assert [work.input for work in claimed] == [{"secrets": {"a": "value one"}}]
     assert (await engine.show(other.id)).last_outcome == "NOT_STARTED"
 
 
@@ -325,8 +327,8 @@ async def test_spawn_request_is_redacted(engine: Engine, raw: Raw) -> None:
 async def test_escalation_is_redacted(engine: Engine, raw: Raw) -> None:
     await engine.submit(new(input=INPUT, max_attempts=1))
     fence = (await claim_one(engine)).fence
-    told = Escalation(reason=f"no {CANARY}", prompt=f"ask for {CANARY}")
-    await engine.fail(fence, Failure(message=f"401 for {CANARY}", escalation=told))
+    reported = Escalation(reason=f"no {CANARY}", prompt=f"ask for {CANARY}")
+    await engine.fail(fence, Failure(message=f"401 for {CANARY}", escalation=reported))
     [item] = await engine.inbox.list()
     assert (item.body["reason"], item.body["prompt"]) == ("no ***", "ask for ***")
     assert await nowhere(raw)

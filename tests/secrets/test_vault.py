@@ -28,9 +28,9 @@ def spelled(key_id: str, key: bytes) -> str:
     return f"{key_id}:{b64encode(key).decode()}"
 
 
-def unreadable(vault: KeyRing, sealed: Encrypted, place: dict[str, Any] = HERE) -> bool:
+def unreadable(vault: KeyRing, sealed: Encrypted, position: dict[str, Any] = HERE) -> bool:
     with pytest.raises(Incompatible) as caught:
-        vault.decrypt(sealed, **place)
+        vault.decrypt(sealed, **position)
     return caught.value.code == "secret_unreadable"
 
 
@@ -83,11 +83,11 @@ def test_value_that_is_not_encrypted_is_unreadable(data: str) -> None:
 
 def test_purposes_have_separate_keys() -> None:
     vault = KeyRing({"k2": KEY[::-1], "k1": KEY})
-    found = [vault.derive("jwt"), vault.derive("fingerprint"), vault.derive("seal"), KEY[::-1]]
-    assert len(set(found)) == len(found)
-    assert {len(each) for each in found} == {32}
+    matches = [vault.derive("jwt"), vault.derive("fingerprint"), vault.derive("seal"), KEY[::-1]]
+    assert len(set(matches)) == len(matches)
+    assert {len(item) for item in matches} == {32}
     assert list(vault.derive_all("jwt")) == ["k2", "k1"]
-    assert vault.derive_all("jwt")["k2"] == vault.derive("jwt") == found[0]
+    assert vault.derive_all("jwt")["k2"] == vault.derive("jwt") == matches[0]
     assert KeyRing({"k1": KEY}).derive("jwt") == vault.derive_all("jwt")["k1"]
 
 
@@ -180,21 +180,21 @@ def test_half_written_key_file_of_a_crash_does_no_harm(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {FILE, f"{FILE}.lock"}
 
 
-def _start(folder: str, barrier: Any, found: Any, work: str) -> None:
+def _start(folder: str, barrier: Any, result: Any, work: str) -> None:
     barrier.wait()
     vault = load_ring(Path(folder), None) if work == "load" else add_key(Path(folder))
-    found.put(vault.current)
+    result.put(vault.current)
 
 
 @pytest.mark.parametrize("work", ["load", "add"])
 def test_concurrent_processes_create_one_key(tmp_path: Path, work: str) -> None:
     context = multiprocessing.get_context("spawn")
-    barrier, found, n = context.Barrier(4), context.Queue(), 4
-    arguments = (str(tmp_path), barrier, found, work)
+    barrier, result, n = context.Barrier(4), context.Queue(), 4
+    arguments = (str(tmp_path), barrier, result, work)
     processes = [context.Process(target=_start, args=arguments) for _ in range(n)]
     for process in processes:
         process.start()
-    currents = {found.get(timeout=60) for _ in range(n)}
+    currents = {result.get(timeout=60) for _ in range(n)}
     for process in processes:
         process.join(60)
     ring = load_ring(tmp_path, None).key_ids

@@ -93,15 +93,17 @@ class Cluster:
 
     def address(self, database: str, order: Sequence[int] = range(SIZE)) -> str:
         """The address of a database, for clients: every machine, in that order."""
-        places = [self._places[n] for n in order]
-        hosts = ",".join(f"{place.outer}:{place.postgres}" for place in places)
+        positions = [self._places[n] for n in order]
+        hosts = ",".join(f"{item.outer}:{item.postgres}" for item in positions)
         whom = f"{USER}:{self._password}"
         return f"postgresql://{whom}@{hosts}/{database}?target_session_attrs=primary"
 
     def direct(self, machine: int, database: str) -> str:
         """The address of one machine, whatever it is at the moment."""
-        place = self._places[machine]
-        return f"postgresql://{USER}:{self._password}@{place.outer}:{place.postgres}/{database}"
+        position = self._places[machine]
+        return (
+            f"postgresql://{USER}:{self._password}@{position.outer}:{position.postgres}/{database}"
+        )
 
     def leader(self) -> int:
         """The machine that leads."""
@@ -120,8 +122,8 @@ class Cluster:
         """What the machines say of each other, as the first that answers sees it."""
         for n in range(SIZE):
             with suppress(OSError, ValueError):
-                found: list[Member] = json.loads(self._ask(n, "cluster"))["members"]
-                return found
+                result: list[Member] = json.loads(self._ask(n, "cluster"))["members"]
+                return result
         return []
 
     # What happens to it
@@ -153,16 +155,16 @@ class Cluster:
         members = self.members()
         name = {member["role"]: member["name"] for member in members}
         plan = json.dumps({"leader": name["leader"], "candidate": name["sync_standby"]}).encode()
-        place = self._places[int(name["leader"][1:])]
-        url = f"http://{place.outer}:{place.rest}/switchover"
+        position = self._places[int(name["leader"][1:])]
+        url = f"http://{position.outer}:{position.rest}/switchover"
         with urllib.request.urlopen(url, plan, timeout=START_S) as answer:
             assert answer.status == 200, answer.read()
 
     def require_standby(self, *, strict: bool) -> None:
         """Whether commits wait when there is no standby; without that the leader goes on alone."""
         change = json.dumps({"synchronous_mode_strict": strict}).encode()
-        place = self._places[self.leader()]
-        url = f"http://{place.outer}:{place.rest}/config"
+        position = self._places[self.leader()]
+        url = f"http://{position.outer}:{position.rest}/config"
         request = urllib.request.Request(url, change, method="PATCH")
         with urllib.request.urlopen(request, timeout=ASK_S) as answer:
             assert answer.status == 200, answer.read()
@@ -186,8 +188,8 @@ class Cluster:
         for n in range(SIZE):
             self.thaw(n)
             if isinstance(self.net, Namespaces):
-                for each in network.NETWORKS:
-                    self.net.mend(each, n)
+                for item in network.NETWORKS:
+                    self.net.mend(item, n)
             if not processes_in(self._home(n)):
                 self.rejoin(n)
         try:
@@ -212,8 +214,8 @@ class Cluster:
         return False
 
     def _ask(self, machine: int, path: str) -> bytes:
-        place = self._places[machine]
-        url = f"http://{place.outer}:{place.rest}/{path}"
+        position = self._places[machine]
+        url = f"http://{position.outer}:{position.rest}/{path}"
         with urllib.request.urlopen(url, timeout=ASK_S) as answer:
             body: bytes = answer.read()
         return body
@@ -223,7 +225,7 @@ class Cluster:
 
     def _place(self, n: int) -> patroni.Place:
         ports = tuple(single.free_port() for _ in range(4))
-        outer, inner = (self.net.host(each, n) for each in network.NETWORKS)
+        outer, inner = (self.net.host(item, n) for item in network.NETWORKS)
         return patroni.Place(outer, inner, self.net.listen(), ports)
 
     def _make_home(self, home: Path) -> None:
@@ -260,12 +262,12 @@ class Cluster:
 
 def processes_in(folder: Path) -> list[int]:
     """The processes whose working directory is the folder or below it."""
-    found = []
+    matches = []
     for process in Path("/proc").iterdir():
         with suppress(OSError):
             if process.name.isdigit() and (process / "cwd").readlink().is_relative_to(folder):
-                found.append(int(process.name))
-    return found
+                matches.append(int(process.name))
+    return matches
 
 
 def _state(pid: int) -> str:

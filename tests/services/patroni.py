@@ -51,17 +51,17 @@ def patroni_words(config: Path) -> list[str]:
     return [sys.executable, "-m", "patroni", str(config)]
 
 
-def etcd_words(program: Path, places: list[Place], number: int) -> list[str]:
+def etcd_words(program: Path, positions: list[Place], number: int) -> list[str]:
     """A member of etcd. It does not sync its files: no test relies on what etcd survives."""
-    place = places[number]
-    peers = ",".join(f"etcd{n}=http://{each.inner}:{each.peer}" for n, each in enumerate(places))
+    position = positions[number]
+    peers = ",".join(f"etcd{n}=http://{each.inner}:{each.peer}" for n, each in enumerate(positions))
     options = {
         "name": f"etcd{number}",
         "data-dir": "data",
-        "listen-client-urls": f"http://{place.listen}:{place.etcd}",
-        "advertise-client-urls": f"http://{place.inner}:{place.etcd}",
-        "listen-peer-urls": f"http://{place.listen}:{place.peer}",
-        "initial-advertise-peer-urls": f"http://{place.inner}:{place.peer}",
+        "listen-client-urls": f"http://{position.listen}:{position.etcd}",
+        "advertise-client-urls": f"http://{position.inner}:{position.etcd}",
+        "listen-peer-urls": f"http://{position.listen}:{position.peer}",
+        "initial-advertise-peer-urls": f"http://{position.inner}:{position.peer}",
         "initial-cluster": peers,
         "log-level": "error",
     }
@@ -70,20 +70,20 @@ def etcd_words(program: Path, places: list[Place], number: int) -> list[str]:
 
 
 def patroni_config(
-    places: list[Place], number: int, etcds: int, folder: Path, binaries: Path, password: str
+    positions: list[Place], number: int, etcds: int, folder: Path, binaries: Path, password: str
 ) -> str:
     """One machine's configuration; JSON is YAML."""
-    place = places[number]
+    position = positions[number]
     login = {"username": USER, "password": password}
     return json.dumps(
         {
             "scope": "tenuto",
             "name": f"m{number}",
             "restapi": {
-                "listen": f"{place.listen}:{place.rest}",
-                "connect_address": f"{place.inner}:{place.rest}",
+                "listen": f"{position.listen}:{position.rest}",
+                "connect_address": f"{position.inner}:{position.rest}",
             },
-            "etcd3": {"hosts": [f"{each.inner}:{each.etcd}" for each in places[:etcds]]},
+            "etcd3": {"hosts": [f"{item.inner}:{item.etcd}" for item in positions[:etcds]]},
             "bootstrap": {
                 "dcs": {
                     "ttl": TTL_S,
@@ -101,8 +101,8 @@ def patroni_config(
                 "initdb": [{"encoding": "UTF8"}, {"locale": "C"}, "data-checksums"],
             },
             "postgresql": {
-                "listen": f"{place.listen}:{place.postgres}",
-                "connect_address": f"{place.inner}:{place.postgres}",
+                "listen": f"{position.listen}:{position.postgres}",
+                "connect_address": f"{position.inner}:{position.postgres}",
                 "data_dir": str(folder / "data"),
                 "bin_dir": str(binaries),
                 "pgpass": str(folder / "pgpass"),

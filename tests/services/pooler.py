@@ -61,9 +61,9 @@ class Backend:
 
     async def ask(self, unit: Sequence[Message]) -> list[Message]:
         """The answers to a unit."""
-        self.writer.write(b"".join(each.encoded for each in unit))
+        self.writer.write(b"".join(item.encoded for item in unit))
         if unit[-1].kind == b"H":
-            return await self._flushed([COMPLETES[each.kind] for each in unit[:-1]])
+            return await self._flushed([COMPLETES[item.kind] for item in unit[:-1]])
         answers = [await read(self.reader)]
         while answers[-1].kind != b"Z":
             answers.append(await read(self.reader))
@@ -198,10 +198,10 @@ class Client:
         self._backend: Backend | None = None
 
     def _say(self, messages: Sequence[Message]) -> None:
-        self._writer.write(b"".join(each.encoded for each in messages))
+        self._writer.write(b"".join(message.encoded for message in messages))
 
-    def _refuse(self, code: str, why: str) -> None:
-        fields = f"SFATAL\0VFATAL\0C{code}\0M{why}\0\0"
+    def _refuse(self, code: str, reason: str) -> None:
+        fields = f"SFATAL\0VFATAL\0C{code}\0M{reason}\0\0"
         self._say([Message(b"E", fields.encode())])
 
     async def greet(self, *, ignores: bool) -> bool:
@@ -214,9 +214,9 @@ class Client:
                 break
             self._writer.write(b"N")
         words = (await self._reader.readexactly(size - 8)).decode().split("\0")
-        given = dict(zip(words[::2], words[1::2], strict=False))
-        self._user = given["user"]
-        unknown = [name for name in given if name and name not in KNOWN]
+        values = dict(zip(words[::2], words[1::2], strict=False))
+        self._user = values["user"]
+        unknown = [name for name in values if name and name not in KNOWN]
         if unknown and not ignores:
             self._refuse("08P01", f"unsupported startup parameter: {unknown[0]}")
             return False
@@ -269,9 +269,9 @@ class Client:
             shared = self._pooler.name_of(self._statements[name])
             if shared not in backend.prepared:
                 body = shared.encode() + b"\0" + self._statements[name]
-                told = await backend.ask([Message(b"P", body), SYNC])
-                if told[0].kind == b"E":
-                    return told if unit[-1].kind == b"S" else told[:1]
+                reported = await backend.ask([Message(b"P", body), SYNC])
+                if reported[0].kind == b"E":
+                    return reported if unit[-1].kind == b"S" else reported[:1]
                 backend.prepared.add(shared)
             if message.kind != b"P":
                 rest.append(_renamed(message, shared))

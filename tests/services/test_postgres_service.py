@@ -55,9 +55,9 @@ async def test_server_requires_its_password(postgres: PostgresServer) -> None:
     url = postgres.tcp_url("postgres")
     assert await fetch(url, "SELECT 1") == 1
     parts = urlsplit(url)
-    stranger = parts._replace(netloc=f"{parts.username}:wrong@{parts.hostname}:{parts.port}")
+    untrusted = parts._replace(netloc=f"{parts.username}:wrong@{parts.hostname}:{parts.port}")
     with pytest.raises(asyncpg.InvalidPasswordError):
-        await fetch(stranger.geturl(), "SELECT 1")
+        await fetch(untrusted.geturl(), "SELECT 1")
 
 
 async def test_databases_are_separate(postgres: PostgresServer, postgres_url: str) -> None:
@@ -95,8 +95,8 @@ def test_server_that_cannot_start_reports_the_reason_and_leaves_nothing() -> Non
     assert not folder_of(server.url("postgres")).exists()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_server_ends_with_the_process_that_created_it(how: signal.Signals) -> None:
+@pytest.mark.parametrize("mode", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_server_ends_with_the_process_that_created_it(mode: signal.Signals) -> None:
     program = """
 import signal
 from tests.services.postgres import PostgresServer
@@ -115,6 +115,6 @@ signal.pause()
         assert owner.stdout is not None
         pid, url = owner.stdout.readline().split()
         assert alive(int(pid))
-        owner.send_signal(how)
+        owner.send_signal(mode)
     eventually_sync(lambda: not alive(int(pid)))
     eventually_sync(lambda: not folder_of(url).exists())

@@ -28,16 +28,16 @@ _OR = re.compile(r"\bor\b")
 
 def tenant_tables() -> frozenset[str]:
     """Every table with a `workspace` column."""
-    made = sqlite3.connect(":memory:")
+    created = sqlite3.connect(":memory:")
     for migration in schema.migrations():
         for statement in schema.statements(migration, "sqlite"):
-            made.execute(statement)
-    found = made.execute(
+            created.execute(statement)
+    result = created.execute(
         "select t.name from sqlite_master t, pragma_table_info(t.name) c"
         " where t.type = 'table' and c.name = 'workspace'"
     ).fetchall()
-    made.close()
-    return frozenset(name for (name,) in found)
+    created.close()
+    return frozenset(name for (name,) in result)
 
 
 def unbound(query: sql.Query, tables: frozenset[str]) -> list[str]:
@@ -56,21 +56,21 @@ class _Step:
     def __init__(self, sets: list[str], bound: list[str], tables: frozenset[str]) -> None:
         self._tables = tables
         handed_in = "|".join([*sets, "-"])
-        found = "|".join([*bound, "-"])
+        result = "|".join([*bound, "-"])
         self._bound = re.compile(
             rf"\bworkspace\s*(?:=\s*(?:(?:{handed_in})\.workspace\b|:workspace\b)|in\s*(?:§|\(:))"
-            rf"|\{{(?:places:)?(?:{found})\}}|of (?:{found})\}}"
+            rf"|\{{(?:places:)?(?:{result})\}}|of (?:{result})\}}"
         )
         self._parts: list[str] = []
         self._common: frozenset[str] = frozenset()
 
     def is_bound(self, text: str) -> bool:
         self._common = frozenset(re.findall(r"(?:recursive|with|,)\s+(\w+)\([^)]*\) as", text))
-        if made := _INSERT.match(text):
-            table, columns = made[1], re.findall(r"\w+", made[2])
+        if created := _INSERT.match(text):
+            table, columns = created[1], re.findall(r"\w+", created[2])
             if table in self._tables and not ("workspace" in columns and _keeps(table, text)):
                 return False
-            text = text[made.end() :]
+            text = text[created.end() :]
         return self._all_bound(text, frozenset())
 
     def _all_bound(self, text: str, around: frozenset[str]) -> bool:
@@ -79,13 +79,13 @@ class _Step:
 
     def _closed(self, text: str) -> str:
         """The text with a mark in the place of each select in parentheses."""
-        found, at = "", 0
+        result, at = "", 0
         while match := _SELECT.search(text, at):
             end = _closing(text, match.start())
             self._parts.append(text[match.end() : end])
-            found += f"{text[at : match.start()]}§{len(self._parts) - 1}§"
+            result += f"{text[at : match.start()]}§{len(self._parts) - 1}§"
             at = end + 1
-        return found + text[at:]
+        return result + text[at:]
 
     def _side_is_bound(self, text: str, around: frozenset[str]) -> bool:
         names = _NAMES.findall(text)

@@ -77,10 +77,10 @@ async def test_prepared_folder_of_another_user_is_refused(
 async def test_symbolic_link_removes_no_files(elsewhere: str) -> None:
     folder = _socket_folder(elsewhere)
     link(folder)
-    kept = folder.with_name("target") / "letter"
-    kept.write_text("dear reader")
+    stored = folder.with_name("target") / "letter"
+    stored.write_text("dear reader")
     LocalWakeups(elsewhere, "w", Clock()).notify(["lane:1"])
-    assert kept.exists()
+    assert stored.exists()
 
 
 async def test_hint_socket_of_another_user_gets_nothing(elsewhere: str) -> None:
@@ -96,20 +96,20 @@ async def test_hint_socket_of_another_user_gets_nothing(elsewhere: str) -> None:
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
 async def test_hint_folder_and_its_sockets_are_private(elsewhere: str, umask: int) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     listener = LocalWakeups(elsewhere, "listener", Clock())
     before = os.umask(umask)
     try:
         await listener.open()
     finally:
         os.umask(before)
-    listener.subscribe(heard.append)
+    listener.subscribe(received.append)
     folder = _socket_folder(elsewhere)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert [stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()] == [0o600]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()] == [0o600]
     speaker = LocalWakeups(elsewhere, "speaker", Clock())
     speaker.notify(["lane:1"])
-    await eventually(lambda: heard == ["lane:1"])
+    await eventually(lambda: received == ["lane:1"])
     await speaker.close()
     await listener.close()
 

@@ -34,9 +34,9 @@ def statements(query: sql.Query) -> set[str]:
     """What SQLite is given for the query, for sets of one row and of many."""
     return {
         text
-        for each in variants(query)
-        for single in (set[str](), set(each.rows))
-        for step in sql.for_sqlite(each, single)
+        for variant in variants(query)
+        for single in (set[str](), set(variant.rows))
+        for step in sql.for_sqlite(variant, single)
         for text in (step.sql, step.one)
     }
 
@@ -51,9 +51,9 @@ def test_every_query_is_valid_on_sqlite() -> None:
     wrong = {}
     for name, query in sql.load(sql.SQLITE).items():
         for text in statements(query):
-            places = max(map(int, NUMBERED.findall(text)), default=0)
+            positions = max(map(int, NUMBERED.findall(text)), default=0)
             try:
-                raw.execute(f"explain {text}", [None] * places)
+                raw.execute(f"explain {text}", [None] * positions)
             except sqlite3.Error as error:
                 wrong[name] = f"{error}: {text}"
     raw.close()
@@ -65,7 +65,7 @@ async def test_every_query_is_valid_on_postgres(postgres_url: str) -> None:
         connection = await asyncpg.connect(postgres_url)
         wrong = {}
         for name, query in sql.load(sql.POSTGRES).items():
-            for text in {sql.for_postgres(each).sql for each in variants(query)}:
+            for text in {sql.for_postgres(variant).sql for variant in variants(query)}:
                 try:
                     await connection.prepare(text)
                 except asyncpg.PostgresError as error:

@@ -87,9 +87,9 @@ SYSTEM = {
 
 def test_every_query_names_the_workspace_unless_it_belongs_to_the_system() -> None:
     tables = tenant_tables()
-    found = {name for name, query in sql.load(sql.SQLITE).items() if unbound(query, tables)}
-    assert found - SYSTEM.keys() == set()
-    assert SYSTEM.keys() - found == set()  # what names it, or is not there, needs no reason
+    matches = {name for name, query in sql.load(sql.SQLITE).items() if unbound(query, tables)}
+    assert matches - SYSTEM.keys() == set()
+    assert SYSTEM.keys() - matches == set()  # what names it, or is not there, needs no reason
 
 
 @pytest.mark.parametrize(
@@ -129,5 +129,5 @@ def test_query_without_a_workspace_condition_is_detected(name: str, condition: s
 def test_query_with_an_ineffective_workspace_condition_is_detected(text: str) -> None:
     query = sql.load(sql.SQLITE)["task_show"]
     [step, *_] = query.steps
-    made = msgspec.structs.replace(query, steps=(msgspec.structs.replace(step, text=text),))
-    assert unbound(made, tenant_tables())
+    created = msgspec.structs.replace(query, steps=(msgspec.structs.replace(step, text=text),))
+    assert unbound(created, tenant_tables())

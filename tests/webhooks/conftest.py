@@ -131,8 +131,8 @@ class World:
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
-    async with receiving() as made:
-        yield made
+    async with receiving() as created:
+        yield created
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ class Receiver:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             line, *rest = head.rstrip().split("\r\n")
-            headers = {k.lower(): v.strip() for k, _, v in (each.partition(":") for each in rest)}
+            headers = {k.lower(): v.strip() for k, _, v in (item.partition(":") for item in rest)}
             body = await reader.readexactly(int(headers["content-length"]))
             self.got.append(Received(line, headers, body))
             reply = self.replies[0] if len(self.replies) == 1 else self.replies.pop(0)

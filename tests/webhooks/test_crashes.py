@@ -18,9 +18,9 @@ async def told(world: System, url: str) -> UUID:
     """A webhook that is to be told of one task."""
     workspace = world.engine.workspace
     hooks = hooks_of(store_of(world.engine), workspace)
-    made = await hooks.create(url, ["task.completed"], workspace, None)
+    created = await hooks.create(url, ["task.completed"], workspace, None)
     await world.engine.complete(await running(world.engine))
-    return made.webhook.id
+    return created.webhook.id
 
 
 @pytest.mark.parametrize("point", WEBHOOK_POINTS)
@@ -28,12 +28,12 @@ async def test_crash_neither_loses_nor_doubles_a_delivery(
     database_url: str, tmp_path: Path, receiver: Receiver, point: str
 ) -> None:
     raw, process = Raw(database_url), ("python", "-m", "tests.webhooks.process")
-    made, sent = WEBHOOK_POINTS[point]
+    created, sent = WEBHOOK_POINTS[point]
     async with system(database_url, tmp_path) as world:
         webhook = await told(world, receiver.url)
         crashing = world.start(*process, CRASH_AT=point)
         assert await crashing.ended() == -signal.SIGKILL, crashing.text()
-        assert await raw.count("webhook_delivery") == made
+        assert await raw.count("webhook_delivery") == created
         # What it had taken is anybody's again when the lease is over.
         await raw.execute("update webhook_delivery set next_attempt_at = created_at")
         healthy = world.start(*process)

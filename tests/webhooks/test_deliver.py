@@ -31,32 +31,32 @@ async def waiting(world: World, n: int = 1) -> None:
 
 
 async def test_delivery_arrives_signed(world: World) -> None:
-    made = await world.hook(ENDS)
+    created = await world.hook(ENDS)
     await waiting(world)
     world.clock.advance(7)
     assert await world.deliver() == 1
-    message = await world.only(made.webhook.id)
+    message = await world.only(created.webhook.id)
     assert (message.status, message.attempts, message.response_status) == ("DELIVERED", 1, 204)
     assert (message.error, message.next_attempt_at) == (None, None)
     assert message.delivered_at == world.clock.now()
     [got] = world.receiver.got
     assert got.headers["webhook-id"] == str(message.id)
-    signature.verify(made.secret, got.headers, got.body, world.clock.now())
+    signature.verify(created.secret, got.headers, got.body, world.clock.now())
     assert world.bodies() == [message.body]
-    assert made.secret.encode() not in got.body
+    assert created.secret.encode() not in got.body
     assert await world.deliver() == 0
 
 
 async def test_both_secrets_sign_after_a_rotation(world: World) -> None:
-    made = await world.hook(ENDS)
-    second = await world.hooks.rotate_secret(made.webhook.id, world.engine.workspace)
+    created = await world.hook(ENDS)
+    second = await world.hooks.rotate_secret(created.webhook.id, world.engine.workspace)
     await waiting(world)
     await world.deliver()
-    third = await world.hooks.rotate_secret(made.webhook.id, world.engine.workspace)
+    third = await world.hooks.rotate_secret(created.webhook.id, world.engine.workspace)
     await waiting(world)
     await world.deliver()
     first_got, last_got = world.receiver.got
-    for secret, got in ((made, first_got), (second, first_got), (second, last_got)):
+    for secret, got in ((created, first_got), (second, first_got), (second, last_got)):
         signature.verify(secret.secret, got.headers, got.body, world.clock.now())
     signature.verify(third.secret, last_got.headers, last_got.body, world.clock.now())
     assert len(last_got.headers["webhook-signature"].split(" ")) == 2
@@ -64,20 +64,20 @@ async def test_both_secrets_sign_after_a_rotation(world: World) -> None:
 
 async def test_failed_delivery_is_retried_with_growing_delays(world: World) -> None:
     world.receiver.replies = [answer(500, b"out of order")]
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     await waiting(world)
     waits = []
     for attempt in range(1, MAX_TRIES):
         world.clock.advance(hours=2)  # whatever rests, the endpoint is open again
         assert await deliver_once(world.deliveries, world.sender) == 1
-        message = await world.only(made.id)
+        message = await world.only(created.id)
         assert (message.status, message.attempts) == ("PENDING", attempt)
         assert (message.response_status, message.error) == (500, "HTTP 500: out of order")
-        waits.append((await world.wait(made.id)).total_seconds())
+        waits.append((await world.wait(created.id)).total_seconds())
     assert waits == [5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600]
     world.clock.advance(hours=2)
     assert await world.deliver() == 1
-    message = await world.only(made.id)
+    message = await world.only(created.id)
     assert (message.status, message.next_attempt_at) == ("FAILED", None)
     assert (message.attempts, message.error) == (MAX_TRIES, "HTTP 500: out of order")
     world.clock.advance(days=1)
@@ -87,7 +87,7 @@ async def test_failed_delivery_is_retried_with_growing_delays(world: World) -> N
 
 async def test_delivery_waits_for_its_time(world: World) -> None:
     world.receiver.replies = [answer(503), answer(503), answer(204)]
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     await waiting(world)
     assert await world.deliver() == 1
     world.clock.advance(4)
@@ -96,29 +96,31 @@ async def test_delivery_waits_for_its_time(world: World) -> None:
     assert await world.deliver() == 1
     world.clock.advance(11)
     assert await world.deliver() == 1
-    message = await world.only(made.id)
+    message = await world.only(created.id)
     assert (message.status, message.attempts, message.error) == ("DELIVERED", 3, None)
-    assert (await world.show(made.id)).failures == 0
+    assert (await world.show(created.id)).failures == 0
 
 
 async def test_jitter_spreads_the_retries(world: World) -> None:
     world.receiver.replies = [answer(500)]
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     await waiting(world)
     world.clock.roll = 0.0
     await world.deliver()
-    assert await world.wait(made.id) == timedelta(seconds=4)
+    assert await world.wait(created.id) == timedelta(seconds=4)
 
 
 async def test_endpoint_that_responds_410_is_disabled(world: World) -> None:
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     await waiting(world, 3)
     world.receiver.replies = [answer(410)]
     assert await deliver_once(world.deliveries, world.sender, slots=1) == 1
-    view = await world.show(made.id)
+    view = await world.show(created.id)
     assert (view.enabled, view.disabled_why) == (False, "the endpoint answered 410 Gone")
-    messages = await world.messages(made.id)
-    assert {(each.status, each.error) for each in messages} == {("FAILED", view.disabled_why)}
+    messages = await world.messages(created.id)
+    assert {(message.status, message.error) for message in messages} == {
+        ("FAILED", view.disabled_why)
+    }
     assert await world.deliver() == 0
     again = world.hooks.redeliver(messages[0].id, world.engine.workspace)
     assert await refusal(again) == "webhook_disabled"
@@ -128,13 +130,13 @@ async def test_endpoint_that_responds_410_is_disabled(world: World) -> None:
 async def test_circuit_of_a_failing_endpoint_opens(world: World) -> None:
     """Five in a row, then rests that double, each ended by one probe."""
     world.receiver.replies = [answer(500)]
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     await waiting(world, 20)
     for _ in range(TRIP_AFTER_FAILURES):
         assert await deliver_once(world.deliveries, world.sender, slots=1) == 1
     rests = []
     for _ in range(9):
-        until = (await world.show(made.id)).closed_until
+        until = (await world.show(created.id)).closed_until
         assert until is not None
         rests.append((until - world.clock.now()).total_seconds())
         assert await world.deliver() == 0
@@ -145,39 +147,39 @@ async def test_circuit_of_a_failing_endpoint_opens(world: World) -> None:
     world.receiver.replies = [answer(200)]
     world.clock.advance(3600)
     assert await deliver_once(world.deliveries, world.sender) == 1
-    view = await world.show(made.id)
+    view = await world.show(created.id)
     assert (view.failures, view.closed_until) == (0, None)
     world.clock.advance(3600)
     await world.deliver()
-    assert await world.statuses(made.id) == ["DELIVERED"] * 20
+    assert await world.statuses(created.id) == ["DELIVERED"] * 20
 
 
 async def test_concurrent_failures_open_the_circuit_once(world: World) -> None:
     world.receiver.replies = [answer(500)]
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     await waiting(world, MAX_PER_ENDPOINT)
     assert await deliver_once(world.deliveries, world.sender) == MAX_PER_ENDPOINT
-    view = await world.show(made.id)
+    view = await world.show(created.id)
     assert view.failures == TRIP_AFTER_FAILURES
     assert view.closed_until == world.clock.now() + timedelta(seconds=30)
 
 
 async def test_failure_reported_late_does_not_count(world: World) -> None:
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     await waiting(world, TRIP_AFTER_FAILURES + 1)
     *first, last = await world.deliveries.lease_due(32)
-    for each in first:
-        await world.deliveries.record_failure(each, "no answer")
-    tripped = await world.show(made.id)
+    for item in first:
+        await world.deliveries.record_failure(item, "no answer")
+    tripped = await world.show(created.id)
     assert tripped.closed_until is not None
     world.clock.advance((tripped.closed_until - world.clock.now()).total_seconds() + 1)
     await world.deliveries.record_failure(last, "no answer")
-    assert await world.show(made.id) == tripped
+    assert await world.show(created.id) == tripped
 
 
 async def test_open_circuit_sends_one_probe_at_a_time(world: World, another: Another) -> None:
     world.receiver.replies = [answer(500)]
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     await waiting(world, 10)
     await deliver_once(world.deliveries, world.sender)
     world.clock.advance(31)
@@ -193,36 +195,36 @@ async def test_open_circuit_sends_one_probe_at_a_time(world: World, another: Ano
         second.clock.advance(LEASE_S + 1)
         [again] = await other.lease_due(32)
         await other.record_success(again, 200)
-    assert (await world.show(made.id)).closed_until is None
+    assert (await world.show(created.id)).closed_until is None
 
 
 async def test_endpoint_failing_many_times_in_a_row_is_disabled(world: World) -> None:
     world.receiver.replies = [answer(500)]
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     await waiting(world, 12)
     await world.raw.execute(f"update webhook set failures = {DISABLE_AFTER_FAILURES - 1}")
     assert await world.deliver() == 1
-    view = await world.show(made.id)
+    view = await world.show(created.id)
     assert not view.enabled
     assert view.disabled_why == f"the endpoint failed {DISABLE_AFTER_FAILURES} times in a row"
-    assert await world.statuses(made.id) == ["FAILED"] * 12
+    assert await world.statuses(created.id) == ["FAILED"] * 12
     workspace = world.engine.workspace
-    view = await world.hooks.update(made.id, workspace, WebhookChange(enabled=True))
+    view = await world.hooks.update(created.id, workspace, WebhookChange(enabled=True))
     assert (view.failures, view.disabled_why) == (0, None)
     world.receiver.replies = [answer(200)]
-    first = (await world.messages(made.id))[0]
+    first = (await world.messages(created.id))[0]
     await world.hooks.redeliver(first.id, workspace)
     assert await world.deliver() == 1
 
 
 async def test_new_url_resets_the_circuit(world: World) -> None:
     world.receiver.replies = [answer(500)]
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     await waiting(world, MAX_PER_ENDPOINT)
     await deliver_once(world.deliveries, world.sender)
     async with receiving() as moved:
         change = WebhookChange(url=moved.url)
-        view = await world.hooks.update(made.id, world.engine.workspace, change)
+        view = await world.hooks.update(created.id, world.engine.workspace, change)
         assert (view.failures, view.closed_until) == (0, None)
         world.clock.advance(10)
         assert await world.deliver() == MAX_PER_ENDPOINT
@@ -230,10 +232,10 @@ async def test_new_url_resets_the_circuit(world: World) -> None:
 
 
 async def test_delivery_is_sent_again_on_request(world: World) -> None:
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     await waiting(world)
     await world.deliver()
-    message = await world.only(made.id)
+    message = await world.only(created.id)
     again = await world.hooks.redeliver(message.id, world.engine.workspace)
     assert (again.status, again.attempts, again.delivered_at) == ("PENDING", 0, None)
     repeated = world.hooks.redeliver(message.id, world.engine.workspace)
@@ -242,14 +244,14 @@ async def test_delivery_is_sent_again_on_request(world: World) -> None:
     first, second = world.receiver.got
     assert first.headers["webhook-id"] == second.headers["webhook-id"]
     assert first.body == second.body
-    assert (await world.only(made.id)).status == "DELIVERED"
+    assert (await world.only(created.id)).status == "DELIVERED"
 
 
 async def test_delivery_of_a_crashed_sender_is_sent_by_another(
     world: World, another: Another
 ) -> None:
     """Taken and maybe sent, but not recorded: it is sent again, and the late report is ignored."""
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     await waiting(world)
     [lost] = await world.deliveries.lease_due(32)
     assert await world.deliver() == 0
@@ -260,22 +262,22 @@ async def test_delivery_of_a_crashed_sender_is_sent_by_another(
     assert (second.id, second.attempt) == (lost.id, 2)
     await world.deliveries.record_failure(lost, "late")
     await world.deliveries.record_success(lost, 200)
-    message = await world.only(made.id)
+    message = await world.only(created.id)
     assert (message.status, message.error) == ("PENDING", None)
-    assert await world.wait(made.id) == timedelta(seconds=LEASE_S)
+    assert await world.wait(created.id) == timedelta(seconds=LEASE_S)
     await world.deliveries.record_success(second, 201)
-    message = await world.only(made.id)
+    message = await world.only(created.id)
     assert (message.status, message.response_status, message.attempts) == ("DELIVERED", 201, 2)
 
 
 async def test_delivery_that_always_crashes_its_sender_is_given_up(world: World) -> None:
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     await waiting(world)
     for _ in range(MAX_TRIES):
         assert len(await world.deliveries.lease_due(32)) == 1
         world.clock.advance(LEASE_S + 1)
     assert await world.deliveries.lease_due(32) == []
-    message = await world.only(made.id)
+    message = await world.only(created.id)
     assert (message.status, message.error) == (
         "FAILED",
         "the sender of the last attempt crashed or timed out",
@@ -321,14 +323,14 @@ async def test_slow_endpoint_delays_no_other(world: World) -> None:
 
 
 async def test_deliverer_runs_until_stopped(world: World) -> None:
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     stop = asyncio.Event()
     deliverer = Deliverer(world.deliveries, world.sender, tick_s=0.05, slots=4)
     running = asyncio.ensure_future(deliverer.run(stop))
     await world.complete(10)
 
     async def all_there() -> bool:
-        return await world.statuses(made.id) == ["DELIVERED"] * 10
+        return await world.statuses(created.id) == ["DELIVERED"] * 10
 
     await eventually(all_there)
     stop.set()
@@ -337,12 +339,12 @@ async def test_deliverer_runs_until_stopped(world: World) -> None:
 
 
 async def test_secret_that_cannot_be_decrypted_fails_the_delivery(world: World) -> None:
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     await waiting(world)
     ring = KeyRing({"other": bytes(range(2, 34))})
     strange = Deliveries(Core(world.store, MemoryWakeups(), ring))
     assert await deliver_once(strange, world.sender) == 0
-    message = await world.only(made.id)
+    message = await world.only(created.id)
     assert message.status == "PENDING"
     assert "not in the ring" in (message.error or "")
     assert world.receiver.connections == 0
@@ -351,21 +353,21 @@ async def test_secret_that_cannot_be_decrypted_fails_the_delivery(world: World) 
 
 
 async def test_deliverer_without_keys_takes_nothing(world: World) -> None:
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     keyless = Deliveries(Core(world.store, MemoryWakeups()))
     assert await keyless.lease_due(32) == []
     await waiting(world)
     assert await refusal(keyless.lease_due(32)) == "secrets_unavailable"
-    assert (await world.only(made.id)).attempts == 0
+    assert (await world.only(created.id)).attempts == 0
 
 
 @pytest.mark.parametrize("days", [0, 1])
 async def test_deliveries_finished_long_ago_are_deleted(world: World, days: int) -> None:
-    made = (await world.hook(ENDS)).webhook
+    created = (await world.hook(ENDS)).webhook
     await waiting(world)
     await world.deliver()
     await waiting(world)
     world.clock.advance(DELIVERY_AFTER.total_seconds() + days)
     await world.engine.maintenance.prune_once()
     left = ["PENDING"] if days else ["DELIVERED", "PENDING"]
-    assert await world.statuses(made.id) == left
+    assert await world.statuses(created.id) == left

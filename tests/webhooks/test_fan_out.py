@@ -21,20 +21,20 @@ FIELDS = ["event", "taskId", "previousStatus", "newStatus", "workspaceId", "time
 
 
 async def place(raw: Raw) -> tuple[int, int]:
-    [found] = await raw.fetch(f"select xid, position from cursor where name = '{CURSOR}'")
-    return found[0], found[1]
+    [result] = await raw.fetch(f"select xid, position from cursor where name = '{CURSOR}'")
+    return result[0], result[1]
 
 
 async def told(world: World, webhook: UUID) -> list[tuple[str, str | None, str]]:
     bodies = [message.body for message in await world.messages(webhook)]
-    return [(each["event"], each["previousStatus"], each["newStatus"]) for each in bodies]
+    return [(body["event"], body["previousStatus"], body["newStatus"]) for body in bodies]
 
 
 async def test_status_change_is_two_events(world: World) -> None:
-    made = (await world.hook()).webhook
+    created = (await world.hook()).webhook
     [task] = await world.complete()
     assert await world.fan_out() == 3
-    assert await told(world, made.id) == [
+    assert await told(world, created.id) == [
         ("task.status_changed", None, "PENDING"),
         ("task.pending", None, "PENDING"),
         ("task.status_changed", "PENDING", "RUNNING"),
@@ -42,7 +42,7 @@ async def test_status_change_is_two_events(world: World) -> None:
         ("task.status_changed", "RUNNING", "COMPLETED"),
         ("task.completed", "RUNNING", "COMPLETED"),
     ]
-    for message in await world.messages(made.id):
+    for message in await world.messages(created.id):
         assert list(message.body) == FIELDS
         assert message.body["taskId"] == str(task) == str(message.task_id)
         assert message.body["workspaceId"] == str(world.engine.workspace)
@@ -69,35 +69,35 @@ async def test_webhook_gets_the_events_it_subscribed_to(world: World) -> None:
 
 
 async def test_change_without_a_status_change_is_no_event(world: World) -> None:
-    made = (await world.hook()).webhook
+    created = (await world.hook()).webhook
     task = (await world.engine.submit(new())).id
     await world.engine.reprioritise(task, 9)
     assert await world.fan_out() == 2
-    assert len(await world.messages(made.id)) == 2
+    assert len(await world.messages(created.id)) == 2
 
 
 async def test_new_webhook_gets_no_past_events(world: World) -> None:
     await world.complete()
     world.clock.advance(1)
-    made = (await world.hook(["task.completed"])).webhook
+    created = (await world.hook(["task.completed"])).webhook
     [task] = await world.complete()
     assert await world.fan_out(2) == 6
-    assert (await world.only(made.id)).task_id == task
+    assert (await world.only(created.id)).task_id == task
 
 
 async def test_webhook_gets_events_of_its_workspace_only(world: World) -> None:
     other = await world.raw.workspace(2)
     theirs = hooks_of(world.store, other)
-    strangers = (await theirs.create(world.receiver.url, ["*"], other, None)).webhook
+    untrusted = (await theirs.create(world.receiver.url, ["*"], other, None)).webhook
     ours = (await world.hook(["task.completed"])).webhook
     await world.complete()
     elsewhere = Engine(world.store, workspace=other)
     task = (await elsewhere.submit(new())).id
     await world.fan_out()
     assert len(await world.messages(ours.id)) == 1
-    page = await theirs.deliveries(strangers.id, other)
-    assert {each.task_id for each in page.deliveries} == {task}
-    assert {each.body["workspaceId"] for each in page.deliveries} == {str(other)}
+    page = await theirs.deliveries(untrusted.id, other)
+    assert {delivery.task_id for delivery in page.deliveries} == {task}
+    assert {delivery.body["workspaceId"] for delivery in page.deliveries} == {str(other)}
 
 
 async def test_events_without_a_webhook_are_skipped(world: World) -> None:
@@ -111,16 +111,16 @@ async def test_events_without_a_webhook_are_skipped(world: World) -> None:
     assert await world.deliveries.fan_out_once() == 0
     assert await place(world.raw) > here
     assert await world.raw.count("webhook_delivery") == 0
-    made = (await world.hook(["task.completed"])).webhook
+    created = (await world.hook(["task.completed"])).webhook
     await world.complete()
     assert await world.fan_out() == 3
-    assert len(await world.messages(made.id)) == 1
+    assert len(await world.messages(created.id)) == 1
 
 
 async def test_webhook_created_during_a_fan_out_misses_no_event(world: World) -> None:
     """Whoever saw no webhook passes over the events only if there is still none."""
     await world.deliveries.fan_out_once()
-    made = (await world.hook(["task.completed"])).webhook
+    created = (await world.hook(["task.completed"])).webhook
     await world.complete()
 
     def late() -> Script[None]:
@@ -128,26 +128,26 @@ async def test_webhook_created_during_a_fan_out_misses_no_event(world: World) ->
 
     await world.store.transact_one(late)
     assert await world.fan_out() == 3
-    assert len(await world.messages(made.id)) == 1
+    assert len(await world.messages(created.id)) == 1
 
 
 async def test_events_of_a_disabled_webhook_are_skipped(world: World) -> None:
-    made = (await world.hook(["task.completed"])).webhook
+    created = (await world.hook(["task.completed"])).webhook
     workspace = world.engine.workspace
-    await world.hooks.update(made.id, workspace, WebhookChange(enabled=False))
+    await world.hooks.update(created.id, workspace, WebhookChange(enabled=False))
     await world.complete(2)
     assert await world.deliveries.fan_out_once() == 0
-    await world.hooks.update(made.id, workspace, WebhookChange(enabled=True))
+    await world.hooks.update(created.id, workspace, WebhookChange(enabled=True))
     await world.complete()
     assert await world.fan_out() == 3
-    assert len(await world.messages(made.id)) == 1
+    assert len(await world.messages(created.id)) == 1
 
 
 @pytest.mark.parametrize("limit", [1, 7, 500])
 async def test_concurrent_fan_outs_create_every_delivery_once(
     world: World, another: Another, limit: int
 ) -> None:
-    made = (await world.hook(["task.completed"])).webhook
+    created = (await world.hook(["task.completed"])).webhook
     both = (await world.hook(["task.*"])).webhook
     await world.complete(10)
 
@@ -158,15 +158,15 @@ async def test_concurrent_fan_outs_create_every_delivery_once(
         return total
 
     async with another() as second:
-        done = await asyncio.gather(*(drain(each) for each in (world.engine, second) * 2))
+        done = await asyncio.gather(*(drain(item) for item in (world.engine, second) * 2))
     assert sum(done) == 30
-    assert len(await world.messages(made.id)) == 10
+    assert len(await world.messages(created.id)) == 10
     assert len(await world.messages(both.id)) == 60
 
 
 async def test_interrupted_fan_out_leaves_nothing(world: World) -> None:
     """After the insert, before the commit: the messages are gone with the move of the cursor."""
-    made = (await world.hook(["task.completed"])).webhook
+    created = (await world.hook(["task.completed"])).webhook
     await world.complete(2)
 
     def broken() -> Script[int]:
@@ -175,23 +175,23 @@ async def test_interrupted_fan_out_leaves_nothing(world: World) -> None:
 
     with pytest.raises(RuntimeError):
         await world.store.transact(broken)
-    assert await world.messages(made.id) == []
+    assert await world.messages(created.id) == []
     assert await world.fan_out() == 6
-    assert len(await world.messages(made.id)) == 2
+    assert len(await world.messages(created.id)) == 2
 
 
 async def test_delivery_is_created_once_though_the_cursor_goes_back(world: World) -> None:
-    made = (await world.hook(["task.completed"])).webhook
+    created = (await world.hook(["task.completed"])).webhook
     await world.complete(2)
     await world.fan_out()
-    before = await world.messages(made.id)
+    before = await world.messages(created.id)
     await world.raw.execute("update cursor set xid = 0, position = 0")
     assert await world.fan_out() == 6
-    assert await world.messages(made.id) == before
+    assert await world.messages(created.id) == before
 
 
 async def test_events_of_other_objects_have_their_subject(world: World) -> None:
-    made = (await world.hook(["agent.*"])).webhook
+    created = (await world.hook(["agent.*"])).webhook
     stale = WebhookEvent(
         event="agent.stale", workspace=world.engine.workspace, at=world.clock.now()
     )
@@ -200,7 +200,7 @@ async def test_events_of_other_objects_have_their_subject(world: World) -> None:
         return (yield from world.deliveries.add_messages([stale, stale]))
 
     assert await world.store.transact(script) == 2
-    for message in await world.messages(made.id):
+    for message in await world.messages(created.id):
         assert message.body["event"] == "agent.stale"
         assert [message.body[name] for name in FIELDS[1:4]] == [None, None, None]
 
@@ -209,11 +209,11 @@ async def test_damaged_event_does_not_block_the_others(
     sqlite_engine: Engine, sqlite_url: str, receiver: Receiver
 ) -> None:
     world = World(sqlite_engine, store_of(sqlite_engine), Raw(sqlite_url), receiver)
-    made = (await world.hook(["task.completed"])).webhook
+    created = (await world.hook(["task.completed"])).webhook
     damaged, good = await world.complete(2)
     await world.raw.execute(f"update event set at = {2**62} where task = '{damaged}'")
     assert await world.fan_out() == 6
-    assert (await world.only(made.id)).task_id == good
+    assert (await world.only(created.id)).task_id == good
 
 
 async def test_fan_out_waits_for_an_open_transaction(
@@ -235,11 +235,11 @@ async def test_fan_out_waits_for_an_open_transaction(
         )
         await world.complete()
         assert await world.deliveries.fan_out_once() == 0
-        made = (await world.hook(["task.completed"])).webhook
+        created = (await world.hook(["task.completed"])).webhook
         assert await world.fan_out() == 0
         await transaction.commit()
     assert await world.fan_out() == 4
-    assert [each.task_id for each in await world.messages(made.id)][:1] == [task]
+    assert [message.task_id for message in await world.messages(created.id)][:1] == [task]
 
 
 async def test_webhook_deleted_meanwhile_gets_no_delivery(
@@ -247,7 +247,7 @@ async def test_webhook_deleted_meanwhile_gets_no_delivery(
 ) -> None:
     """The fan-out has read the webhook and not yet written; the deletion must wait for it."""
     world = World(postgres_engine, store_of(postgres_engine), Raw(postgres_url), receiver)
-    made = (await world.hook(["task.completed"])).webhook
+    created = (await world.hook(["task.completed"])).webhook
     await world.complete(3)
     waiting = "select count(*) from pg_locks where not granted"
     async with connected(postgres_url) as locker, connected(postgres_url) as watcher:
@@ -256,7 +256,7 @@ async def test_webhook_deleted_meanwhile_gets_no_delivery(
         await locker.execute("lock table webhook_delivery in exclusive mode")
         fan_out = asyncio.ensure_future(world.fan_out())
         await eventually(lambda: watcher.fetchval(waiting))
-        deletion = asyncio.ensure_future(world.hooks.delete(made.id, world.engine.workspace))
+        deletion = asyncio.ensure_future(world.hooks.delete(created.id, world.engine.workspace))
 
         async def both_wait() -> bool:
             return bool(await watcher.fetchval(waiting) == 2)
@@ -264,8 +264,8 @@ async def test_webhook_deleted_meanwhile_gets_no_delivery(
         await eventually(both_wait)
         await transaction.commit()
         await asyncio.gather(fan_out, deletion)
-    messages = await world.messages(made.id)
-    assert {each.error for each in messages} == {"the webhook was deleted"}
+    messages = await world.messages(created.id)
+    assert {message.error for message in messages} == {"the webhook was deleted"}
     assert len(messages) == 3
 
 

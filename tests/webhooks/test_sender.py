@@ -34,8 +34,8 @@ class Names:
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
-    async with receiving() as made:
-        yield made
+    async with receiving() as created:
+        yield created
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ async def test_redirect_is_not_followed(receiver: Receiver, sender: Sender) -> N
             sent = await sender.post(receiver.url, HEADERS, b"{}")
             assert (sent.status, sent.error) == (307, "HTTP 307")
         assert elsewhere.connections == 0
-    assert [each.headers.get("cookie") for each in receiver.got] == [None, None]
+    assert [item.headers.get("cookie") for item in receiver.got] == [None, None]
 
 
 async def test_proxy_of_the_environment_is_not_used(
@@ -132,12 +132,12 @@ async def test_compressed_response_is_not_decompressed(receiver: Receiver, sende
     assert "not gzip" in sent.error
 
 
-@pytest.mark.parametrize("said", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 2", b"\x00" * 200_000])
+@pytest.mark.parametrize("output", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 2", b"\x00" * 200_000])
 async def test_response_that_is_not_http_is_an_error(
-    receiver: Receiver, sender: Sender, said: bytes
+    receiver: Receiver, sender: Sender, output: bytes
 ) -> None:
     async def reply(writer: object) -> None:
-        writer.write(said)  # type: ignore[attr-defined]
+        writer.write(output)  # type: ignore[attr-defined]
 
     receiver.replies = [reply]
     sent = await sender.post(receiver.url, HEADERS, b"{}")
@@ -213,7 +213,7 @@ def certificate(folder: Path, name: str) -> Path:
     alternative = x509.SubjectAlternativeName(
         [x509.DNSName(name)] if not name[0].isdigit() else [x509.IPAddress(ip_address(name))]
     )
-    made = (
+    created = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
@@ -225,7 +225,7 @@ def certificate(folder: Path, name: str) -> Path:
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    pem = made.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
+    pem = created.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),

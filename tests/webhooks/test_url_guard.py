@@ -238,12 +238,12 @@ def test_timeout_beyond_the_lease_is_refused(seconds: float) -> None:
 @given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)))
 @example(ip_address("::ffff:10.0.0.1"))
 async def test_only_global_addresses_of_the_registries_are_public(address: object) -> None:
-    known = ip_address(str(address))
-    host = f"[{known}]" if known.version == 6 else str(known)
-    found = []
+    existing = ip_address(str(address))
+    host = f"[{existing}]" if existing.version == 6 else str(existing)
+    matches = []
     with suppress(Invalid):
-        found = list((await UrlGuard().resolve_allowed(f"https://{host}/")).addresses)
-    assert all(each.is_global and not each.is_multicast for each in found)
+        matches = list((await UrlGuard().resolve_allowed(f"https://{host}/")).addresses)
+    assert all(item.is_global and not item.is_multicast for item in matches)
 
 
 async def test_slow_name_lookup_delays_no_other(
@@ -265,7 +265,7 @@ async def test_slow_name_lookup_delays_no_other(
         impatient.resolve_allowed(f"https://silent.example/{number}") for number in range(100)
     ]
     refused = await asyncio.gather(*silent, return_exceptions=True)
-    assert {type(each) for each in refused} == {Invalid}
+    assert {type(item) for item in refused} == {Invalid}
     assert (await guard.resolve_allowed("https://example.com/")).addresses == (ip_address(PUBLIC),)
     async with asyncio.timeout(5):
         await asyncio.to_thread(lambda: None)

@@ -51,10 +51,10 @@ async def test_failed_supervisor_start_counts_no_try(
     start = asyncio.create_subprocess_exec
     left = [OSError(errno.EAGAIN, "no more processes"), OSError(errno.EMFILE, "no more files")]
 
-    async def poor(*given: Any, **options: Any) -> Any:
+    async def poor(*args: Any, **options: Any) -> Any:
         if left:
             raise left.pop()
-        return await start(*given, **options)
+        return await start(*args, **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", poor)
     async with working(sqlite_url) as inside:
@@ -66,7 +66,7 @@ async def test_failed_supervisor_start_counts_no_try(
 async def test_failed_supervisor_start_names_the_missing_resource(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def poor(*given: Any, **options: Any) -> Any:
+    async def poor(*args: Any, **options: Any) -> Any:
         raise OSError(errno.EAGAIN, "no more processes")
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", poor)

@@ -22,8 +22,8 @@ from tenuto.worker.worker import MAX_CLAIM, Worker
 
 @pytest.fixture
 async def world(database_url: str, tmp_path: Path) -> AsyncIterator[System]:
-    async with system(database_url, tmp_path) as made:
-        yield made
+    async with system(database_url, tmp_path) as created:
+        yield created
 
 
 async def test_drained_worker_releases_its_tasks_and_exits_0(world: System) -> None:
@@ -33,8 +33,10 @@ async def test_drained_worker_releases_its_tasks_and_exits_0(world: System) -> N
     [worker] = await eventually(world.engine.workers, PATIENCE)
     await world.engine.drain_worker(worker.id)
     assert await process.ended(PATIENCE + 20) == 0
-    said = process.text()
-    assert 0 < said.find("no more claims; 1 running tasks") < said.find("stopping 1 tasks within")
+    output = process.text()
+    assert (
+        0 < output.find("no more claims; 1 running tasks") < output.find("stopping 1 tasks within")
+    )
     await world.in_status([task], "PENDING")
     assert await world.outcomes(task) == ["RELEASED"]
     assert (await world.engine.show(task)).tries == 0
@@ -51,8 +53,8 @@ async def test_terminated_agent_is_dropped_and_its_worker_continues(database_url
         await inside.ended(first)
         [worker] = await eventually(inside.engine.workers)
         agents = await inside.engine.query.agents(inside.engine.workspace)
-        mine = agents[worker.agents[0]]
-        await inside.engine.terminate_agent(mine.id)
+        own = agents[worker.agents[0]]
+        await inside.engine.terminate_agent(own.id)
         second = await inside.submit(input=2)
         # Another look of the worker's that could have taken it has passed.
         before = (await inside.engine.workers())[0].last_heartbeat
@@ -115,10 +117,10 @@ async def test_task_claimed_during_a_drain_is_released_first(
 ) -> None:
     claim, asked, go_on, stop = Engine.claim, asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def slow(self: Engine, *given: Any) -> Any:
+    async def slow(self: Engine, *args: Any) -> Any:
         asked.set()
         await go_on.wait()
-        return await claim(self, *given)
+        return await claim(self, *args)
 
     async def work(_ctx: Any) -> None:
         raise AssertionError("it is given back")

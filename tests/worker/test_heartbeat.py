@@ -28,14 +28,14 @@ def end() -> None:
     raise Ended
 
 
-def nothing(*given: Any) -> None:
-    del given
+def nothing(*args: Any) -> None:
+    del args
 
 
-async def beating(heart: HeartbeatLoop, clock: ManualClock) -> NoReturn:
+async def beating(heartbeat_loop: HeartbeatLoop, clock: ManualClock) -> NoReturn:
     while True:
         clock.advance(1)
-        await heart.heartbeat_once()
+        await heartbeat_loop.heartbeat_once()
 
 
 @pytest.mark.parametrize(("reason", "limit_s"), [("timeout", TIMEOUT_SLACK_S), ("pause", 600)])
@@ -53,11 +53,11 @@ async def test_handler_that_does_not_stop_ends_its_worker_within_the_grace(
         )
         leases.add(attempt._lease)
         attempt.stop(reason)
-        who = WorkerInfo(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
-        heart = HeartbeatLoop(engine, leases, who, settings, nothing, end)
+        caller = WorkerInfo(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
+        heartbeat_loop = HeartbeatLoop(engine, leases, caller, settings, nothing, end)
         since = clock.elapsed()
         with pytest.raises(Ended):
-            await beating(heart, clock)
+            await beating(heartbeat_loop, clock)
         assert limit_s - 10 < clock.elapsed() - since < limit_s
 
 
@@ -71,8 +71,8 @@ class World:
         self.leases = HeldLeases()
         self.held = HeldLease(work.fence, stop=lambda _: None)
         self.leases.add(self.held)
-        who = WorkerInfo(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
-        self.heart = HeartbeatLoop(engine, self.leases, who, self.settings, self._tell, end)
+        caller = WorkerInfo(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
+        self.heart = HeartbeatLoop(engine, self.leases, caller, self.settings, self._tell, end)
 
     def _tell(self, held: HeldLease, reason: StopReason) -> None:
         assert held is self.held
@@ -107,9 +107,9 @@ def test_lease_lasts_at_least_three_heartbeats(
     assert lease_seconds(Settings(lease_s=lease_s, heartbeat_s=heartbeat_s)) == lasts
 
 
-@pytest.mark.parametrize(("stopping", "beats"), [(False, 3), (True, 12)])
+@pytest.mark.parametrize(("stopping", "heartbeats"), [(False, 3), (True, 12)])
 async def test_heartbeat_loop_polls_every_second_while_an_attempt_must_stop(
-    sqlite_url: str, stopping: bool, beats: int
+    sqlite_url: str, stopping: bool, heartbeats: int
 ) -> None:
     async with world(sqlite_url, heartbeat_s=5.0, lease_s=3600, grace_s=600) as here:
         stop = asyncio.Event()
@@ -126,7 +126,7 @@ async def test_heartbeat_loop_polls_every_second_while_an_attempt_must_stop(
 
         here.heart.heartbeat_once = beat_once  # type: ignore[method-assign]
         await here.heart.run(stop)
-        assert seen == beats
+        assert seen == heartbeats
 
 
 async def test_lost_lease_overrides_an_earlier_stop_request(sqlite_url: str) -> None:
@@ -166,13 +166,13 @@ async def test_second_stop_reason_gives_no_more_time(sqlite_url: str) -> None:
 
 
 def test_end_of_an_older_attempt_keeps_the_lease_of_the_newer() -> None:
-    leases, told = HeldLeases(), list[StopReason]()
+    leases, reported = HeldLeases(), list[StopReason]()
     task = Clock().new_id()
-    older = HeldLease(Fence(task, 1, "a"), stop=told.append)
-    newer = HeldLease(Fence(task, 2, "b"), stop=told.append)
+    older = HeldLease(Fence(task, 1, "a"), stop=reported.append)
+    newer = HeldLease(Fence(task, 2, "b"), stop=reported.append)
     leases.add(older)
     leases.add(newer)
-    assert told == ["lost"]
+    assert reported == ["lost"]
     leases.remove(older)
     assert leases.all() == [newer]
     leases.remove(newer)

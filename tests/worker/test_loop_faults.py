@@ -23,19 +23,19 @@ from tenuto.worker.process_pool import WorkerPool
 async def test_heartbeat_loop_continues_after_an_error(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
-    beats: list[str] = []
-    beat = Engine.worker_heartbeat
+    heartbeats: list[str] = []
+    heartbeat = Engine.worker_heartbeat
 
-    async def faulty(self: Engine, *given: Any) -> Any:
-        beats.append("beat")
-        if len(beats) == 2:
+    async def faulty(self: Engine, *args: Any) -> Any:
+        heartbeats.append("beat")
+        if len(heartbeats) == 2:
             raise fault
-        return await beat(self, *given)
+        return await heartbeat(self, *args)
 
     monkeypatch.setattr(Engine, "worker_heartbeat", faulty)
     unexpected = not isinstance(fault, Conflict)
     async with working(sqlite_url, {}, own_heart=False, faulty=unexpected):
-        await eventually(lambda: len(beats) > 4)
+        await eventually(lambda: len(heartbeats) > 4)
 
 
 async def test_failed_worker_start_does_not_stop_the_other_workers(

@@ -16,6 +16,6 @@ async def test_supervisor_of_a_process_with_many_open_files_starts() -> None:
         assert (await session.wait()).exit_code == 0
     finally:
         await supervisor.close()
-        for each in taken:
-            os.close(each)
+        for item in taken:
+            os.close(item)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -17,9 +17,9 @@ async def test_agent_at_its_limit_claims_when_an_attempt_ends(sqlite_url: str) -
 
     async with working(sqlite_url, {}, poll_s=600) as inside:
         await inside.worker.host_functions("few", {None: handler}, max_concurrent=1)
-        made = await inside.engine.submit_many([NewTask(title="test") for _ in range(3)])
-        for each in made:
-            assert (await inside.ended(each.id)).status == "COMPLETED"
+        submitted = await inside.engine.submit_many([NewTask(title="test") for _ in range(3)])
+        for item in submitted:
+            assert (await inside.ended(item.id)).status == "COMPLETED"
 
 
 async def test_hint_during_a_claim_leads_to_another_claim(
@@ -27,11 +27,11 @@ async def test_hint_during_a_claim_leads_to_another_claim(
 ) -> None:
     claim, empty, go_on = Engine.claim, asyncio.Event(), asyncio.Event()
 
-    async def slow(self: Engine, *given: Any) -> Any:
-        found = await claim(self, *given)
+    async def slow(self: Engine, *args: Any) -> Any:
+        claimed = await claim(self, *args)
         empty.set()
         await go_on.wait()
-        return found
+        return claimed
 
     async def handler(_ctx: Any) -> None:
         pass
@@ -72,8 +72,8 @@ async def test_line_logged_during_a_transcript_write_is_stored(
 ) -> None:
     append, contexts = Engine.append, list[Any]()
 
-    async def slow(self: Engine, *given: Any) -> None:
-        await append(self, *given)
+    async def slow(self: Engine, *args: Any) -> None:
+        await append(self, *args)
         if contexts:
             contexts.pop().log("two")
 

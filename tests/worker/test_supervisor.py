@@ -145,7 +145,7 @@ def test_processes_are_signalled_by_process_group(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(supervisor, "send_signal", send)
     own = os.getpgrp()
-    found = [
+    matches = [
         process(100, 100),
         process(101, 100),
         process(200, own),
@@ -154,9 +154,9 @@ def test_processes_are_signalled_by_process_group(monkeypatch: pytest.MonkeyPatc
         process(300, 300),
         process(400, 400, dead=True),
     ]
-    reached = supervisor.signal_all(found, signal.SIGKILL)
+    reached = supervisor.signal_all(matches, signal.SIGKILL)
     assert sorted(sent) == [-400, -300, -100, 200, 201, 202]
-    assert [each.pid for each in reached] == [100, 101, 200, 201, 202]
+    assert [item.pid for item in reached] == [100, 101, 200, 201, 202]
 
 
 @pytest.fixture
@@ -175,14 +175,14 @@ def test_stray_processes_are_searched_until_a_second_scan_finds_none(
     walks = iter([[], [process(7, 7)], []])
     killed: list[Process] = []
     monkeypatch.setattr(supervisor, "descendants", lambda exempt: next(walks))
-    monkeypatch.setattr(supervisor, "signal_all", lambda found, _: killed.extend(found))
+    monkeypatch.setattr(supervisor, "signal_all", lambda processes, _: killed.extend(processes))
     assert zygote._kill_strays_if_due() is None
     zygote._on_worker_gone()
     pauses = []
     while (left := zygote._kill_strays_if_due()) is not None:
         pauses.append(left)
         clock.now += left
-    assert [each.pid for each in killed] == [7]
+    assert [item.pid for item in killed] == [7]
     assert len(pauses) == 2
     assert next(walks, None) is None
 

@@ -30,8 +30,8 @@ SLACK = timedelta(seconds=10)
 
 @pytest.fixture
 async def world(database_url: str, tmp_path: Path) -> AsyncIterator[System]:
-    async with system(database_url, tmp_path) as made:
-        yield made
+    async with system(database_url, tmp_path) as created:
+        yield created
 
 
 def nobody_writes(world: System) -> Callable[[], bool]:

@@ -48,19 +48,19 @@ GUARDED = sorted(route for route, access in ROUTES.items() if access is not PUBL
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 async def test_route_without_a_token_is_refused_unless_public(api: Api) -> None:
-    nobody = await api.client()
+    anonymous = await api.client()
     for route in GUARDED:
-        answer = await nobody.request(*call(route))
+        answer = await anonymous.request(*call(route))
         assert problem(answer) == (401, "unauthenticated"), route
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 async def test_every_path_lists_its_methods_for_options(api: Api) -> None:
-    nobody = await api.client()
+    anonymous = await api.client()
     for route in ROUTES:
         method, path = call(route)
-        answer = await nobody.options(path)
+        answer = await anonymous.options(path)
         assert problem(answer) == (405, "method_not_allowed"), route
         assert method in answer.headers["allow"].split(", ")
 
@@ -94,13 +94,13 @@ async def test_scope_decides_about_access(api: Api, scope: str) -> None:
 
 
 async def test_revoked_token_is_refused_at_once(api: Api, owner: httpx2.AsyncClient) -> None:
-    made = (await owner.post(f"{V1}/tokens", json={"name": "t"})).json()
-    client = await api.client(made["token"])
+    created = (await owner.post(f"{V1}/tokens", json={"name": "t"})).json()
+    client = await api.client(created["token"])
     assert (await client.get(f"{V1}/me")).status_code == 200
     listed = (await owner.get(f"{V1}/tokens")).json()
-    assert made["id"] in [each["id"] for each in listed]
-    assert made["token"] not in str(listed)
-    assert (await owner.delete(f"{V1}/tokens/{made['id']}")).status_code == 204
+    assert created["id"] in [item["id"] for item in listed]
+    assert created["token"] not in str(listed)
+    assert (await owner.delete(f"{V1}/tokens/{created['id']}")).status_code == 204
     assert problem(await client.get(f"{V1}/me")) == (401, "unauthenticated")
 
 
@@ -124,18 +124,20 @@ async def test_caller_cannot_grant_more_than_they_have(api: Api) -> None:
 
 async def test_user_logs_in_and_out(api: Api, owner: httpx2.AsyncClient) -> None:
     user = {"name": "ada", "password": "correct horse battery", "role": "ADMIN"}
-    made = await owner.post(f"{V1}/users", json=user)
-    assert made.status_code == 201
-    nobody = await api.client()
-    wrong = await nobody.post(f"{V1}/login", json={"name": "ada", "password": "wrong password"})
-    unknown = await nobody.post(f"{V1}/login", json={"name": "bob", "password": "wrong password"})
+    created = await owner.post(f"{V1}/users", json=user)
+    assert created.status_code == 201
+    anonymous = await api.client()
+    wrong = await anonymous.post(f"{V1}/login", json={"name": "ada", "password": "wrong password"})
+    unknown = await anonymous.post(
+        f"{V1}/login", json={"name": "bob", "password": "wrong password"}
+    )
     assert wrong.content == unknown.content
     assert problem(wrong) == (401, "login_refused")
     right = {name: user[name] for name in ("name", "password")}
-    login = (await nobody.post(f"{V1}/login", json=right)).json()
+    login = (await anonymous.post(f"{V1}/login", json=right)).json()
     ada = await api.client(login["token"])
     assert (await ada.get(f"{V1}/me")).json()["actor"] == "user:ada"
-    demoted = await owner.patch(f"{V1}/users/{made.json()['id']}", json={"role": "VIEWER"})
+    demoted = await owner.patch(f"{V1}/users/{created.json()['id']}", json={"role": "VIEWER"})
     assert demoted.json()["role"] == "VIEWER"
     assert problem(await ada.get(f"{V1}/tokens")) == (403, "forbidden")
     assert (await ada.post(f"{V1}/logout")).status_code == 204
@@ -169,15 +171,15 @@ async def test_creation_in_two_steps_is_whole_or_nothing(
 
 @pytest.mark.parametrize("name", ["", "a\x00b", "x" * 10_000])
 async def test_invalid_name_is_refused(api: Api, name: str) -> None:
-    nobody = await api.client()
+    anonymous = await api.client()
     body = {"name": name, "password": "not the password"}
-    assert problem(await nobody.post(f"{V1}/login", json=body)) == (401, "login_refused")
+    assert problem(await anonymous.post(f"{V1}/login", json=body)) == (401, "login_refused")
 
 
 async def test_password_guessing_is_slowed_down(api: Api) -> None:
-    nobody = await api.client()
+    anonymous = await api.client()
     body = {"name": "ada", "password": "not the password"}
-    codes = [(await nobody.post(f"{V1}/login", json=body)).status_code for _ in range(14)]
+    codes = [(await anonymous.post(f"{V1}/login", json=body)).status_code for _ in range(14)]
     assert codes[0] == 401
     assert codes[-1] == 429
 
@@ -187,18 +189,18 @@ async def test_wrong_passwords_lock_out_no_other_address(
 ) -> None:
     right = {"name": "ada", "password": "correct horse battery"}
     assert (await owner.post(f"{V1}/users", json=right | {"role": "ADMIN"})).status_code == 201
-    known = httpx2.AsyncHTTPTransport(local_address="127.0.0.2")
+    existing = httpx2.AsyncHTTPTransport(local_address="127.0.0.2")
     elsewhere = httpx2.AsyncHTTPTransport(local_address="127.0.0.3")
-    nobody = await api.client()
+    anonymous = await api.client()
     async with (
-        httpx2.AsyncClient(base_url=api.url, transport=known) as hers,
+        httpx2.AsyncClient(base_url=api.url, transport=existing) as hers,
         httpx2.AsyncClient(base_url=api.url, transport=elsewhere) as new,
     ):
         assert (await hers.post(f"{V1}/login", json=right)).status_code == 200
         wrong = right | {"password": "not the password"}
         for _ in range(12):
-            await nobody.post(f"{V1}/login", json=wrong)
-        assert problem(await nobody.post(f"{V1}/login", json=right)) == (429, "rate_limited")
+            await anonymous.post(f"{V1}/login", json=wrong)
+        assert problem(await anonymous.post(f"{V1}/login", json=right)) == (429, "rate_limited")
         for _ in range(8):
             last = await hers.post(f"{V1}/login", json=wrong)
         assert problem(last) == (401, "login_refused")
@@ -207,21 +209,21 @@ async def test_wrong_passwords_lock_out_no_other_address(
 
 
 async def test_forwarded_address_of_an_untrusted_client_is_ignored(api: Api) -> None:
-    nobody = await api.client()
+    anonymous = await api.client()
     body = {"name": "ada", "password": "not the password"}
     for n in range(8):
         forwarded = {"X-Forwarded-For": f"203.0.113.{n}"}
-        last = await nobody.post(f"{V1}/login", json=body, headers=forwarded)
+        last = await anonymous.post(f"{V1}/login", json=body, headers=forwarded)
     assert problem(last) == (429, "rate_limited")
 
 
 async def test_forwarded_address_of_a_trusted_proxy_is_used(settings: Settings) -> None:
     async with running(replaced(settings, proxies="127.0.0.0/8")) as api:
-        nobody = await api.client()
+        anonymous = await api.client()
         body = {"name": "ada", "password": "not the password"}
         for n in range(8):
             forwarded = {"X-Forwarded-For": f"203.0.113.{n}"}
-            last = await nobody.post(f"{V1}/login", json=body, headers=forwarded)
+            last = await anonymous.post(f"{V1}/login", json=body, headers=forwarded)
             assert problem(last) == (401, "login_refused")
 
 
@@ -238,30 +240,30 @@ async def claimed(owner: httpx2.AsyncClient, title: str = "t") -> dict[str, Any]
 async def test_attempt_token_works_only_for_its_attempt(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
-    mine, other = await claimed(owner), await claimed(owner)
-    session = await api.client(mine["token"])
-    foreign = await session.post(f"{V1}/agent-tasks/{other['id']}/complete", json={})
+    own, other = await claimed(owner), await claimed(owner)
+    session = await api.client(own["token"])
+    others = await session.post(f"{V1}/agent-tasks/{other['id']}/complete", json={})
     missing = await session.post(f"{V1}/agent-tasks/{uuid4()}/complete", json={})
-    assert problem(foreign) == problem(missing) == (404, "not_found")
-    assert problem(await session.get(f"{V1}/agent-tasks/{mine['id']}")) == (403, "forbidden")
+    assert problem(others) == problem(missing) == (404, "not_found")
+    assert problem(await session.get(f"{V1}/agent-tasks/{own['id']}")) == (403, "forbidden")
     assert problem(await session.post(f"{V1}/agents/{other['agent']}/heartbeat", json={})) == (
         404,
         "not_found",
     )
-    await owner.post(f"{V1}/agent-tasks/{mine['id']}/cancel", json={})
-    late = await session.post(f"{V1}/agent-tasks/{mine['id']}/complete", json={})
+    await owner.post(f"{V1}/agent-tasks/{own['id']}/cancel", json={})
+    late = await session.post(f"{V1}/agent-tasks/{own['id']}/complete", json={})
     assert problem(late) == (409, "cancel_requested")
 
 
 async def test_attempt_token_has_no_other_access_and_expires_with_its_attempt(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
-    mine = await claimed(owner)
-    agent, steps = f"{V1}/agents/{mine['agent']}", f"{V1}/agent-tasks/{mine['id']}/steps"
-    await owner.post(f"{V1}/agent-tasks", json={"title": "next", "taskType": mine["taskType"]})
+    own = await claimed(owner)
+    agent, steps = f"{V1}/agents/{own['agent']}", f"{V1}/agent-tasks/{own['id']}/steps"
+    await owner.post(f"{V1}/agent-tasks", json={"title": "next", "taskType": own["taskType"]})
     await owner.post(f"{agent}/messages", json={"kind": "note", "body": "for the agent"})
-    session = await api.client(mine["token"])
-    claim = {"agentId": mine["agent"], "claimToken": "x" * 40}
+    session = await api.client(own["token"])
+    claim = {"agentId": own["agent"], "claimToken": "x" * 40}
     for path, body in (
         (f"{agent}/claim", {}),
         (f"{V1}/workers/w/claim", claim),
@@ -272,7 +274,7 @@ async def test_attempt_token_has_no_other_access_and_expires_with_its_attempt(
         assert problem(await session.post(path, json=body)) == (403, "forbidden"), path
     assert (await session.get(steps)).status_code == 200
     assert len((await session.post(f"{agent}/messages/dequeue")).json()["messages"]) == 1
-    end = f"{V1}/agent-tasks/{mine['id']}/complete"
+    end = f"{V1}/agent-tasks/{own['id']}/complete"
     assert (await session.post(end)).status_code == 200
     assert (await session.post(end)).status_code == 200  # told again, because the answer was lost
     assert problem(await session.get(steps)) == (409, "lease_lost")
@@ -280,19 +282,19 @@ async def test_attempt_token_has_no_other_access_and_expires_with_its_attempt(
 
 
 async def test_agent_reads_only_the_steps_of_its_tasks(api: Api, owner: httpx2.AsyncClient) -> None:
-    mine, other = await claimed(owner), await claimed(owner)
-    token = (await owner.post(f"{V1}/agents/{mine['agent']}/token")).json()["token"]
+    own, other = await claimed(owner), await claimed(owner)
+    token = (await owner.post(f"{V1}/agents/{own['agent']}/token")).json()["token"]
     agent = await api.client(token)
-    assert (await agent.get(f"{V1}/agent-tasks/{mine['id']}/steps")).status_code == 200
-    foreign = await agent.get(f"{V1}/agent-tasks/{other['id']}/steps")
+    assert (await agent.get(f"{V1}/agent-tasks/{own['id']}/steps")).status_code == 200
+    others = await agent.get(f"{V1}/agent-tasks/{other['id']}/steps")
     missing = await agent.get(f"{V1}/agent-tasks/{uuid4()}/steps")
-    assert problem(foreign) == problem(missing) == (404, "not_found")
+    assert problem(others) == problem(missing) == (404, "not_found")
 
 
 async def test_forged_token_is_refused(api: Api, owner: httpx2.AsyncClient) -> None:
-    mine = await claimed(owner)
-    path = f"{V1}/agent-tasks/{mine['id']}/complete"
-    claims = jwt.decode(mine["token"], options={"verify_signature": False})
+    own = await claimed(owner)
+    path = f"{V1}/agent-tasks/{own['id']}/complete"
+    claims = jwt.decode(own["token"], options={"verify_signature": False})
     key = api.service.vault.derive(PURPOSE)
     kid = api.service.vault.current
     good = {"kid": kid, "typ": JWT_TYPE}
@@ -306,28 +308,28 @@ async def test_forged_token_is_refused(api: Api, owner: httpx2.AsyncClient) -> N
         jwt.encode(claims | {"iss": "else"}, key, algorithm="HS256", headers=good),
         jwt.encode(claims | {"exp": 1}, key, algorithm="HS256", headers=good),
         jwt.encode({"iss": ISSUER, "aud": AUDIENCE}, key, algorithm="HS256", headers=good),
-        mine["token"][:-4] + "AAAA",
+        own["token"][:-4] + "AAAA",
         "a.b.c",
         "x" * 10_000,
     ]
     for token in forged:
         session = await api.client(token)
         assert problem(await session.post(path, json={})) == (401, "unauthenticated")
-    session = await api.client(mine["token"])
+    session = await api.client(own["token"])
     assert (await session.post(path, json={})).status_code == 200
 
 
 async def test_server_accepts_tokens_of_a_newer_key(
     api: Api, owner: httpx2.AsyncClient, settings: Settings
 ) -> None:
-    mine = await claimed(owner)
+    own = await claimed(owner)
     added = add_key(key_folder(settings))
     assert added.current != api.service.vault.current
-    fence = Fence(UUID(mine["id"]), mine["attempt"], mine["leaseToken"])
+    fence = Fence(UUID(own["id"]), own["attempt"], own["leaseToken"])
     elsewhere = AttemptTokens(added, api.service.clock)
-    token, _ = elsewhere.issue(UUID(mine["agent"]), DEFAULT_WORKSPACE, fence)
+    token, _ = elsewhere.issue(UUID(own["agent"]), DEFAULT_WORKSPACE, fence)
     session = await api.client(token)
-    done = await session.post(f"{V1}/agent-tasks/{mine['id']}/complete", json={})
+    done = await session.post(f"{V1}/agent-tasks/{own['id']}/complete", json={})
     assert done.status_code == 200, done.text
 
 

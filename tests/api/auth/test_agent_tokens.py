@@ -36,10 +36,10 @@ async def hosted(api: Api, owner: httpx2.AsyncClient, name: str) -> Hosted:
     client = await api.client(token)
     await owner.post(f"{V1}/agent-tasks", json={"title": name, "taskType": kind})
     worker = f"host:1:{name}"
-    beat = await client.post(
+    heartbeat = await client.post(
         f"{V1}/workers/{worker}/heartbeat", json={"agents": [name], "slots": 3, "status": "RUNNING"}
     )
-    assert beat.status_code == 200, beat.text
+    assert heartbeat.status_code == 200, heartbeat.text
     claim = {"agentId": agent, "claimToken": uuid4().hex + uuid4().hex}
     claimed = await client.post(f"{V1}/workers/{worker}/claim", json=claim)
     [work] = claimed.json()["tasks"]
@@ -97,9 +97,9 @@ async def test_lease_of_another_agent_is_reported_lost(
     held = (await mine.client.post(f"{V1}/workers/{mine.worker}/heartbeat", json=body)).json()
     assert held["lost"] == [other.work["id"]]
     assert (await owner.get(f"{V1}/agent-tasks/{other.work['id']}")).json()["leaseUntil"] == until
-    said = {"currentTaskId": other.work["id"], **other.fence}
-    beat = await mine.client.post(f"{V1}/agents/{mine.id}/heartbeat", json=said)
-    assert problem(beat) == MISSING
+    fields = {"currentTaskId": other.work["id"], **other.fence}
+    heartbeat = await mine.client.post(f"{V1}/agents/{mine.id}/heartbeat", json=fields)
+    assert problem(heartbeat) == MISSING
 
 
 REPORTS: dict[str, Any] = {

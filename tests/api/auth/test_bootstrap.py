@@ -16,7 +16,7 @@ SERVERS = 4
 
 def names(folder: Path) -> set[str]:
     """The files of tokens in a folder."""
-    return {each.name for each in folder.glob("token*")}
+    return {path.name for path in folder.glob("token*")}
 
 
 async def test_concurrent_first_starts_create_one_owner_token(
@@ -35,8 +35,12 @@ async def test_concurrent_first_starts_create_one_owner_token(
         first, *_ = await asyncio.gather(*(start(folder) for folder in folders))
         [file] = [folder / "token" for folder in folders if (folder / "token").exists()]
         client = await first.client(file.read_text().strip())
-        [known] = (await client.get(f"{V1}/tokens")).json()
-    assert (known["name"], known["role"], known["createdBy"]) == ("bootstrap", "OWNER", "bootstrap")
+        [existing] = (await client.get(f"{V1}/tokens")).json()
+    assert (existing["name"], existing["role"], existing["createdBy"]) == (
+        "bootstrap",
+        "OWNER",
+        "bootstrap",
+    )
 
 
 async def test_owner_token_that_cannot_be_written_is_not_valid(
@@ -73,8 +77,8 @@ async def test_valid_owner_token_of_a_crashed_server_is_published(
             with pytest.raises(Died):
                 await _bootstrap_owner_token(service)
     path = tmp_path / "token"
-    [kept] = names(tmp_path)
-    holding = (tmp_path / kept).read_text()
+    [stored] = names(tmp_path)
+    holding = (tmp_path / stored).read_text()
     others = {"token.another": "tnt_another", "token.bytes": "\udcff", "token.empty": ""}
     for name, text in others.items():
         (tmp_path / name).write_text(text, errors="surrogateescape")

@@ -43,7 +43,7 @@ async def test_restricted_owner_token_does_not_count_as_owner(api: Api) -> None:
     ruling = await api.acting(Role.OWNER, workspace)
     await api.acting(Role.OWNER, workspace, scopes=("read", "write", "work"))
     tokens = (await ruling.get(f"{V1}/tokens")).json()
-    [own] = [each["id"] for each in tokens if "admin" in each["scopes"]]
+    [own] = [token["id"] for token in tokens if "admin" in token["scopes"]]
     assert problem(await ruling.delete(f"{V1}/tokens/{own}")) == LAST
 
 

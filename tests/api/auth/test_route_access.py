@@ -149,8 +149,8 @@ async def hosted(api: Api, owner: httpx2.AsyncClient, name: str) -> Hosted:
     client = await api.client((await owner.post(f"{at}/token")).json()["token"])
     await owner.post(f"{V1}/agent-tasks", json={"title": name, "taskType": name})
     worker = f"worker-{name}"
-    beat = await client.post(f"{V1}/workers/{worker}/heartbeat", json={"agents": [name]})
-    assert beat.status_code == 200, beat.text
+    heartbeat = await client.post(f"{V1}/workers/{worker}/heartbeat", json={"agents": [name]})
+    assert heartbeat.status_code == 200, heartbeat.text
     [work] = (await client.post(f"{at}/claim", json={"worker": worker})).json()["tasks"]
     ids = {"agent_id": agent, "task_id": work["id"], "worker_id": worker}
     return Hosted(ids, client, await api.client(work["token"]), work["token"])
@@ -168,11 +168,11 @@ async def served(sqlite_template: Path, tmp_path: Path) -> AsyncIterator[Api]:
 
 def known_routes() -> set[str]:
     """All routes of the app itself."""
-    found = set()
+    result = set()
     for route in litestar_app().routes:
         template = re.sub(r"\{(\w+):\w+\}", r"{\1}", route.path)
-        found |= {f"{method} {template}" for method in getattr(route, "methods", ())}
-    return {route for route in found if not route.startswith("OPTIONS ")}
+        result |= {f"{method} {template}" for method in getattr(route, "methods", ())}
+    return {route for route in result if not route.startswith("OPTIONS ")}
 
 
 async def call(client: httpx2.AsyncClient, route: str, ids: dict[str, str]) -> int:
@@ -206,12 +206,12 @@ async def check(
     Where ids are given they are of things that there are, so 404 is not "let in".
     """
     wrong = {}
-    for route, wanted in expected.items():
+    for route, desired in expected.items():
         status = await call(client, route, ids)
         assert status < 500, (name, route, status)
         let_in = status not in ((401, 403, 404) if ids else (401, 403))
-        if (wanted == 200 and not let_in) or wanted not in (200, status):
-            wrong[route] = (status, wanted)
+        if (desired == 200 and not let_in) or desired not in (200, status):
+            wrong[route] = (status, desired)
     assert wrong == {}, name
 
 
@@ -237,21 +237,21 @@ def of_role(role: Role, scopes: str = "read write work admin") -> dict[str, int]
 
 def of_host(own: Hosted, ids: dict[str, str], *, attempt: bool) -> dict[str, int]:
     """What the token of an agent or attempt meets with these ids."""
-    found = {}
+    result = {}
     for route, needs in GUARDED.items():
         names = re.findall(r"\{(\w+)\}", route)
-        foreign = any(name in own.ids and ids[name] != own.ids[name] for name in names)
+        others = any(name in own.ids and ids[name] != own.ids[name] for name in names)
         allowed = needs.attempt if attempt else needs.agent
-        found[route] = 403 if not allowed else 404 if foreign else 200
-    return found
+        result[route] = 403 if not allowed else 404 if others else 200
+    return result
 
 
 async def test_route_table_is_complete(served: Api) -> None:
-    found = known_routes()
-    unused = {route for route in found if "/_schema" in route}  # the framework's own: switched off
+    result = known_routes()
+    unused = {route for route in result if "/_schema" in route}  # the framework's own: switched off
     for route in unused:
         assert await call(await served.acting(), route, {}) in (404, 405)
-    assert found - unused == set(TABLE)
+    assert result - unused == set(TABLE)
 
 
 async def test_route_without_a_valid_token_is_refused(served: Api) -> None:
@@ -294,7 +294,7 @@ async def test_role_opens_its_routes_only(served: Api, role: Role) -> None:
 
 @pytest.mark.parametrize("missing", ["read", "write", "work", "admin"])
 async def test_missing_scope_closes_its_routes_only(served: Api, missing: str) -> None:
-    scopes = tuple(each for each in ("read", "write", "work", "admin") if each != missing)
+    scopes = tuple(item for item in ("read", "write", "work", "admin") if item != missing)
     client = await served.acting(Role.OWNER, scopes=scopes)
     await check(missing, client, of_role(Role.OWNER, " ".join(scopes)), {})
 
@@ -302,9 +302,9 @@ async def test_missing_scope_closes_its_routes_only(served: Api, missing: str) -
 async def person(api: Api) -> tuple[str, httpx2.AsyncClient]:
     """A user's id who is OWNER, and a client that is logged in."""
     named = {"name": "ann", "password": "correct horse battery"}
-    made = await (await api.acting()).post(f"{V1}/users", json=named | {"role": "OWNER"})
+    created = await (await api.acting()).post(f"{V1}/users", json=named | {"role": "OWNER"})
     login = await (await api.client()).post(f"{V1}/login", json=named)
-    user: str = made.json()["id"]
+    user: str = created.json()["id"]
     return user, await api.client(login.json()["token"])
 
 
@@ -312,8 +312,8 @@ async def test_user_rights_follow_the_current_role(served: Api) -> None:
     operator = await served.acting()
     user, ann = await person(served)
     whole = {"name": "key", "role": "OWNER", "scopes": ["read", "write", "work", "admin"]}
-    made = (await ann.post(f"{V1}/tokens", json=whole)).json()
-    key = await served.client(made["token"])
+    created = (await ann.post(f"{V1}/tokens", json=whole)).json()
+    key = await served.client(created["token"])
     await check("an owner's key", key, of_role(Role.OWNER), {})
     demoted = await operator.patch(f"{V1}/users/{user}", json={"role": "VIEWER"})
     assert demoted.status_code == 200
@@ -334,26 +334,26 @@ async def test_logged_in_owner_can_use_every_route(served: Api) -> None:
 
 async def test_agent_and_attempt_tokens_open_their_own_routes(served: Api) -> None:
     owner = await served.acting()
-    mine, other = await hosted(served, owner, "mine"), await hosted(served, owner, "other")
-    for name, ids in (("foreign", other.ids), ("own", mine.ids)):
-        ids = {**ids, "claimant": mine.ids["agent_id"]}  # noqa: PLW2901  who claims is the caller
-        for kind, client in (("agent", mine.agent), ("attempt", mine.attempt)):
-            expected = of_host(mine, ids, attempt=kind == "attempt")
+    own, other = await hosted(served, owner, "mine"), await hosted(served, owner, "other")
+    for name, ids in (("foreign", other.ids), ("own", own.ids)):
+        ids = {**ids, "claimant": own.ids["agent_id"]}  # noqa: PLW2901  who claims is the caller
+        for kind, client in (("agent", own.agent), ("attempt", own.attempt)):
+            expected = of_host(own, ids, attempt=kind == "attempt")
             await check(f"{name} {kind}", client, expected, ids)
 
 
 async def test_owner_of_another_workspace_finds_nothing(served: Api) -> None:
     owner = await served.acting()
-    mine = await hosted(served, owner, "mine")
+    own = await hosted(served, owner, "mine")
     user, _ = await person(served)
     [key, *_] = (await owner.get(f"{V1}/tokens")).json()
     workspace = (await owner.get(f"{V1}/me")).json()["workspaceId"]
-    ids = {**mine.ids, "user_id": user, "token_id": key["id"], "workspace_id": workspace}
-    stranger = await served.acting(Role.OWNER, await served.workspace("elsewhere"))
-    before = (await owner.get(f"{V1}/agent-tasks/{mine.ids['task_id']}")).json()
+    ids = {**own.ids, "user_id": user, "token_id": key["id"], "workspace_id": workspace}
+    untrusted = await served.acting(Role.OWNER, await served.workspace("elsewhere"))
+    before = (await owner.get(f"{V1}/agent-tasks/{own.ids['task_id']}")).json()
     for route in GUARDED:
-        status = await call(stranger, route, ids)
+        status = await call(untrusted, route, ids)
         assert status not in (401, 403), route
         if any(f"{{{name}}}" in route for name in ids if name != "worker_id"):
             assert status >= 400 or route.endswith("/steps"), (route, status)
-    assert (await owner.get(f"{V1}/agent-tasks/{mine.ids['task_id']}")).json() == before
+    assert (await owner.get(f"{V1}/agent-tasks/{own.ids['task_id']}")).json() == before

@@ -27,50 +27,50 @@ async def test_secret_appears_in_no_output(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    heard: list[str] = []
+    received: list[str] = []
 
     async def ask(client: httpx2.AsyncClient, method: str, path: str, **more: Any) -> Any:
         answer = await client.request(method, f"{V1}{path}", **more)
-        heard.append(answer.text)
+        received.append(answer.text)
         assert answer.status_code < 300, answer.text
         return answer.json() if answer.content else None
 
     await ask(owner, "PUT", "/secrets/deploy", json={"value": NAMED})
-    given = {"user": "ada", "secrets": {"key": CANARY}, "named": {"$secret": "deploy"}}
-    made = await ask(owner, "POST", "/agent-tasks", json={"title": "t", "input": given})
-    assert made["inputContext"]["secrets"] == {"key": "***"}
+    values = {"user": "ada", "secrets": {"key": CANARY}, "named": {"$secret": "deploy"}}
+    created = await ask(owner, "POST", "/agent-tasks", json={"title": "t", "input": values})
+    assert created["inputContext"]["secrets"] == {"key": "***"}
     agent = str(uuid4())
     await ask(owner, "PUT", f"/agents/{agent}", json={"name": "a"})
     answer = await owner.post(f"{V1}/agents/{agent}/claim", json={})
     [work] = answer.json()["tasks"]
     assert work["inputContext"] == {"user": "ada", "secrets": {"key": CANARY}, "named": NAMED}
     session = await api.client(work["token"])
-    task = made["id"]
-    said = f"the key is {CANARY} and {NAMED}"
+    task = created["id"]
+    output = f"the key is {CANARY} and {NAMED}"
     async with stream(owner, f"/agent-tasks/{task}/events") as events:
-        lines = {"lines": [{"number": 0, "text": said, "level": "ERROR"}]}
+        lines = {"lines": [{"number": 0, "text": output, "level": "ERROR"}]}
         await ask(session, "POST", f"/agent-tasks/{task}/transcript", json=lines)
-        told = {"currentStep": said, "progressPercent": 5, "checkpointData": {"k": said}}
-        await ask(session, "PATCH", f"/agent-tasks/{task}/progress", json=told)
-        felt = {"currentTaskId": task, "currentStep": said, "status": NAMED}
-        await ask(session, "POST", f"/agents/{agent}/heartbeat", json=felt)
+        reported = {"currentStep": output, "progressPercent": 5, "checkpointData": {"k": output}}
+        await ask(session, "PATCH", f"/agent-tasks/{task}/progress", json=reported)
+        sample = {"currentTaskId": task, "currentStep": output, "status": NAMED}
+        await ask(session, "POST", f"/agents/{agent}/heartbeat", json=sample)
         health = await ask(owner, "GET", f"/agents/{agent}/health")
         assert health["current"]["currentStep"] == "the key is *** and ***"
-        failed = {"error": said, "stack": said, "retryable": False}
+        failed = {"error": output, "stack": output, "retryable": False}
         await ask(session, "POST", f"/agent-tasks/{task}/fail", json=failed)
-        heard.append(str(await events.until("end")))
+        received.append(str(await events.until("end")))
     for path in ("", "/logs", "/attempts", "/transcript", "/explain"):
         await ask(owner, "GET", f"/agent-tasks/{task}{path}")
     for path in ("/agent-tasks", "/secrets", "/coordinator/logs", "/dead-letters"):
         await ask(owner, "GET", path)
-    heard.append((await owner.get("/metrics")).text)
-    heard.append(caplog.text)
-    heard += await asyncio.to_thread(stored, settings.database_url())
+    received.append((await owner.get("/metrics")).text)
+    received.append(caplog.text)
+    received += await asyncio.to_thread(stored, settings.database_url())
     if sqlite_path(settings.database_url()) is None:
-        heard += await dumped(settings.database_url())
-    assert any("the key is ***" in each for each in heard)
+        received += await dumped(settings.database_url())
+    assert any("the key is ***" in item for item in received)
     for secret in (CANARY, NAMED):
-        assert [each[:200] for each in heard if secret in each] == []
+        assert [item[:200] for item in received if secret in item] == []
 
 
 def stored(url: str) -> list[str]:
@@ -91,6 +91,6 @@ async def dumped(url: str) -> list[str]:
             " and relnamespace = 'public'::regnamespace"
         )
         rows = [await connection.fetch(f"select t::text from {name} t") for (name,) in tables]
-        return [row[0] for found in rows for row in found]
+        return [row[0] for item in rows for row in item]
     finally:
         await connection.close()

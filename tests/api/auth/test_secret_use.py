@@ -20,29 +20,29 @@ async def keep(owner: httpx2.AsyncClient, **use: Any) -> None:
 
 
 async def agent_of(client: httpx2.AsyncClient, name: str) -> str:
-    made = await client.post(f"{V1}/agents", json={"name": name, "runtimes": ["http"]})
-    return str(made.json()["id"])
+    created = await client.post(f"{V1}/agents", json={"name": name, "runtimes": ["http"]})
+    return str(created.json()["id"])
 
 
 async def claim(client: httpx2.AsyncClient, agent: str) -> list[dict[str, Any]]:
     answer = await client.post(f"{V1}/agents/{agent}/claim", json={})
     assert answer.status_code == 200, answer.text
-    found: list[dict[str, Any]] = answer.json()["tasks"]
-    return found
+    result: list[dict[str, Any]] = answer.json()["tasks"]
+    return result
 
 
 async def as_worker(client: httpx2.AsyncClient, agent: str, token: str) -> list[dict[str, Any]]:
     body = {"agentId": agent, "claimToken": token, "limit": 1}
     answer = await client.post(f"{V1}/workers/w/claim", json=body)
     assert answer.status_code == 200, answer.text
-    found: list[dict[str, Any]] = answer.json()["tasks"]
-    return found
+    result: list[dict[str, Any]] = answer.json()["tasks"]
+    return result
 
 
 async def submitted(client: httpx2.AsyncClient) -> str:
-    made = await client.post(TASKS, json={"title": "x", "input": NAMED})
-    assert made.status_code == 201, made.text
-    return str(made.json()["id"])
+    created = await client.post(TASKS, json={"title": "x", "input": NAMED})
+    assert created.status_code == 201, created.text
+    return str(created.json()["id"])
 
 
 async def why(client: httpx2.AsyncClient, task: str) -> str:
@@ -81,8 +81,8 @@ async def test_agent_secret_is_read_only_with_the_listed_agents_token(
     await keep(owner, agents=["payer"], role="OWNER")
     payer, other = await agent_of(owner, "payer"), await agent_of(owner, "other")
     tokens = {
-        each: (await owner.post(f"{V1}/agents/{each}/token")).json()["token"]
-        for each in (payer, other)
+        item: (await owner.post(f"{V1}/agents/{item}/token")).json()["token"]
+        for item in (payer, other)
     }
     for client, agent in ((member, payer), (await api.client(tokens[other]), other)):
         task = await submitted(owner)
@@ -123,11 +123,11 @@ async def test_attempt_cannot_name_a_secret_above_the_member_role(
 ) -> None:
     await keep(owner, role="ADMIN")
     agent = await agent_of(owner, "a")
-    made = (await owner.post(TASKS, json={"title": "x"})).json()["id"]
+    created = (await owner.post(TASKS, json={"title": "x"})).json()["id"]
     [work] = await claim(owner, agent)
     attempt = await api.client(work["token"])
     body = {"key": "k", "task": {"title": "child", "input": NAMED}}
-    answer = await attempt.post(f"{TASKS}/{made}/children", json=body)
+    answer = await attempt.post(f"{TASKS}/{created}/children", json=body)
     assert problem(answer) == (403, "secret_forbidden")
 
 

@@ -26,8 +26,8 @@ async def made(client: httpx2.AsyncClient, path: str, **body: Any) -> dict[str, 
     """What a request that makes something answers."""
     answer = await client.post(f"{V1}/{path}", json=body)
     assert answer.status_code == 201, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    result: dict[str, Any] = answer.json()
+    return result
 
 
 async def person(
@@ -40,9 +40,9 @@ async def person(
 
 
 async def logged_in(api: Api, name: str, workspace: str | None = None) -> httpx2.AsyncClient:
-    nobody = await api.client()
+    anonymous = await api.client()
     body = {"name": name, "password": PASSWORD, "workspace": workspace}
-    answer = await nobody.post(f"{V1}/login", json=body)
+    answer = await anonymous.post(f"{V1}/login", json=body)
     assert answer.status_code == 200, answer.text
     return await api.client(answer.json()["token"])
 
@@ -73,7 +73,7 @@ async def test_user_token_has_the_users_current_role(api: Api, owner: httpx2.Asy
     await owner.delete(f"{V1}/users/{user}")
     for client in (key, below, worker):
         assert problem(await client.get(f"{V1}/me")) == GONE
-    worth = {each["effectiveRole"] for each in (await owner.get(f"{V1}/tokens")).json()}
+    worth = {item["effectiveRole"] for item in (await owner.get(f"{V1}/tokens")).json()}
     assert worth == {"OWNER", None}
 
 
@@ -129,7 +129,7 @@ async def test_revoked_token_revokes_the_tokens_it_created(
     await middle.put(f"{V1}/agents/{agent}", json={"name": "a"})
     worker = await api.client((await made(middle, f"agents/{agent}/token"))["token"])
     beside = await key_of(owner, api)
-    listed = {each["name"]: each for each in (await owner.get(f"{V1}/tokens")).json()}
+    listed = {item["name"]: item for item in (await owner.get(f"{V1}/tokens")).json()}
     assert [listed[name]["below"] for name in ("bootstrap", "top", "child", "leaf")] == [5, 3, 2, 0]
     assert listed["leaf"]["createdByToken"] == child["id"]
     assert listed["child"]["createdByToken"] == top["id"]
@@ -153,12 +153,12 @@ async def test_token_revoked_by_another_server_creates_no_token(
         # The other process may believe in it for a moment; what it makes would last.
         answer = await held.post(f"{V1}/tokens", json={"name": "late"})
     assert problem(answer) == GONE
-    assert "late" not in {each["name"] for each in (await owner.get(f"{V1}/tokens")).json()}
+    assert "late" not in {item["name"] for item in (await owner.get(f"{V1}/tokens")).json()}
 
 
 async def test_caller_cannot_act_on_a_higher_role(api: Api, owner: httpx2.AsyncClient) -> None:
     boss, _ = await person(api, owner, "boss", "OWNER")
-    keys = {each["name"]: each["id"] for each in (await owner.get(f"{V1}/tokens")).json()}
+    keys = {item["name"]: item["id"] for item in (await owner.get(f"{V1}/tokens")).json()}
     admin = await api.acting(Role.ADMIN)
     assert problem(await admin.delete(f"{V1}/tokens/{keys['bootstrap']}")) == FORBIDDEN
     assert problem(await admin.delete(f"{V1}/users/{boss}")) == FORBIDDEN
@@ -182,9 +182,9 @@ async def test_restricted_token_cannot_create_a_wider_user(
 
 
 async def owners_token(owner: httpx2.AsyncClient) -> str:
-    [key] = [each for each in (await owner.get(f"{V1}/tokens")).json() if each["role"] == "OWNER"]
-    found: str = key["id"]
-    return found
+    [key] = [item for item in (await owner.get(f"{V1}/tokens")).json() if item["role"] == "OWNER"]
+    result: str = key["id"]
+    return result
 
 
 async def test_last_owner_access_cannot_be_removed(api: Api, owner: httpx2.AsyncClient) -> None:
@@ -226,7 +226,7 @@ async def test_concurrent_removal_of_two_owner_tokens_keeps_one(
         workspace = await api.workspace("w")
         first = await api.service.identity.create_token(workspace, "first", Role.OWNER)
         second = await api.client(await api.token(Role.OWNER, workspace))
-        mine = (await second.get(f"{V1}/tokens")).json()[0]["id"]
+        own = (await second.get(f"{V1}/tokens")).json()[0]["id"]
         other = await asyncpg.connect(postgres_url)
         try:
             async with other.transaction():
@@ -234,7 +234,7 @@ async def test_concurrent_removal_of_two_owner_tokens_keeps_one(
                 await other.execute("select from workspace where id = $1 for update", workspace)
                 ended = "update token set revoked_at = now() where id = $1"
                 await other.execute(ended, first.id)
-                late = asyncio.create_task(second.delete(f"{V1}/tokens/{mine}"))
+                late = asyncio.create_task(second.delete(f"{V1}/tokens/{own}"))
                 raw = Raw(postgres_url)
                 waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
 
@@ -250,11 +250,11 @@ async def test_concurrent_removal_of_two_owner_tokens_keeps_one(
 async def test_mutual_removal_of_two_owners_keeps_one(api: Api) -> None:
     workspace = await api.workspace("w")
     clients = [await api.acting(Role.OWNER, workspace) for _ in range(2)]
-    ids = [each["id"] for each in (await clients[0].get(f"{V1}/tokens")).json()]
+    ids = [item["id"] for item in (await clients[0].get(f"{V1}/tokens")).json()]
     answers = await asyncio.gather(
         *(client.delete(f"{V1}/tokens/{each}") for client, each in zip(clients, ids, strict=True))
     )
-    assert sorted(each.status_code for each in answers) in ([204, 409], [204, 401])
+    assert sorted(answer.status_code for answer in answers) in ([204, 409], [204, 401])
 
 
 async def test_user_name_reveals_nothing_of_other_workspaces(
@@ -274,12 +274,12 @@ async def test_login_uses_the_user_of_the_named_workspace(
     workspace = await api.workspace("theirs")
     theirs = await api.acting(Role.OWNER, workspace)
     hers = {"name": "ann", "password": "another long password"}
-    mine = await made(owner, "users", name="ann", password=PASSWORD)
+    own = await made(owner, "users", name="ann", password=PASSWORD)
     other = await made(theirs, "users", **hers)
-    nobody = await api.client()
+    anonymous = await api.client()
 
     async def login(**more: Any) -> httpx2.Response:
-        return await nobody.post(f"{V1}/login", json=hers | more)
+        return await anonymous.post(f"{V1}/login", json=hers | more)
 
     assert problem(await login()) == (401, "login_refused")  # the first workspace has another
     for named in ("theirs", str(workspace)):
@@ -288,7 +288,7 @@ async def test_login_uses_the_user_of_the_named_workspace(
         ann = await api.client(answer["token"])
         assert (await ann.get(f"{V1}/me")).json()["userId"] == other["id"]
     plain = await logged_in(api, "ann")
-    assert (await plain.get(f"{V1}/me")).json()["userId"] == mine["id"]
+    assert (await plain.get(f"{V1}/me")).json()["userId"] == own["id"]
 
 
 async def test_login_reveals_nothing_of_other_workspaces(
@@ -298,7 +298,7 @@ async def test_login_reveals_nothing_of_other_workspaces(
     theirs = await api.acting(Role.OWNER, await api.workspace("theirs"))
     elsewhere = await api.acting(Role.OWNER, await api.workspace("elsewhere"))
     await made(elsewhere, "users", name="ann", password="a third password")
-    nobody, seen = await api.client(), set()
+    anonymous, seen = await api.client(), set()
     for name in ("ann", "bob"):
         await made(theirs, "users", name=name, password=PASSWORD)
         inner = await made(theirs, "workspaces", name="elsewhere" if name == "ann" else "nowhere")
@@ -310,8 +310,8 @@ async def test_login_reveals_nothing_of_other_workspaces(
             {"workspace": inner["workspace"]["name"]},
             {"workspace": inner["workspace"]["id"]},
         ]
-        answers = [await nobody.post(f"{V1}/login", json=hers | where) for where in wheres]
-        seen.add(tuple(each.status_code for each in answers))
+        answers = [await anonymous.post(f"{V1}/login", json=hers | where) for where in wheres]
+        seen.add(tuple(answer.status_code for answer in answers))
     assert seen == {(401, 401, 200)}
 
 
@@ -322,11 +322,11 @@ async def test_failed_login_of_a_namesake_does_not_count_as_success(
     theirs = await api.acting(Role.OWNER, workspace)
     await made(theirs, "users", name="ann", password=PASSWORD)
     await made(owner, "users", name="ann", password="another long password")
-    nobody = await api.client()
+    anonymous = await api.client()
     own = {"name": "ann", "password": PASSWORD, "workspace": str(workspace)}
-    assert (await nobody.post(f"{V1}/login", json=own)).status_code == 200
+    assert (await anonymous.post(f"{V1}/login", json=own)).status_code == 200
     wrong = {"name": "ann", "password": "wrong password"}
-    codes = [(await nobody.post(f"{V1}/login", json=wrong)).status_code for _ in range(6)]
+    codes = [(await anonymous.post(f"{V1}/login", json=wrong)).status_code for _ in range(6)]
     assert codes == [401] * 5 + [429]
 
 
@@ -337,10 +337,10 @@ async def test_login_tries_count_together_for_every_workspace_name(
     await made(owner, "users", name="ann", password=PASSWORD)
     [first] = (await owner.get(f"{V1}/workspaces")).json()
     spellings = (None, first["name"], first["id"], first["id"].upper())
-    nobody, codes = await api.client(), []
+    anonymous, codes = await api.client(), []
     for n in range(6):
         wrong = {"name": name, "password": "wrong password", "workspace": spellings[n % 4]}
-        answer = await nobody.post(f"{V1}/login", json=wrong)
+        answer = await anonymous.post(f"{V1}/login", json=wrong)
         codes.append(answer.status_code)
     assert codes == [401] * 5 + [429]
 
@@ -379,9 +379,9 @@ async def test_password_change_ends_every_login(api: Api, owner: httpx2.AsyncCli
     for client in (ann, elsewhere):
         assert problem(await client.get(f"{V1}/me")) == GONE
     assert (await key.get(f"{V1}/me")).status_code == 200
-    nobody = await api.client()
+    anonymous = await api.client()
     for password, status in ((PASSWORD, 401), ("another password", 200)):
-        answer = await nobody.post(f"{V1}/login", json={"name": "ann", "password": password})
+        answer = await anonymous.post(f"{V1}/login", json={"name": "ann", "password": password})
         assert answer.status_code == status
 
 
@@ -413,14 +413,14 @@ async def test_name_of_a_user_who_stays_in_another_workspace_is_free(
     own = await made(await logged_in(api, "ann"), "workspaces", name="hers")
     assert (await owner.delete(f"{V1}/users/{first['id']}")).status_code == 204
     again = await made(owner, "users", name="ann", password="another long password")
-    nobody, old = await api.client(), {"name": "ann", "password": PASSWORD}
-    assert problem(await nobody.post(f"{V1}/login", json=old)) == (401, "login_refused")
+    anonymous, old = await api.client(), {"name": "ann", "password": PASSWORD}
+    assert problem(await anonymous.post(f"{V1}/login", json=old)) == (401, "login_refused")
     for named in ("hers", own["workspace"]["id"]):
-        kept = await nobody.post(f"{V1}/login", json=old | {"workspace": named})
-        ann = await api.client(kept.json()["token"])
+        stored = await anonymous.post(f"{V1}/login", json=old | {"workspace": named})
+        ann = await api.client(stored.json()["token"])
         assert (await ann.get(f"{V1}/me")).json()["userId"] == first["id"]
     new = {"name": "ann", "password": "another long password"}
-    ann = await api.client((await nobody.post(f"{V1}/login", json=new)).json()["token"])
+    ann = await api.client((await anonymous.post(f"{V1}/login", json=new)).json()["token"])
     assert (await ann.get(f"{V1}/me")).json()["userId"] == again["id"]
 
 
@@ -433,7 +433,7 @@ async def test_member_beyond_the_first_page_can_be_removed(
     at = "(select min(created_at) from workspace)"
     people = ", ".join(f"('{each}', 'a{n}', 'x', {at})" for n, each in enumerate(ids))
     await raw.execute(f"insert into app_user (id, name, password, created_at) values {people}")
-    members = ", ".join(f"('{DEFAULT_WORKSPACE}', '{each}', 'MEMBER', {at})" for each in ids)
+    members = ", ".join(f"('{DEFAULT_WORKSPACE}', '{item}', 'MEMBER', {at})" for item in ids)
     await raw.execute(f"insert into member (workspace, user_id, role, created_at) values {members}")
     changed = await owner.patch(f"{V1}/users/{last['id']}", json={"role": "VIEWER"})
     assert changed.json()["role"] == "VIEWER"
@@ -455,7 +455,7 @@ async def test_every_refused_login_looks_the_same_after_equal_work(
         return verify(stored, password)
 
     monkeypatch.setattr(accounts, "_verify_password", counted)
-    nobody, said = await api.client(), set()
+    anonymous, output = await api.client(), set()
     for number, body in enumerate(
         [
             {"name": "ann", "password": "wrong password"},
@@ -467,11 +467,11 @@ async def test_every_refused_login_looks_the_same_after_equal_work(
         ],
         1,
     ):
-        answer = await nobody.post(f"{V1}/login", json=body)
+        answer = await anonymous.post(f"{V1}/login", json=body)
         assert problem(answer) == (401, "login_refused")
-        said.add(answer.content)
+        output.add(answer.content)
         assert len(verified) == number
-    assert len(said) == 1
+    assert len(output) == 1
 
 
 async def test_user_of_an_older_version_keeps_the_bare_name(
@@ -494,9 +494,9 @@ async def test_user_of_an_older_version_does_not_shadow_the_first_workspace(
     for name in ("ann", "bob"):
         await made(theirs, "users", name=name, password="another long password")
     await Raw(database_url).execute("update app_user set home = null")
-    mine = await made(owner, "users", name="ann", password=PASSWORD)
+    own = await made(owner, "users", name="ann", password=PASSWORD)
     ann = await logged_in(api, "ann")
-    assert (await ann.get(f"{V1}/me")).json()["userId"] == mine["id"]
+    assert (await ann.get(f"{V1}/me")).json()["userId"] == own["id"]
     bob = {"name": "bob", "password": "another long password"}  # nobody else is called so
     assert (await (await api.client()).post(f"{V1}/login", json=bob)).status_code == 200
 

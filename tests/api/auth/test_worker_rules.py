@@ -24,14 +24,14 @@ class Victim:
         self.member = member
         self.owned = folder / "owned"
 
-    async def submit(self, **said: Any) -> str:
-        answer = await self.member.post(TASKS, json={"title": "x", "prompt": "p", **said})
+    async def submit(self, **output: Any) -> str:
+        answer = await self.member.post(TASKS, json={"title": "x", "prompt": "p", **output})
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
 
     async def show(self, task: str) -> dict[str, Any]:
-        found: dict[str, Any] = (await self.member.get(f"{TASKS}/{task}")).json()
-        return found
+        result: dict[str, Any] = (await self.member.get(f"{TASKS}/{task}")).json()
+        return result
 
     async def ended(self, task: str) -> dict[str, Any]:
         async def there() -> dict[str, Any] | None:
@@ -66,16 +66,16 @@ async def test_member_cannot_change_what_a_prompt_worker_runs(
         await victim.submit(cwd="/etc"): "start it with --allow-folder /etc",
         await victim.submit(cwd="../.."): "start it with --allow-folder ",
     }
-    for task, why in refused.items():
+    for task, reason in refused.items():
         view = await victim.ended(task)
         assert (view["status"], view["errorClass"]) == ("FAILED", "invalid_input")
-        assert why in view["lastError"]
+        assert reason in view["lastError"]
         [attempt] = (await victim.member.get(f"{TASKS}/{task}/attempts")).json()
         assert attempt["outcome"] == "NOT_STARTED"
     plain = await victim.submit()
     assert (await victim.ended(plain))["status"] == "COMPLETED"
-    said = (await victim.member.get(f"{TASKS}/{plain}/transcript")).json()["lines"]
-    assert [line["text"] for line in said] == ["fixed", str(tmp_path)]
+    output = (await victim.member.get(f"{TASKS}/{plain}/transcript")).json()["lines"]
+    assert [line["text"] for line in output] == ["fixed", str(tmp_path)]
     assert not victim.owned.exists()
 
 
@@ -97,9 +97,9 @@ async def test_workers_command_setting_overrides_the_agents(
 
 async def test_definition_with_a_refused_variable_is_refused(victim: Victim) -> None:
     spec = {"id": "d", "name": "d", "prompt": "p", "env": {"LD_PRELOAD": "/tmp/x.so"}}
-    made = await victim.member.post(f"{V1}/definitions", json={"spec": spec})
-    assert problem(made)[0] == 422
-    assert "tasks may never set LD_PRELOAD" in made.text
+    created = await victim.member.post(f"{V1}/definitions", json={"spec": spec})
+    assert problem(created)[0] == 422
+    assert "tasks may never set LD_PRELOAD" in created.text
     yaml = "id: d\nname: d\nprompt: p\nenv: {LD_PRELOAD: /tmp/x.so}\n"
     applied = await victim.member.post(f"{V1}/definitions/apply", json={"manifest": yaml})
     assert problem(applied)[0] == 422

@@ -60,7 +60,7 @@ async def furnished(api: Api) -> tuple[httpx2.AsyncClient, dict[str, str]]:
     dead = (await client.post(f"{V1}/agent-tasks", json={"title": SECRET})).json()["id"]
     await client.post(f"{V1}/agent-tasks/{dead}/cancel", json={})
     user = {"name": "her", "password": "a long password"}
-    made = await client.post(f"{V1}/users", json=user)
+    created = await client.post(f"{V1}/users", json=user)
     key = (await client.post(f"{V1}/tokens", json={"name": SECRET})).json()["id"]
     await client.put(f"{V1}/secrets/{SECRET}", json={"value": "v" * 20})
     await client.put(f"{V1}/definitions/{SECRET}", json={"spec": {"prompt": SECRET}})
@@ -75,12 +75,12 @@ async def furnished(api: Api) -> tuple[httpx2.AsyncClient, dict[str, str]]:
     await client.post(f"{V1}/gates", json={"kind": "type", "subject": SECRET})
     limit = {"provider": SECRET, "requestsPerMinute": 1}
     await client.put(f"{V1}/rate-limits/{SECRET}", json=limit)
-    wanted = {"url": "https://1.1.1.1/x", "events": ["*"]}
-    hook = (await client.post(f"{V1}/webhooks", json=wanted)).json()
+    expected = {"url": "https://1.1.1.1/x", "events": ["*"]}
+    hook = (await client.post(f"{V1}/webhooks", json=expected)).json()
     return client, {
         "task_id": task,
         "agent_id": agent,
-        "user_id": made.json()["id"],
+        "user_id": created.json()["id"],
         "token_id": key,
         "webhook_id": hook["webhook"]["id"],
         "schedule_id": schedule["id"],
@@ -104,7 +104,7 @@ WITH_IDS = sorted(
 )
 
 
-async def compare(api: Api, mine: httpx2.AsyncClient, ids: dict[str, str]) -> None:
+async def compare(api: Api, own: httpx2.AsyncClient, ids: dict[str, str]) -> None:
     """Each route with each of her ids answers like one with an id of nothing."""
     for route in WITH_IDS:
         method, path = route.split()
@@ -124,12 +124,12 @@ async def compare(api: Api, mine: httpx2.AsyncClient, ids: dict[str, str]) -> No
             for name in names:
                 url = url.replace(f"{{{name}}}", chosen[name])
             more = {} if body is None else {"json": body}
-            answer = await mine.request(method, url, **more)
-            said = answer.content
+            answer = await own.request(method, url, **more)
+            output = answer.content
             for name in names:
-                said = said.replace(chosen[name].encode(), b"<id>")
-            kept = {k: v for k, v in answer.headers.items() if k not in ("date", "x-request-id")}
-            answers.append((answer.status_code, said, {**kept, "content-length": ""}))
+                output = output.replace(chosen[name].encode(), b"<id>")
+            stored = {k: v for k, v in answer.headers.items() if k not in ("date", "x-request-id")}
+            answers.append((answer.status_code, output, {**stored, "content-length": ""}))
         assert answers[0] == answers[1], route
         if short not in SILENT:
             assert answers[0][0] in (404, 409), (route, answers[0])
@@ -140,18 +140,18 @@ async def untouched(hers: httpx2.AsyncClient, ids: dict[str, str]) -> None:
     task = (await hers.get(f"{V1}/agent-tasks/{ids['task_id']}")).json()
     assert (task["title"], task["status"], task["version"]) == (SECRET, "PENDING", 1)
     assert (await hers.get(f"{V1}/agents/{ids['agent_id']}")).json()["status"] == "IDLE"
-    assert ids["token_id"] in [each["id"] for each in (await hers.get(f"{V1}/tokens")).json()]
-    assert [each["name"] for each in (await hers.get(f"{V1}/secrets")).json()] == [SECRET]
+    assert ids["token_id"] in [item["id"] for item in (await hers.get(f"{V1}/tokens")).json()]
+    assert [item["name"] for item in (await hers.get(f"{V1}/secrets")).json()] == [SECRET]
     assert (await hers.get(f"{V1}/definitions/{SECRET}")).json()["version"] == 1
     for name, path in (("flow_id", "flows"), ("group_id", "groups")):
         assert (await hers.get(f"{V1}/{path}/{ids[name]}")).json()["status"] == "RUNNING"
     assert (await hers.get(f"{V1}/inbox/{ids['item_id']}")).json()["status"] == "OPEN"
     assert (await hers.get(f"{V1}/webhooks/{ids['webhook_id']}")).json()["enabled"] is True
     for path in (f"schedules/{ids['schedule_id']}", f"triggers/{ids['trigger_id']}"):
-        kept = (await hers.get(f"{V1}/{path}")).json()
-        assert (kept["status"], kept["version"]) == ("ACTIVE", 1)
+        stored = (await hers.get(f"{V1}/{path}")).json()
+        assert (stored["status"], stored["version"]) == ("ACTIVE", 1)
     gates = (await hers.get(f"{V1}/gates")).json()["gates"]
-    assert [(each["kind"], each["subject"]) for each in gates] == [("type", SECRET)]
+    assert [(gate["kind"], gate["subject"]) for gate in gates] == [("type", SECRET)]
     assert len((await hers.get(f"{V1}/rate-limits")).json()["rateLimits"]) == 1
 
 
@@ -189,10 +189,10 @@ async def test_id_of_another_workspace_is_not_found(api: Api, owner: httpx2.Asyn
     for path in LISTS:
         text = (await owner.get(f"{V1}/{path}")).text
         assert SECRET not in text, path
-        assert not any(each in text for each in ids.values() if len(each) == 36), path
+        assert not any(item in text for item in ids.values() if len(item) == 36), path
     elsewhere = {"X-Workspace-Id": ids["workspace_id"]}
     nowhere = {"X-Workspace-Id": str(uuid4())}
-    answers = [await owner.get(f"{V1}/me", headers=each) for each in (elsewhere, nowhere)]
+    answers = [await owner.get(f"{V1}/me", headers=item) for item in (elsewhere, nowhere)]
     assert answers[0].status_code == 403
     texts = [
         answer.text.replace(each["X-Workspace-Id"], "<id>")
@@ -229,8 +229,8 @@ async def test_sweep_of_a_host_skips_sessions_of_other_workspaces(
     await Raw(database_url).execute("update attempt set unconfirmed = true")
     monkeypatch.setattr("tenuto.api.routes.worker_protocol.MAX_SWEPT", 1)
     for client, task in zip((hers, owner), tasks, strict=True):
-        found = await client.post(f"{V1}/workers/h:1/sweep", json={"host": "h"})
-        assert [each["taskId"] for each in found.json()["unconfirmed"]] == [task]
+        result = await client.post(f"{V1}/workers/h:1/sweep", json={"host": "h"})
+        assert [item["taskId"] for item in result.json()["unconfirmed"]] == [task]
 
 
 @pytest.fixture
@@ -263,12 +263,12 @@ async def roles_alone(
 async def test_database_roles_alone_isolate_workspaces(
     roles_alone: tuple[Api, httpx2.AsyncClient],
 ) -> None:
-    api, mine = roles_alone
+    api, own = roles_alone
     hers, ids = await furnished(api)
     for path in (
         "agent-tasks agents secrets webhooks stats dead-letters definitions flows groups inbox"
     ).split():
-        assert SECRET not in (await mine.get(f"{V1}/{path}")).text, path
+        assert SECRET not in (await own.get(f"{V1}/{path}")).text, path
     for name, path in (
         ("task_id", "agent-tasks"),
         ("agent_id", "agents"),
@@ -277,14 +277,14 @@ async def test_database_roles_alone_isolate_workspaces(
         ("group_id", "groups"),
         ("item_id", "inbox"),
     ):
-        assert (await mine.get(f"{V1}/{path}/{ids[name]}")).status_code == 404
-    for place in (f"agent-tasks/{ids['task_id']}", f"flows/{ids['flow_id']}"):
-        cancelled = await mine.post(f"{V1}/{place}/cancel", json={})
-        assert cancelled.status_code == 404, place
-    approved = await mine.post(f"{V1}/inbox/{ids['item_id']}/approve", json={})
+        assert (await own.get(f"{V1}/{path}/{ids[name]}")).status_code == 404
+    for position in (f"agent-tasks/{ids['task_id']}", f"flows/{ids['flow_id']}"):
+        cancelled = await own.post(f"{V1}/{position}/cancel", json={})
+        assert cancelled.status_code == 404, position
+    approved = await own.post(f"{V1}/inbox/{ids['item_id']}/approve", json={})
     assert approved.status_code == 404
-    assert (await mine.delete(f"{V1}/secrets/{SECRET}")).status_code == 404
-    assert (await mine.delete(f"{V1}/definitions/{SECRET}")).status_code == 404
+    assert (await own.delete(f"{V1}/secrets/{SECRET}")).status_code == 404
+    assert (await own.delete(f"{V1}/definitions/{SECRET}")).status_code == 404
     await untouched(hers, ids)
 
 
@@ -327,12 +327,12 @@ async def test_connection_of_a_workspace_sees_and_writes_only_its_rows(
     settings = Settings(database=postgres_url, data=str(tmp_path), port=0)
     async with running(settings) as api:
         await furnished(api)
-        mine = UUID(int=0)
+        own = UUID(int=0)
         connection = await asyncpg.connect(
             postgres_url,
-            server_settings={"role": "tenuto_runtime", "app.workspace": str(mine)},
+            server_settings={"role": "tenuto_runtime", "app.workspace": str(own)},
         )
-        nobody = await asyncpg.connect(postgres_url, server_settings={"role": "tenuto_runtime"})
+        anonymous = await asyncpg.connect(postgres_url, server_settings={"role": "tenuto_runtime"})
         try:
             tables = await connection.fetch(
                 "select table_name from information_schema.columns"
@@ -340,9 +340,9 @@ async def test_connection_of_a_workspace_sees_and_writes_only_its_rows(
             )
             assert len(tables) > 20
             for (table,) in tables:
-                for each in (connection, nobody):
-                    assert await each.fetchval(f"select count(*) from {table}") == 0, table
-                    assert await each.execute(f"delete from {table}") == "DELETE 0"
+                for item in (connection, anonymous):
+                    assert await item.fetchval(f"select count(*) from {table}") == 0, table
+                    assert await item.execute(f"delete from {table}") == "DELETE 0"
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await connection.execute(
                     "insert into task_label (task, workspace, label)"
@@ -353,4 +353,4 @@ async def test_connection_of_a_workspace_sees_and_writes_only_its_rows(
                     await connection.fetch(f"select * from {hidden}")
         finally:
             await connection.close()
-            await nobody.close()
+            await anonymous.close()

@@ -64,8 +64,10 @@ async def test_body_bytes_in_progress_per_token_are_limited(
         token = await api.token()
         client, other = await api.client(token), await api.acting()
 
-        async def submit(who: httpx2.AsyncClient) -> httpx2.Response:
-            return await who.post(f"{V1}/agent-tasks", json={"title": "a", "prompt": "x" * 150_000})
+        async def submit(user: httpx2.AsyncClient) -> httpx2.Response:
+            return await user.post(
+                f"{V1}/agent-tasks", json={"title": "a", "prompt": "x" * 150_000}
+            )
 
         async with raw(api) as slow:
             head = f"Authorization: Bearer {token}\r\nContent-Length: 199000\r\n\r\n"

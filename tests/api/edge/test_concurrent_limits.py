@@ -25,9 +25,9 @@ from tenuto.settings import Settings
 ANN = LoginSource("192.0.2.1", "ann")
 
 
-def may(tries: LoginThrottle, who: LoginSource, now: float) -> bool:
+def may(tries: LoginThrottle, caller: LoginSource, now: float) -> bool:
     try:
-        tries.count_try(who, now)
+        tries.count_try(caller, now)
     except TooMany:
         return False
     return True
@@ -79,7 +79,7 @@ def test_remembered_pairs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     tries.record_success(ANN)
     for n in range(10):
         assert may(tries, LoginSource(f"192.0.2.{n}", "x"), 0)
-    assert [len(each) for each in (tries._tries, tries._buckets, tries._known)] == [3, 3, 1]
+    assert [len(item) for item in (tries._tries, tries._buckets, tries._known)] == [3, 3, 1]
 
 
 def test_pair_that_keeps_trying_stays_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_concurrent_use_is_counted_for_all_holders_or_none() -> None:
         with pytest.raises(TooMany) as refused:
             held.acquire(bounds)
         assert refused.value.code == "too_many_streams"
-    assert [held.count(each) for each in ("a", "b", "c", workspace)] == [1, 1, 0, 2]
+    assert [held.count(item) for item in ("a", "b", "c", workspace)] == [1, 1, 0, 2]
     first()
     first()
     assert held.count(workspace) == 1
@@ -212,10 +212,10 @@ async def test_streams_are_counted_per_token_and_workspace(settings: Settings) -
     few = replaced(settings, streams_per_token=2, streams_per_workspace=3)
     async with running(few) as api:
         one, two = await api.acting(), await api.acting()
-        made = (await one.post(f"{V1}/agent-tasks", json={"title": "a"})).json()["id"]
+        created = (await one.post(f"{V1}/agent-tasks", json={"title": "a"})).json()["id"]
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(stream(one, "/events"))
-            await stack.enter_async_context(stream(one, f"/agent-tasks/{made}/events"))
+            await stack.enter_async_context(stream(one, f"/agent-tasks/{created}/events"))
             assert problem(await one.get(f"{V1}/events")) == (429, "too_many_streams")
             await stack.enter_async_context(stream(two, "/events"))
             refused = await two.get(f"{V1}/events")

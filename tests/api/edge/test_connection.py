@@ -137,7 +137,7 @@ async def test_invalid_request_is_refused_without_a_log_line(
         caplog.clear()
         await client.send(MALFORMED[kind])
         assert await client.refusal() == (400, "invalid_request")
-        assert [each for each in caplog.records if each.name.startswith("uvicorn")] == []
+        assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 
 async def test_refusals_are_logged_together(
@@ -220,11 +220,11 @@ async def test_body_that_the_server_does_not_read_is_not_late(
 ) -> None:
     hasty = msgspec.structs.replace(HASTY, body_s=60.0, body_idle_s=0.2)
     async with running(settings, hasty) as api, raw(api) as client:
-        known, clock = api.service.token_cache.caller_of, api.service.clock
+        existing, clock = api.service.token_cache.caller_of, api.service.clock
 
-        async def slow(token: str, wanted: UUID | None) -> Any:
+        async def slow(token: str, expected: UUID | None) -> Any:
             await clock.sleep(0.6)
-            return await known(token, wanted)
+            return await existing(token, expected)
 
         monkeypatch.setattr(api.service.token_cache, "caller_of", slow)
         bearer = b"Authorization: Bearer %s\r\n" % (await api.token()).encode()
@@ -271,8 +271,8 @@ def kept_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tests see the table of the server that they started last."""
 
     class Kept(ConnectionTable[Any]):
-        def __init__(self, most: int, per_address: int) -> None:
-            super().__init__(most, per_address)
+        def __init__(self, maximum: int, per_address: int) -> None:
+            super().__init__(maximum, per_address)
             tables.append(self)
 
     monkeypatch.setattr(server, "ConnectionTable", Kept)
@@ -326,8 +326,8 @@ async def test_headers_without_a_body_reserve_no_connection(settings: Settings, 
         raw(api, "127.0.0.2") as one,
         raw(api, "127.0.0.3") as two,
     ):
-        for each in (one, two):
-            await each.send(UNPROVEN[kind] + b"Content-Length: 60000\r\n\r\n")
+        for item in (one, two):
+            await item.send(UNPROVEN[kind] + b"Content-Length: 60000\r\n\r\n")
         await eventually(lambda: served(api) == 2)
         async with raw(api, "127.0.0.4") as honest:
             await honest.send(LIVE)
@@ -341,7 +341,7 @@ async def test_valid_token_reserves_a_connection_for_its_request(settings: Setti
         await one.send(token + b"\r\n\r\n")
         assert (await one.answer())[0] == 200
         await one.send(POST + b"Content-Length: 60000\r\n\r\n")
-        await eventually(lambda: any(each._open for each in tables[-1]._addresses))
+        await eventually(lambda: any(address._open for address in tables[-1]._addresses))
         async with raw(api, "127.0.0.4") as honest:
             await honest.send(LIVE)
             assert (await honest.answer())[0] == 200
@@ -350,9 +350,11 @@ async def test_valid_token_reserves_a_connection_for_its_request(settings: Setti
 async def test_unread_response_of_an_unknown_client_reserves_no_connection(
     settings: Settings,
 ) -> None:
-    async with running(replaced(settings, connections=1)) as api, unread(api) as stranger:
-        await stranger.send(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 16)
-        await eventually(lambda: any(each.flow.write_paused for each in tables[-1]._addresses))
+    async with running(replaced(settings, connections=1)) as api, unread(api) as untrusted:
+        await untrusted.send(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 16)
+        await eventually(
+            lambda: any(address.flow.write_paused for address in tables[-1]._addresses)
+        )
         async with raw(api, "127.0.0.4") as honest:
             await honest.send(LIVE)
             assert (await honest.answer())[0] == 200
@@ -377,7 +379,7 @@ async def unread(api: Api) -> AsyncIterator[Raw]:
 
 def served(api: Api) -> int:
     """How many connections have sent the headers of a request."""
-    return sum(bool(each.cycle) for each in tables[-1]._addresses)
+    return sum(bool(address.cycle) for address in tables[-1]._addresses)
 
 
 async def test_trailer_is_not_a_header(settings: Settings) -> None:
@@ -394,8 +396,8 @@ async def test_pipelined_requests_are_answered_in_order(settings: Settings) -> N
         await client.send(LIVE * 10)
         assert [(await client.answer())[0] for _ in range(10)] == [200] * 10
         await client.send(LIVE * 5000)
-        most = connection.MAX_PIPELINED + 1
-        assert [(await client.answer())[0] for _ in range(most)] == [200] * most
+        maximum = connection.MAX_PIPELINED + 1
+        assert [(await client.answer())[0] for _ in range(maximum)] == [200] * maximum
         assert await client.is_closed()
 
 
@@ -407,7 +409,7 @@ async def test_other_protocols_are_refused(
         await client.send(LINE + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
         assert (await client.answer())[0] == 200
         assert await client.is_closed()
-        assert [each for each in caplog.records if each.name.startswith("uvicorn")] == []
+        assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 
 async def test_connection_limit_fits_the_limit_of_open_files(
@@ -415,12 +417,12 @@ async def test_connection_limit_fits_the_limit_of_open_files(
 ) -> None:
     limits = (256, 256)
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: None)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, expected: None)
     assert server._max_connections(1000) == 156
     assert "allows 156 of the 1000 connections" in caplog.text
     limits = (256, 4096)
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: asked.append(wanted))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, expected: asked.append(expected))
     assert server._max_connections(1000) == 1000
     assert asked == [(1100, 4096)]
 
@@ -484,9 +486,9 @@ def test_client_is_the_rightmost_address_that_is_no_proxy() -> None:
     peer = ("127.0.0.1", 4711)
 
     def found(*values: bytes) -> str:
-        told = client_address(peer, [(b"x-forwarded-for", value) for value in values], proxies)
-        assert told is not None
-        return told[0]
+        reported = client_address(peer, [(b"x-forwarded-for", value) for value in values], proxies)
+        assert reported is not None
+        return reported[0]
 
     assert found() == "127.0.0.1"
     assert found(b"192.0.2.1") == "192.0.2.1"

@@ -47,11 +47,11 @@ class Agent:
         self._writer.close()
         await self._writer.wait_closed()
 
-    async def saw(self, works: list[ClaimedTask]) -> None:
+    async def saw(self, claimed: list[ClaimedTask]) -> None:
         """The server has looked for tasks and found these."""
         self.looks += 1
-        self.taken += works
-        if works and self.leaves_with_a_task:
+        self.taken += claimed
+        if claimed and self.leaves_with_a_task:
             await self.leave()
 
 
@@ -60,19 +60,19 @@ async def agent(
     api: Api, owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Agent]:
     """An agent that waits for a task."""
-    known = uuid4()
-    await owner.put(f"{V1}/agents/{known}", json={"name": "a"})
+    existing = uuid4()
+    await owner.put(f"{V1}/agents/{existing}", json={"name": "a"})
     host, _, port = api.url.removeprefix("http://").partition(":")
     agent = Agent(*await asyncio.open_connection(host, int(port)))
     claim = Engine.claim
 
-    async def watched(*given: Any) -> list[ClaimedTask]:
-        works = await claim(*given)
-        await agent.saw(works)
-        return works
+    async def watched(*args: Any) -> list[ClaimedTask]:
+        claimed = await claim(*args)
+        await agent.saw(claimed)
+        return claimed
 
     monkeypatch.setattr(Engine, "claim", watched)
-    agent.ask(f"{V1}/agents/{known}/claim", owner.headers["authorization"])
+    agent.ask(f"{V1}/agents/{existing}/claim", owner.headers["authorization"])
     await eventually(lambda: agent.looks > 0)
     yield agent
     await agent.close()
@@ -89,8 +89,8 @@ async def test_waiting_claim_of_a_disconnected_agent_claims_nothing(
     with caplog.at_level(logging.INFO, "tenuto.access"):
         await agent.leave()
         await over(caplog)
-    made = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
-    assert (await owner.get(f"{TASKS}/{made}")).json()["status"] == "PENDING"
+    created = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
+    assert (await owner.get(f"{TASKS}/{created}")).json()["status"] == "PENDING"
     assert agent.taken == []
 
 
@@ -99,12 +99,12 @@ async def test_task_claimed_during_a_disconnect_is_released(
 ) -> None:
     agent.leaves_with_a_task = True
     with caplog.at_level(logging.INFO, "tenuto.access"):
-        made = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
+        created = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
         await over(caplog)
-    assert [str(work.fence.task) for work in agent.taken] == [made]
-    view = (await owner.get(f"{TASKS}/{made}")).json()
+    assert [str(work.fence.task) for work in agent.taken] == [created]
+    view = (await owner.get(f"{TASKS}/{created}")).json()
     assert (view["status"], view["tries"]) == ("PENDING", 0)
-    [attempt] = (await owner.get(f"{TASKS}/{made}/attempts")).json()
+    [attempt] = (await owner.get(f"{TASKS}/{created}/attempts")).json()
     assert attempt["outcome"] == "RELEASED"
 
 
@@ -114,18 +114,18 @@ async def test_waiting_claim_ends_when_its_token_is_revoked(
     api: Api, owner: httpx2.AsyncClient, ended: str, far: bool
 ) -> None:
     agent = f"{V1}/agents/{uuid4()}"
-    known = (await owner.put(agent, json={"name": "a"})).json()["id"]
-    made = (await owner.post(f"{agent}/token")).json()
-    itself = await api.client(made["token"])
+    existing = (await owner.put(agent, json={"name": "a"})).json()["id"]
+    created = (await owner.post(f"{agent}/token")).json()
+    itself = await api.client(created["token"])
     path = f"{V1}/workers/w/claim" if far else f"{agent}/claim"
-    body = {"waitSeconds": 60} | ({"agentId": known, "claimToken": "x" * 40} if far else {})
+    body = {"waitSeconds": 60} | ({"agentId": existing, "claimToken": "x" * 40} if far else {})
     waiting = asyncio.create_task(itself.post(path, json=body))
 
     async def waits() -> bool:
         return (await owner.get(agent)).json()["lastHeartbeat"] is not None
 
     await eventually(waits, SOON)
-    gone = f"{V1}/tokens/{made['id']}" if ended == "token" else agent
+    gone = f"{V1}/tokens/{created['id']}" if ended == "token" else agent
     assert (await owner.delete(gone)).status_code == 204
     answer = await asyncio.wait_for(waiting, SOON)
     refused = (401, "unauthenticated") if ended == "token" else (404, "not_found")

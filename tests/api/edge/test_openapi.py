@@ -87,9 +87,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 schema = schemathesis.openapi.from_dict(openapi_document(litestar_app()))
 OPERATIONS = {
-    found.ok().label: found.ok()
-    for found in schema.get_all_operations()
-    if isinstance(found, Ok) and found.ok().label not in STREAMS
+    get_all_operation.ok().label: get_all_operation.ok()
+    for get_all_operation in schema.get_all_operations()
+    if isinstance(get_all_operation, Ok) and get_all_operation.ok().label not in STREAMS
 }
 
 

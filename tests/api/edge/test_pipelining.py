@@ -59,7 +59,7 @@ def test_refusal_does_not_answer_the_previous_request(
             assert await client.is_closed()
 
     runner.run(main())
-    assert [each for each in caplog.messages if "Exception" in each] == []
+    assert [message for message in caplog.messages if "Exception" in message] == []
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -132,6 +132,6 @@ def behind(api: Api) -> bool:
     """Whether the hub has cut a reader off."""
     return any(
         reader.is_too_slow
-        for each in api.service.hub._workspace_readers.values()
-        for reader in each
+        for workspace_reader in api.service.hub._workspace_readers.values()
+        for reader in workspace_reader
     )

@@ -54,8 +54,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 async def test_refusal_does_not_wait_for_the_body(api: Api, case: str) -> None:
-    who, method, path, expected = REFUSED[case]
-    token = await api.token(who) if isinstance(who, Role) else who
+    caller, method, path, expected = REFUSED[case]
+    token = await api.token(caller) if isinstance(caller, Role) else caller
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     head += "" if token is None else f"Authorization: Bearer {token}\r\n"
     async with raw(api) as client:
@@ -125,17 +125,17 @@ async def test_large_bodies_of_one_workspace_do_not_delay_another(
 
     monkeypatch.setattr(json_checks, "check_large", slow)
     theirs = await api.acting(Role.MEMBER, await api.workspace("theirs"))
-    mine = await api.acting(Role.MEMBER)
+    own = await api.acting(Role.MEMBER)
     many = [
         asyncio.create_task(theirs.post(TASKS, json={"title": "slow", "prompt": "x" * 70_000}))
         for _ in range(10)
     ]
     await asyncio.to_thread(busy.wait, 20)
-    answer = await mine.post(TASKS, json={"title": "a", "prompt": "x" * 70_000})
+    answer = await own.post(TASKS, json={"title": "a", "prompt": "x" * 70_000})
     assert answer.status_code == 201
     assert not any(task.done() for task in many)
     free.set()
-    assert {each.status_code for each in await asyncio.gather(*many)} == {201}
+    assert {result.status_code for result in await asyncio.gather(*many)} == {201}
 
 
 @pytest.mark.parametrize(
@@ -182,14 +182,14 @@ def verdict(check: Any, body: bytes) -> str:
 
 def by_the_small_check(body: bytes) -> str:
     """The verdict of the small check and of the decoder that every body meets after it."""
-    said = verdict(check_small, body)
-    if said != "ok":
-        return said
+    output = verdict(check_small, body)
+    if output != "ok":
+        return output
     try:
         msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return "ok" if "out of range" in str(error) else "invalid_json"
-    return said
+    return output
 
 
 NAMES = st.sampled_from(["a", "b", "ab", "", "\n", "ä", "\U0001f600", '"', "\\", "{", "a:", ","])
@@ -212,7 +212,7 @@ def written(value: Any, pick: random.Random) -> str:
         ]
         return "{" + ",".join(pairs) + gap + "}"
     if isinstance(value, list):
-        return "[" + f",{gap}".join(written(each, pick) for each in value) + gap + "]"
+        return "[" + f",{gap}".join(written(item, pick) for item in value) + gap + "]"
     if isinstance(value, str) and pick.random() < 0.5:
         units = value.encode("utf-16-be")
         return '"' + "".join(rf"\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2)) + '"'
@@ -284,5 +284,5 @@ async def test_responses_have_security_headers(api: Api) -> None:
     policy = (await client.get("/docs")).headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
-    made = await client.post(TASKS, json={"title": "a"})
-    assert (await client.get(f"{TASKS}/{made.json()['id']}")).headers["etag"]
+    created = await client.post(TASKS, json={"title": "a"})
+    assert (await client.get(f"{TASKS}/{created.json()['id']}")).headers["etag"]

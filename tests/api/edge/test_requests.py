@@ -133,18 +133,18 @@ async def test_idempotency_key_creates_one_bulk(owner: httpx2.AsyncClient) -> No
 
 
 async def test_idempotency_key_creates_one_rerun(owner: httpx2.AsyncClient) -> None:
-    made = [(await owner.post(TASKS, json={"title": "a"})).json()["id"] for _ in range(2)]
+    created = [(await owner.post(TASKS, json={"title": "a"})).json()["id"] for _ in range(2)]
     headers = {"Idempotency-Key": "k4"}
-    first = await owner.post(f"{TASKS}/{made[0]}/rerun", headers=headers)
-    again = await owner.post(f"{TASKS}/{made[0]}/rerun", headers=headers)
+    first = await owner.post(f"{TASKS}/{created[0]}/rerun", headers=headers)
+    again = await owner.post(f"{TASKS}/{created[0]}/rerun", headers=headers)
     assert first.status_code == again.status_code == 201
     assert first.content == again.content
-    assert first.json()["rerunOf"] == made[0]
+    assert first.json()["rerunOf"] == created[0]
     assert again.headers["idempotency-replayed"] == "true"
     assert len((await owner.get(TASKS)).json()["tasks"]) == 3
-    other = await owner.post(f"{TASKS}/{made[1]}/rerun", headers=headers)
+    other = await owner.post(f"{TASKS}/{created[1]}/rerun", headers=headers)
     assert problem(other) == (409, "idempotency_conflict")
-    fresh = await owner.post(f"{TASKS}/{made[0]}/rerun", headers={"Idempotency-Key": "k5"})
+    fresh = await owner.post(f"{TASKS}/{created[0]}/rerun", headers={"Idempotency-Key": "k5"})
     assert fresh.json()["id"] != first.json()["id"]
 
 
@@ -172,8 +172,8 @@ async def pruned_later(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_request_with_an_unknown_outcome_is_not_executed_again(
     api: Api, owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
-    rerun, headers = f"{TASKS}/{made}/rerun", {"Idempotency-Key": "k7"}
+    created = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
+    rerun, headers = f"{TASKS}/{created}/rerun", {"Idempotency-Key": "k7"}
 
     async def away(*args: object) -> None:
         raise Unavailable("the database went away", "database_unreachable")
@@ -193,8 +193,8 @@ async def test_request_with_an_unknown_outcome_is_not_executed_again(
 async def test_response_that_cannot_be_stored_is_returned(
     api: Api, owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
-    rerun, headers = f"{TASKS}/{made}/rerun", {"Idempotency-Key": "k8"}
+    created = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
+    rerun, headers = f"{TASKS}/{created}/rerun", {"Idempotency-Key": "k8"}
     store = type(api.service.store)
     once = store.transact_one
 
@@ -206,7 +206,7 @@ async def test_response_that_cannot_be_stored_is_returned(
     with monkeypatch.context() as broken:
         broken.setattr(store, "transact_one", away)
         first = await owner.post(rerun, headers=headers)
-    assert (first.status_code, first.json()["rerunOf"]) == (201, made)
+    assert (first.status_code, first.json()["rerunOf"]) == (201, created)
     assert problem(await owner.post(rerun, headers=headers)) == (409, "in_progress")
     await pruned_later(api, monkeypatch)
     assert problem(await owner.post(rerun, headers=headers)) == (409, "idempotency_conflict")
@@ -261,7 +261,7 @@ async def test_api_contract_lists_the_idempotency_key_where_it_applies(
         f"{method.upper()} {path}"
         for path, methods in paths.items()
         for method, operation in methods.items()
-        if any(each["name"] == "Idempotency-Key" for each in operation.get("parameters", ()))
+        if any(item["name"] == "Idempotency-Key" for item in operation.get("parameters", ()))
     }
     assert named == idempotency.ROUTES | {f"POST {TASKS}"}
 
@@ -271,9 +271,9 @@ async def test_variable_is_a_text_or_a_secret_reference(owner: httpx2.AsyncClien
     agent = uuid4()
     await owner.put(f"{V1}/agents/{agent}", json={"name": "a"})
     env = {"PLAIN": "x", "PASSWORD": {"$secret": "db"}}
-    made = await owner.post(TASKS, json={"title": "a", "env": env})
-    assert made.status_code == 201
-    assert "s3cret-value" not in made.text
+    created = await owner.post(TASKS, json={"title": "a", "env": env})
+    assert created.status_code == 201
+    assert "s3cret-value" not in created.text
     [work] = (await owner.post(f"{V1}/agents/{agent}/claim", json={})).json()["tasks"]
     assert work["env"] == {"PLAIN": "x", "PASSWORD": "s3cret-value"}
     for wrong, code in (
@@ -288,8 +288,8 @@ async def test_variable_is_a_text_or_a_secret_reference(owner: httpx2.AsyncClien
 
 
 async def test_edit_with_an_outdated_version_is_refused(owner: httpx2.AsyncClient) -> None:
-    made = await owner.post(TASKS, json={"title": "a", "tags": ["x"]})
-    path, seen = f"{TASKS}/{made.json()['id']}", made.headers["etag"]
+    created = await owner.post(TASKS, json={"title": "a", "tags": ["x"]})
+    path, seen = f"{TASKS}/{created.json()['id']}", created.headers["etag"]
     first = await owner.patch(path, json={"title": "b"}, headers={"If-Match": seen})
     assert (first.status_code, first.json()["title"]) == (200, "b")
     late = await owner.patch(path, json={"title": "c"}, headers={"If-Match": seen})
@@ -306,8 +306,8 @@ async def test_edit_with_an_outdated_version_is_refused(owner: httpx2.AsyncClien
 async def test_pause_with_an_outdated_version_is_refused(
     owner: httpx2.AsyncClient, body: dict[str, str]
 ) -> None:
-    made = await owner.post(TASKS, json={"title": "a"})
-    path, seen = f"{TASKS}/{made.json()['id']}", made.headers["etag"]
+    created = await owner.post(TASKS, json={"title": "a"})
+    path, seen = f"{TASKS}/{created.json()['id']}", created.headers["etag"]
     await owner.patch(path, json={"title": "b"})
     late = await owner.patch(path, json=body, headers={"If-Match": seen})
     assert problem(late) == (412, "version_conflict")
@@ -327,8 +327,8 @@ async def test_refused_pause_changes_nothing_else(owner: httpx2.AsyncClient) -> 
 
 
 async def test_deletion_leaves_the_audit_trail(owner: httpx2.AsyncClient) -> None:
-    made = await owner.post(TASKS, json={"title": "a", "prompt": "p", "input": {"x": 1}})
-    path = f"{TASKS}/{made.json()['id']}"
+    created = await owner.post(TASKS, json={"title": "a", "prompt": "p", "input": {"x": 1}})
+    path = f"{TASKS}/{created.json()['id']}"
     assert problem(await owner.delete(path)) == (409, "out_of_turn")
     await owner.post(f"{path}/cancel", json={})
     assert (await owner.delete(path)).status_code == 204
@@ -340,14 +340,16 @@ async def test_deletion_leaves_the_audit_trail(owner: httpx2.AsyncClient) -> Non
 
 async def test_task_pages_show_every_task_once(owner: httpx2.AsyncClient) -> None:
     body = {"tasks": [{"title": str(n)} for n in range(25)]}
-    made = [each["id"] for each in (await owner.post(f"{TASKS}/bulk", json=body)).json()["tasks"]]
+    created = [
+        task["id"] for task in (await owner.post(f"{TASKS}/bulk", json=body)).json()["tasks"]
+    ]
     seen: list[str] = []
     cursor: str | None = ""
     while cursor is not None:
         page = (await owner.get(f"{TASKS}?limit=10{cursor}")).json()
-        seen += [each["id"] for each in page["tasks"]]
+        seen += [task["id"] for task in page["tasks"]]
         cursor = f"&cursor={page['nextCursor']}" if page["nextCursor"] else None
-    assert seen == made[::-1]
+    assert seen == created[::-1]
 
 
 async def test_rate_limited_token_delays_no_other(settings: Settings) -> None:
@@ -363,49 +365,49 @@ async def test_workspace_beyond_its_quota_delays_no_other(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     other = await api.acting(workspace=await api.workspace("other"))
-    mine = (await owner.get(f"{V1}/me")).json()["workspaceId"]
-    quota = await owner.put(f"{V1}/workspaces/{mine}/quota", json={"pending": 3})
+    own = (await owner.get(f"{V1}/me")).json()["workspaceId"]
+    quota = await owner.put(f"{V1}/workspaces/{own}/quota", json={"pending": 3})
     assert quota.json()["quota"]["pending"] == 3
     codes = [(await owner.post(TASKS, json={"title": "a"})).status_code for _ in range(4)]
     assert codes == [201, 201, 201, 429]
     bulk = await owner.post(f"{TASKS}/bulk", json={"tasks": [{"title": "a"}] * 4})
     assert problem(bulk) == (429, "quota_exceeded")
     assert (await other.post(TASKS, json={"title": "a"})).status_code == 201
-    await owner.put(f"{V1}/workspaces/{mine}/quota", json={"tasksPerMinute": 1})
+    await owner.put(f"{V1}/workspaces/{own}/quota", json={"tasksPerMinute": 1})
     codes = [(await owner.post(TASKS, json={"title": "a"})).status_code for _ in range(2)]
     assert codes == [201, 429]
 
 
 async def test_concurrent_submits_stay_within_the_quota(owner: httpx2.AsyncClient) -> None:
-    mine = (await owner.get(f"{V1}/me")).json()["workspaceId"]
-    await owner.put(f"{V1}/workspaces/{mine}/quota", json={"pending": 3})
+    own = (await owner.get(f"{V1}/me")).json()["workspaceId"]
+    await owner.put(f"{V1}/workspaces/{own}/quota", json={"pending": 3})
     answers = await asyncio.gather(*(owner.post(TASKS, json={"title": "a"}) for _ in range(20)))
-    assert sorted(each.status_code for each in answers) == [201] * 3 + [429] * 17
+    assert sorted(answer.status_code for answer in answers) == [201] * 3 + [429] * 17
 
 
 async def test_running_tasks_stay_within_the_quota(owner: httpx2.AsyncClient) -> None:
-    mine = (await owner.get(f"{V1}/me")).json()["workspaceId"]
+    own = (await owner.get(f"{V1}/me")).json()["workspaceId"]
     agents = [str(uuid4()), str(uuid4())]
     for agent in agents:
         await owner.put(f"{V1}/agents/{agent}", json={"name": agent})
     await owner.post(f"{TASKS}/bulk", json={"tasks": [{"title": "a"}] * 10})
-    await owner.put(f"{V1}/workspaces/{mine}/quota", json={"running": 3})
+    await owner.put(f"{V1}/workspaces/{own}/quota", json={"running": 3})
 
     async def claims() -> int:
-        wishes = [
+        requests_ = [
             owner.post(f"{V1}/agents/{agent}/claim", json={"limit": 2}) for agent in agents * 3
         ]
-        return sum(len(each.json()["tasks"]) for each in await asyncio.gather(*wishes))
+        return sum(len(result.json()["tasks"]) for result in await asyncio.gather(*requests_))
 
     assert await claims() + await claims() == 3
     assert await claims() == 0
     waiting = (await owner.get(f"{TASKS}?status=PENDING")).json()["tasks"][0]["id"]
     for where in (f"agents/{agents[0]}", f"agent-tasks/{waiting}"):
-        told = (await owner.get(f"{V1}/{where}/explain")).json()
-        [gate] = [each for each in told["gates"] if each["gate"] == "quota"]
+        reported = (await owner.get(f"{V1}/{where}/explain")).json()
+        [gate] = [item for item in reported["gates"] if item["gate"] == "quota"]
         assert gate["detail"] == "the workspace runs 3 tasks; its quota is 3 at once"
-        assert gate["detail"] in told["summary"]
-    await owner.put(f"{V1}/workspaces/{mine}/quota", json={})
+        assert gate["detail"] in reported["summary"]
+    await owner.put(f"{V1}/workspaces/{own}/quota", json={})
     assert await claims() + await claims() + await claims() == 7
 
 
@@ -430,14 +432,14 @@ async def test_bulk_actions_work_by_priority(
         await owner.post(TASKS, json={"title": "a", "priority": priority})
     body = {"filter": picks, "action": "cancel"}
     done = (await owner.post(f"{TASKS}/actions", json=body)).json()["done"]
-    found = (await owner.get(f"{TASKS}?status=CANCELLED")).json()["tasks"]
-    assert sorted(each["id"] for each in found) == sorted(done)
-    assert sorted(each["priority"] for each in found) == chosen
+    result = (await owner.get(f"{TASKS}?status=CANCELLED")).json()["tasks"]
+    assert sorted(item["id"] for item in result) == sorted(done)
+    assert sorted(item["priority"] for item in result) == chosen
 
 
 async def test_list_filters_work_for_bulk_actions(owner: httpx2.AsyncClient) -> None:
     document = (await owner.get("/openapi.json")).json()
-    listed = {each["name"] for each in document["paths"][TASKS]["get"]["parameters"]}
+    listed = {parameter["name"] for parameter in document["paths"][TASKS]["get"]["parameters"]}
     picking = set(document["components"]["schemas"]["FilterBody"]["properties"])
     assert picking == listed - {"limit", "cursor"}
 
@@ -448,9 +450,9 @@ async def test_claim_waits_for_a_task(owner: httpx2.AsyncClient) -> None:
     waiting = asyncio.create_task(
         owner.post(f"{V1}/agents/{agent}/claim", json={"waitSeconds": 20})
     )
-    made = await owner.post(TASKS, json={"title": "a"})
+    created = await owner.post(TASKS, json={"title": "a"})
     [work] = (await waiting).json()["tasks"]
-    assert work["id"] == made.json()["id"]
+    assert work["id"] == created.json()["id"]
 
 
 def test_responses_do_not_wait_for_tcp_acknowledgements() -> None:

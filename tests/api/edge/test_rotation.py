@@ -8,8 +8,8 @@ from tenuto.api.edge.rotation import FairQueue
 class Crowd:
     """Those who ask for turns, and the order in which they get them."""
 
-    def __init__(self, most: int) -> None:
-        self.turns = FairQueue(most)
+    def __init__(self, maximum: int) -> None:
+        self.turns = FairQueue(maximum)
         self.seen: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}

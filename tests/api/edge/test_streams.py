@@ -45,10 +45,10 @@ class Events:
         """All data until an event of that name, its own last."""
         seen = []
         while True:
-            found, data = await self.next()
-            assert found != "closed", f"no {name} before the end"
+            result, data = await self.next()
+            assert result != "closed", f"no {name} before the end"
             seen.append(data)
-            if found == name:
+            if result == name:
                 return seen
 
 
@@ -77,13 +77,13 @@ async def test_task_stream_reports_events_until_the_task_finished(
         lines = {"lines": [{"number": 0, "text": "hello"}, {"number": 1, "text": "world"}]}
         assert (await session.post(f"{path}/transcript", json=lines)).status_code == 204
         assert (await events.until("log"))[-1]["text"] == "hello"
-        place = events.last
+        position = events.last
         await session.post(f"{path}/complete", json={})
-        told = await events.until("end")
-        assert told[-2]["newStatus"] == "COMPLETED"
-    async with stream(owner, f"/agent-tasks/{work['id']}/events", place) as events:
+        reported = await events.until("end")
+        assert reported[-2]["newStatus"] == "COMPLETED"
+    async with stream(owner, f"/agent-tasks/{work['id']}/events", position) as events:
         rest = await events.until("end")
-        texts = [each.get("text") for each in rest if each.get("source") == "transcript"]
+        texts = [item.get("text") for item in rest if item.get("source") == "transcript"]
         assert texts == ["world"]
 
 
@@ -93,18 +93,22 @@ async def test_workspace_stream_reports_only_its_own_tasks(
     other = await api.acting(workspace=await api.workspace("other"))
     async with stream(owner, "/events") as events:
         await other.post(f"{V1}/agent-tasks", json={"title": "a"})
-        made = await owner.post(f"{V1}/agent-tasks", json={"title": "b"})
+        created = await owner.post(f"{V1}/agent-tasks", json={"title": "b"})
         name, data = await events.next()
-        assert (name, data["taskId"], data["newStatus"]) == ("task", made.json()["id"], "PENDING")
+        assert (name, data["taskId"], data["newStatus"]) == (
+            "task",
+            created.json()["id"],
+            "PENDING",
+        )
 
 
 async def test_stream_ends_when_its_token_loses_access(
     moved_time: MovedTime, api: Api, owner: httpx2.AsyncClient
 ) -> None:
-    made = (await owner.post(f"{V1}/tokens", json={"name": "t", "scopes": ["read"]})).json()
-    reader = await api.client(made["token"])
+    created = (await owner.post(f"{V1}/tokens", json={"name": "t", "scopes": ["read"]})).json()
+    reader = await api.client(created["token"])
     async with stream(reader, "/events") as events:
-        assert (await owner.delete(f"{V1}/tokens/{made['id']}")).status_code == 204
+        assert (await owner.delete(f"{V1}/tokens/{created['id']}")).status_code == 204
         moved_time.advance(RECHECK_S)
         assert await events.next() == ("closed", None)
     await eventually(lambda: api.service.hub.stream_count == 0)
@@ -113,9 +117,9 @@ async def test_stream_ends_when_its_token_loses_access(
 async def test_reading_subscriber_gets_events_of_many_tasks(owner: httpx2.AsyncClient) -> None:
     async with stream(owner, "/events") as events:
         body = {"tasks": [{"title": str(n)} for n in range(5 * MAX_BUFFERED)]}
-        made = (await owner.post(f"{V1}/agent-tasks/bulk", json=body)).json()["tasks"]
-        told = [await events.next() for _ in made]
-    assert {data["taskId"] for _, data in told} == {each["id"] for each in made}
+        created = (await owner.post(f"{V1}/agent-tasks/bulk", json=body)).json()["tasks"]
+        reports = [await events.next() for _ in created]
+    assert {data["taskId"] for _, data in reports} == {item["id"] for item in created}
 
 
 async def test_subscriber_that_does_not_read_is_dropped(
@@ -136,8 +140,8 @@ async def test_subscriber_that_does_not_read_is_dropped(
 
 
 async def test_unknown_stream_cursor_is_refused(owner: httpx2.AsyncClient) -> None:
-    made = (await owner.post(f"{V1}/agent-tasks", json={"title": "a"})).json()["id"]
-    path = f"{V1}/agent-tasks/{made}/events"
+    created = (await owner.post(f"{V1}/agent-tasks", json={"title": "a"})).json()["id"]
+    path = f"{V1}/agent-tasks/{created}/events"
     for bad in ("x", "1.2", "1.2.3.4", "-1.0.0", "1.2." + "9" * 40):
         answer = await owner.get(path, headers={"Last-Event-ID": bad})
         assert problem(answer) == (422, "invalid_value")

@@ -21,9 +21,9 @@ async def test_definition_is_created_changed_and_deleted(owner: httpx2.AsyncClie
         "approval": {"onReject": "skip"},
         "metadata": {"snake_case": 1, "camelCase": 2},
     }
-    made = await owner.post(PATH, json={"spec": spec})
-    assert (made.status_code, made.headers["etag"]) == (201, '"1"')
-    view = made.json()
+    created = await owner.post(PATH, json={"spec": spec})
+    assert (created.status_code, created.headers["etag"]) == (201, '"1"')
+    view = created.json()
     assert (view["key"], view["kind"], view["title"]) == ("team/a:1", "task", "A")
     assert view["spec"] == {
         "id": "team/a:1",
@@ -46,7 +46,9 @@ async def test_definition_is_created_changed_and_deleted(owner: httpx2.AsyncClie
         f"{PATH}/team/a:1", json={"spec": {"name": "B"}}, headers={"If-Match": '"1"'}
     )
     assert fresh.json()["version"] == 2
-    assert [each["key"] for each in (await owner.get(PATH)).json()["definitions"]] == ["team/a:1"]
+    assert [definition["key"] for definition in (await owner.get(PATH)).json()["definitions"]] == [
+        "team/a:1"
+    ]
     gone = await owner.delete(f"{PATH}/team/a:1", headers={"If-Match": '"1"'})
     assert problem(gone) == (412, "version_conflict")
     assert (await owner.delete(f"{PATH}/team/a:1")).status_code == 204
@@ -96,15 +98,17 @@ async def test_yaml_is_applied(owner: httpx2.AsyncClient) -> None:
     assert (await owner.get(PATH)).json()["definitions"] == []
     done = (await owner.post(f"{PATH}/apply", json={"manifest": S2})).json()
     assert done["dryRun"] is False
-    assert [(each["key"], each["action"]) for each in done["definitions"]] == [
+    assert [(definition["key"], definition["action"]) for definition in done["definitions"]] == [
         ("task-200", "created"),
         ("group-preprocessing", "created"),
     ]
     assert done["started"][0]["flowId"]
     again = (await owner.post(f"{PATH}/apply", json={"files": {"s2.yaml": S2, "f": FLOW}})).json()
-    assert {each["key"] for each in again["definitions"] if each["action"] == "unchanged"} == {
-        "task-200"
-    }
+    assert {
+        definition["key"]
+        for definition in again["definitions"]
+        if definition["action"] == "unchanged"
+    } == {"task-200"}
     assert again["started"] == []
 
 

@@ -22,13 +22,13 @@ TASK = {
 
 
 async def test_task_runs_from_submit_to_result(api: Api, owner: httpx2.AsyncClient) -> None:
-    made = await owner.post(f"{V1}/agent-tasks", json=TASK)
-    assert made.status_code == 201
-    task = made.json()["id"]
-    assert made.json()["maxAttempts"] == 3
+    created = await owner.post(f"{V1}/agent-tasks", json=TASK)
+    assert created.status_code == 201
+    task = created.json()["id"]
+    assert created.json()["maxAttempts"] == 3
 
-    found = await owner.get(f"{V1}/agent-tasks?status=PENDING&priority>=8")
-    assert [each["id"] for each in found.json()["tasks"]] == [task]
+    matches = await owner.get(f"{V1}/agent-tasks?status=PENDING&priority>=8")
+    assert [item["id"] for item in matches.json()["tasks"]] == [task]
     assert (await owner.get(f"{V1}/agent-tasks?priority>=9")).json()["tasks"] == []
 
     agent = uuid4()
@@ -44,11 +44,11 @@ async def test_task_runs_from_submit_to_result(api: Api, owner: httpx2.AsyncClie
     )
     assert put.status_code == 200
     claimed = (await owner.post(f"{V1}/agents/{agent}/claim", json={"limit": 1})).json()["tasks"]
-    assert [each["id"] for each in claimed] == [task]
+    assert [item["id"] for item in claimed] == [task]
     assert claimed[0]["inputContext"] == TASK["inputContext"]
 
     session = await api.client(claimed[0]["token"])
-    beat = await session.post(
+    heartbeat = await session.post(
         f"{V1}/agents/{agent}/heartbeat",
         json={
             "status": "healthy",
@@ -59,10 +59,10 @@ async def test_task_runs_from_submit_to_result(api: Api, owner: httpx2.AsyncClie
             "cpuPercent": 35,
         },
     )
-    assert beat.status_code == 200
-    assert beat.json()["cancel"] is False
-    session = await api.client(beat.json()["token"])
-    told = await session.patch(
+    assert heartbeat.status_code == 200
+    assert heartbeat.json()["cancel"] is False
+    session = await api.client(heartbeat.json()["token"])
+    reported = await session.patch(
         f"{V1}/agent-tasks/{task}/progress",
         json={
             "progressPercent": 70,
@@ -70,12 +70,12 @@ async def test_task_runs_from_submit_to_result(api: Api, owner: httpx2.AsyncClie
             "checkpointData": {"filesProcessed": 15, "errorsFixed": 8, "remainingFiles": 5},
         },
     )
-    assert told.status_code == 200
+    assert reported.status_code == 200
     shown = (await owner.get(f"{V1}/agent-tasks/{task}")).json()
     assert (shown["status"], shown["progressPercent"]) == ("RUNNING", 70)
     assert shown["checkpointData"]["filesProcessed"] == 15
     working = await owner.get(f"{V1}/agents?status=WORKING&coordinatorEnabled=true")
-    assert [each["id"] for each in working.json()["agents"]] == [str(agent)]
+    assert [item["id"] for item in working.json()["agents"]] == [str(agent)]
 
     result = {"filesModified": 20, "commitHash": "abc123", "buildStatus": "passing"}
     ended = await session.post(
@@ -105,12 +105,12 @@ async def test_task_is_edited_cancelled_and_retried(owner: httpx2.AsyncClient) -
 
 async def test_scheduled_task_is_started_early(owner: httpx2.AsyncClient) -> None:
     later = {"title": "t", "runAt": "2100-01-01T00:00:00Z"}
-    made = (await owner.post(f"{V1}/agent-tasks", json=later)).json()
-    assert (made["status"], made["waitingFor"]) == ("WAITING", "schedule")
-    assert made == (await owner.get(f"{V1}/agent-tasks/{made['id']}")).json()
-    begun = await owner.post(f"{V1}/agent-tasks/{made['id']}/start")
+    created = (await owner.post(f"{V1}/agent-tasks", json=later)).json()
+    assert (created["status"], created["waitingFor"]) == ("WAITING", "schedule")
+    assert created == (await owner.get(f"{V1}/agent-tasks/{created['id']}")).json()
+    begun = await owner.post(f"{V1}/agent-tasks/{created['id']}/start")
     assert begun.json()["status"] == "PENDING"
-    again = await owner.post(f"{V1}/agent-tasks/{made['id']}/start")
+    again = await owner.post(f"{V1}/agent-tasks/{created['id']}/start")
     assert problem(again) == (409, "out_of_turn")
 
 
@@ -124,17 +124,17 @@ async def test_submit_response_equals_the_stored_task(owner: httpx2.AsyncClient)
         "model": "m",
         "command": None,
     }
-    made = await owner.post(f"{V1}/agent-tasks", json=body)
-    shown = await owner.get(f"{V1}/agent-tasks/{made.json()['id']}")
-    assert made.json() == shown.json()
-    assert made.headers["etag"] == shown.headers["etag"]
+    created = await owner.post(f"{V1}/agent-tasks", json=body)
+    shown = await owner.get(f"{V1}/agent-tasks/{created.json()['id']}")
+    assert created.json() == shown.json()
+    assert created.headers["etag"] == shown.headers["etag"]
 
 
 async def test_submit_response_has_no_secrets(owner: httpx2.AsyncClient) -> None:
     body = {"title": "t", "input": {"secrets": {"key": "s3cret-value"}}}
-    made = (await owner.post(f"{V1}/agent-tasks", json=body)).json()
-    assert made["inputContext"] == {"secrets": {"key": "***"}}
-    assert made == (await owner.get(f"{V1}/agent-tasks/{made['id']}")).json()
+    created = (await owner.post(f"{V1}/agent-tasks", json=body)).json()
+    assert created["inputContext"] == {"secrets": {"key": "***"}}
+    assert created == (await owner.get(f"{V1}/agent-tasks/{created['id']}")).json()
 
 
 async def test_agent_reports_health_and_is_terminated(owner: httpx2.AsyncClient) -> None:

@@ -39,23 +39,23 @@ class Flowing:
     async def claim(self) -> list[Any]:
         await self.client.put(f"{V1}/agents/{self.agent}", json={"name": "worker"})
         answer = await self.post(f"agents/{self.agent}/claim", {"limit": 10})
-        found: list[Any] = answer.json()["tasks"]
-        return found
+        result: list[Any] = answer.json()["tasks"]
+        return result
 
     async def work(self, *fails: str) -> list[Any]:
         """Finish what can be claimed, until nothing is left; answers what the claims gave."""
         done: list[Any] = []
-        while found := await self.claim():
-            for task in found:
+        while result := await self.claim():
+            for task in result:
                 fence = {"attempt": task["attempt"], "leaseToken": task["leaseToken"]}
                 path = f"agent-tasks/{task['id']}"
                 if task["key"] in fails:
-                    said = {"error": "no", "retryable": False}
-                    await self.post(f"{path}/fail", fence | said)
+                    body = {"error": "no", "retryable": False}
+                    await self.post(f"{path}/fail", fence | body)
                 else:
                     output = {"made": task["key"], "n": len(done)}
                     await self.post(f"{path}/complete", fence | {"outputResult": output})
-            done += found
+            done += result
         return done
 
 
@@ -76,14 +76,18 @@ async def nightly(flowing: Flowing) -> None:
 
 async def test_flow_runs_from_its_start_to_an_approval(api: Api, flowing: Flowing) -> None:
     await nightly(flowing)
-    made = await flowing.start("nightly", input={"day": 1}, priority=9)
-    flow = made["id"]
-    assert (made["status"], made["key"], made["input"]) == ("RUNNING", "nightly", {"day": 1})
-    assert (made["progressPercent"], made["tasks"]) == (0, {"WAITING": 1, "PENDING": 1})
-    assert [each["key"] for each in made["openGroups"]] == ["nightly"]
-    works = await flowing.work()
-    assert [each["key"] for each in works] == ["fetch", "clean", "report"]
-    assert {each["flowId"] for each in works} == {flow}
+    created = await flowing.start("nightly", input={"day": 1}, priority=9)
+    flow = created["id"]
+    assert (created["status"], created["key"], created["input"]) == (
+        "RUNNING",
+        "nightly",
+        {"day": 1},
+    )
+    assert (created["progressPercent"], created["tasks"]) == (0, {"WAITING": 1, "PENDING": 1})
+    assert [open_group["key"] for open_group in created["openGroups"]] == ["nightly"]
+    claimed = await flowing.work()
+    assert [work["key"] for work in claimed] == ["fetch", "clean", "report"]
+    assert {work["flowId"] for work in claimed} == {flow}
     [item] = (await flowing.get("inbox?status=OPEN"))["items"]
     assert (item["title"], item["kind"], item["body"]["flow"]) == ("Ship it?", "approval", flow)
     view = await flowing.get(f"agent-tasks/{item['taskId']}")
@@ -105,15 +109,15 @@ async def test_flows_are_listed_in_pages(api: Api, flowing: Flowing) -> None:
     await flowing.define("b", prompt="B.")
     ids = [(await flowing.start(key))["id"] for key in ("a", "b", "a")]
     page = await flowing.get("flows?limit=2")
-    assert [each["id"] for each in page["flows"]] == [ids[2], ids[1]]
+    assert [flow["id"] for flow in page["flows"]] == [ids[2], ids[1]]
     rest = await flowing.get(f"flows?limit=2&cursor={page['nextCursor']}")
-    assert ([each["id"] for each in rest["flows"]], rest["nextCursor"]) == ([ids[0]], None)
-    assert [each["id"] for each in (await flowing.get("flows?key=b"))["flows"]] == [ids[1]]
+    assert ([flow["id"] for flow in rest["flows"]], rest["nextCursor"]) == ([ids[0]], None)
+    assert [flow["id"] for flow in (await flowing.get("flows?key=b"))["flows"]] == [ids[1]]
     assert (await flowing.get("flows?status=CANCELLED"))["flows"] == []
     wrong = await flowing.client.get(f"{V1}/flows?status=GONE")
     assert problem(wrong) == (422, "invalid_filter")
     tasks = await flowing.get(f"flows/{ids[0]}/tasks")
-    assert [(each["key"], each["flowId"]) for each in tasks["tasks"]] == [("a", ids[0])]
+    assert [(task["key"], task["flowId"]) for task in tasks["tasks"]] == [("a", ids[0])]
 
 
 async def test_graph_is_returned_as_data_and_as_mermaid(api: Api, flowing: Flowing) -> None:
@@ -128,9 +132,9 @@ async def test_graph_is_returned_as_data_and_as_mermaid(api: Api, flowing: Flowi
     ]
     planned = {n["key"] for n in graph["nodes"] if n["status"] == "PLANNED"}
     assert (planned, graph["truncated"]) == ({"report", "sign"}, False)
-    told = await flowing.client.get(f"{V1}/flows/{flow}/graph?format=mermaid")
-    assert told.headers["content-type"].startswith("text/vnd.mermaid")
-    assert told.text.startswith("flowchart TD\n")
+    reported = await flowing.client.get(f"{V1}/flows/{flow}/graph?format=mermaid")
+    assert reported.headers["content-type"].startswith("text/vnd.mermaid")
+    assert reported.text.startswith("flowchart TD\n")
     [run] = (await flowing.get(f"groups?flowId={flow}"))["groups"]
     inner = await flowing.get(f"groups/{run['id']}/graph")
     assert {node["key"] for node in inner["nodes"]} == {"nightly", "fetch", "clean"}
@@ -160,15 +164,15 @@ async def test_flow_continues_from_failed_tasks(api: Api, flowing: Flowing) -> N
     await flowing.work("clean")
     failed = await flowing.get(f"flows/{flow}")
     assert failed["status"] == "FAILED"
-    [why] = failed["failures"]
-    assert (why["key"], why["status"], why["lastError"]) == ("clean", "FAILED", "no")
+    [reason] = failed["failures"]
+    assert (reason["key"], reason["status"], reason["lastError"]) == ("clean", "FAILED", "no")
     [node] = [n for n in (await flowing.get(f"flows/{flow}/graph"))["nodes"] if n["error"]]
     assert (node["key"], node["error"]) == ("clean", "no")
     both = await flowing.post(f"flows/{flow}/rerun", {"fromFailed": True, "steps": 3})
     assert problem(both) == (422, "invalid_value")
     again = await flowing.post(f"flows/{flow}/rerun", {"fromFailed": True})
     assert (again.status_code, again.json()["id"]) == (200, flow)
-    assert [each["key"] for each in await flowing.work()] == ["clean", "report"]
+    assert [work["key"] for work in await flowing.work()] == ["clean", "report"]
 
 
 async def test_idempotency_key_starts_one_flow(api: Api, flowing: Flowing) -> None:
@@ -208,9 +212,9 @@ async def test_group_is_defined_started_and_controlled(api: Api, flowing: Flowin
         "start": True,
         "input": {"n": 1},
     }
-    made = (await flowing.post("groups", body)).json()
-    assert made["definition"]["kind"] == "group"
-    flow = made["flow"]["id"]
+    created = (await flowing.post("groups", body)).json()
+    assert created["definition"]["kind"] == "group"
+    flow = created["flow"]["id"]
     assert problem(await flowing.post("groups", body)) == (409, "name_taken")
     shown = await flowing.get("groups/both")
     assert (shown["flowId"], shown["type"], shown["join"]) == (flow, "parallel", "all_done")
@@ -219,9 +223,9 @@ async def test_group_is_defined_started_and_controlled(api: Api, flowing: Flowin
     run = shown["id"]
     assert (await flowing.post(f"groups/{run}/pause")).json()["status"] == "PAUSED"
     assert (await flowing.post("groups/both/resume")).json()["status"] == "RUNNING"
-    works = await flowing.work("y")
-    assert works[0]["prompt"] in ("Be brief.\n\nx", "Be brief.\n\ny")
-    assert [each["key"] for each in works][2:] == ["end"]
+    claimed = await flowing.work("y")
+    assert claimed[0]["prompt"] in ("Be brief.\n\nx", "Be brief.\n\ny")
+    assert [work["key"] for work in claimed][2:] == ["end"]
     assert (await flowing.get(f"groups/{run}"))["failed"] == 1
     again = await flowing.post("groups/both/start", {"priority": 3})
     assert (again.status_code, again.json()["priority"]) == (201, 3)
@@ -230,7 +234,7 @@ async def test_group_is_defined_started_and_controlled(api: Api, flowing: Flowin
     ended = await flowing.post("groups/both/cancel", {"reason": "enough"})
     assert ended.json()["status"] == "CANCELLED"
     listed = (await flowing.get("groups?key=both&status=CANCELLED"))["groups"]
-    assert [each["id"] for each in listed] == [newest["id"]]
+    assert [item["id"] for item in listed] == [newest["id"]]
 
 
 async def test_bad_groups_are_refused(api: Api, flowing: Flowing) -> None:
@@ -258,8 +262,8 @@ async def test_group_that_cannot_start_is_not_stored(api: Api, flowing: Flowing)
     body = {"key": "g", "children": ["x"], "start": True}
     hidden = await flowing.post("groups", body | {"input": {"secrets": {"a": "b" * 20}}})
     assert problem(hidden) == (422, "secret_in_definition")
-    mine = (await flowing.get("me"))["workspaceId"]
-    quota = f"{V1}/workspaces/{mine}/quota"
+    own = (await flowing.get("me"))["workspaceId"]
+    quota = f"{V1}/workspaces/{own}/quota"
     await flowing.client.put(quota, json={"pending": 0})
     assert problem(await flowing.post("groups", body)) == (429, "quota_exceeded")
     await flowing.client.put(quota, json={})
@@ -268,7 +272,7 @@ async def test_group_that_cannot_start_is_not_stored(api: Api, flowing: Flowing)
 
 async def test_task_shows_its_dependencies(api: Api, flowing: Flowing) -> None:
     first = (await flowing.post("agent-tasks", {"title": "a", "key": "a"})).json()["id"]
-    made = await flowing.post(
+    created = await flowing.post(
         "agent-tasks",
         {
             "title": "b",
@@ -279,7 +283,7 @@ async def test_task_shows_its_dependencies(api: Api, flowing: Flowing) -> None:
             "input": {"$from": "a", "path": "made"},
         },
     )
-    view = made.json()
+    view = created.json()
     assert (view["status"], view["waitingFor"]) == ("WAITING", "dependencies")
     assert (view["dependsOn"], view["onDependencyFailure"]) == ([first], "run")
     assert (view["complexity"], view["escalation"]) == (
@@ -289,8 +293,8 @@ async def test_task_shows_its_dependencies(api: Api, flowing: Flowing) -> None:
     blocker = await flowing.post("agent-tasks", {"title": "c", "blocks": [view["id"]]})
     assert blocker.status_code == 201
     assert len((await flowing.get(f"agent-tasks/{view['id']}"))["dependsOn"]) == 2
-    works = {each["title"]: each for each in await flowing.work()}
-    assert works["b"]["inputContext"] == "a"
+    claimed = {work["title"]: work for work in await flowing.work()}
+    assert claimed["b"]["inputContext"] == "a"
 
 
 async def test_bulk_tasks_refer_to_each_other_by_key(api: Api, flowing: Flowing) -> None:
@@ -300,9 +304,9 @@ async def test_bulk_tasks_refer_to_each_other_by_key(api: Api, flowing: Flowing)
             {"title": "a", "key": "a"},
         ]
     }
-    made = (await flowing.post("agent-tasks/bulk", body)).json()["tasks"]
-    assert [each["key"] for each in await flowing.work()] == ["a", "b"]
-    assert (await flowing.get(f"agent-tasks/{made[0]['id']}"))["dependsOn"] == [made[1]["id"]]
+    created = (await flowing.post("agent-tasks/bulk", body)).json()["tasks"]
+    assert [work["key"] for work in await flowing.work()] == ["a", "b"]
+    assert (await flowing.get(f"agent-tasks/{created[0]['id']}"))["dependsOn"] == [created[1]["id"]]
 
 
 NESTED = {"kind": "condition", "expression": "true", "onTrue": "yes", "onFalse": "no"}
@@ -310,36 +314,36 @@ FLAT = {"condition": "true", "trueNextTaskId": "yes", "falseNextTaskId": "no"}
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [{"control": NESTED}, FLAT, FLAT | {"taskType": "ConditionTask", "kind": "condition"}],
     ids=["nested", "flat", "typed"],
 )
 async def test_control_task_is_a_flow_of_its_own(
-    api: Api, flowing: Flowing, said: dict[str, Any]
+    api: Api, flowing: Flowing, output: dict[str, Any]
 ) -> None:
     await flowing.define("yes", prompt="Yes.")
     await flowing.define("no", prompt="No.")
-    made = (await flowing.post("agent-tasks", {"title": "if", "key": "if", **said})).json()
-    assert (made["kind"], made["control"]) == ("condition", NESTED)
-    assert UUID(made["flowId"])
-    assert [each["key"] for each in await flowing.work()] == ["yes"]
-    assert (await flowing.get(f"flows/{made['flowId']}"))["status"] == "COMPLETED"
+    created = (await flowing.post("agent-tasks", {"title": "if", "key": "if", **output})).json()
+    assert (created["kind"], created["control"]) == ("condition", NESTED)
+    assert UUID(created["flowId"])
+    assert [work["key"] for work in await flowing.work()] == ["yes"]
+    assert (await flowing.get(f"flows/{created['flowId']}"))["status"] == "COMPLETED"
 
 
 async def test_task_with_a_next_task_starts_a_chain(api: Api, flowing: Flowing) -> None:
     await flowing.define("after", prompt="After.")
     body = {"title": "first", "key": "first", "prompt": "First.", "next": "after"}
-    made = await flowing.post("agent-tasks", body, **{"Idempotency-Key": "k"})
+    created = await flowing.post("agent-tasks", body, **{"Idempotency-Key": "k"})
     again = await flowing.post("agent-tasks", body, **{"Idempotency-Key": "k"})
-    assert (made.status_code, again.status_code) == (201, 200)
-    assert made.json()["id"] == again.json()["id"]
-    works = await flowing.work()
-    assert [each["title"] for each in works] == ["first", "after"]
-    assert works[1]["previous"]["n"] == 0
+    assert (created.status_code, again.status_code) == (201, 200)
+    assert created.json()["id"] == again.json()["id"]
+    claimed = await flowing.work()
+    assert [work["title"] for work in claimed] == ["first", "after"]
+    assert claimed[1]["previous"]["n"] == 0
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         {"control": NESTED, "condition": "true"},
         {"control": {"kind": "goto", "expression": "x"}},
@@ -356,8 +360,8 @@ async def test_task_with_a_next_task_starts_a_chain(api: Api, flowing: Flowing) 
     ],
     ids=str,
 )
-async def test_invalid_flow_body_is_refused(flowing: Flowing, said: dict[str, Any]) -> None:
-    assert problem(await flowing.post("agent-tasks", {"title": "t", **said}))[0] == 422
+async def test_invalid_flow_body_is_refused(flowing: Flowing, output: dict[str, Any]) -> None:
+    assert problem(await flowing.post("agent-tasks", {"title": "t", **output}))[0] == 422
 
 
 async def test_agent_cannot_answer_the_inbox(api: Api, flowing: Flowing) -> None:
@@ -370,9 +374,11 @@ async def test_agent_cannot_answer_the_inbox(api: Api, flowing: Flowing) -> None
     agent = (await flowing.post(f"agents/{flowing.agent}/token")).json()["token"]
     for token in (work["token"], agent):
         client = await api.client(token)
-        for what in ("approve", "reject", "answer"):
-            answer = await client.post(f"{V1}/inbox/{item['id']}/{what}", json={"comment": "yes"})
-            assert problem(answer) == (403, "forbidden"), what
+        for subject in ("approve", "reject", "answer"):
+            answer = await client.post(
+                f"{V1}/inbox/{item['id']}/{subject}", json={"comment": "yes"}
+            )
+            assert problem(answer) == (403, "forbidden"), subject
     viewer = await api.acting(Role.VIEWER)
     assert problem(await viewer.post(f"{V1}/inbox/{item['id']}/approve")) == (403, "forbidden")
     assert (await viewer.get(f"{V1}/inbox/{item['id']}")).json()["status"] == "OPEN"

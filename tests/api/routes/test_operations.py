@@ -41,12 +41,12 @@ async def test_recover_covers_one_workspace_only(
 ) -> None:
     raw = Raw(database_url)
     other = await api.workspace("other")
-    mine = await expired(api, raw, DEFAULT_WORKSPACE)
+    own_item = await expired(api, raw, DEFAULT_WORKSPACE)
     theirs = await expired(api, raw, other)
     client = await api.acting(Role.ADMIN)
     done = (await client.post(f"{V1}/coordinator/recover", json={})).json()
     assert done == {"ok": True, "expired": 1, "promoted": 1, "flowed": 0}
-    assert await status_of(api, DEFAULT_WORKSPACE, mine) == "PENDING"
+    assert await status_of(api, DEFAULT_WORKSPACE, own_item) == "PENDING"
     assert await status_of(api, other, theirs) == "RUNNING"
     refused = await client.post(f"{V1}/coordinator/recover", json={"workspaceId": str(other)})
     unknown = await client.post(f"{V1}/coordinator/recover", json={"workspaceId": str(uuid4())})
@@ -75,7 +75,7 @@ async def test_member_of_two_workspaces_recovers_the_named_one(api: Api, databas
     raw = Raw(database_url)
     identity = api.service.identity
     other, third = await api.workspace("other"), await api.workspace("third")
-    theirs, foreign = await expired(api, raw, other), await expired(api, raw, third)
+    theirs, others = await expired(api, raw, other), await expired(api, raw, third)
     user = await identity.create_user("ann", "a long password", DEFAULT_WORKSPACE, Role.OWNER)
     await belongs(api, other, user, Role.ADMIN)
     await belongs(api, third, user, Role.MEMBER)
@@ -85,7 +85,7 @@ async def test_member_of_two_workspaces_recovers_the_named_one(api: Api, databas
     assert await status_of(api, other, theirs) == "PENDING"
     refused = await client.post(f"{V1}/coordinator/recover", json={"workspaceId": str(third)})
     assert problem(refused) == (403, "forbidden")
-    assert await status_of(api, third, foreign) == "RUNNING"
+    assert await status_of(api, third, others) == "RUNNING"
     lines = (await client.get(f"{V1}/coordinator/logs?workspace={other}&level=INFO")).json()
     assert any("lease_expired" in line["text"] for line in lines["lines"])
     refused = await client.get(f"{V1}/coordinator/logs?workspace={third}")
@@ -95,8 +95,8 @@ async def test_member_of_two_workspaces_recovers_the_named_one(api: Api, databas
 async def test_status_and_logs_show_the_leader(api: Api, owner: httpx2.AsyncClient) -> None:
     engine = Engine(api.service.store, actor="here")
     one, two = (Coordinator(engine, Settings(), {}, name) for name in ("one", "two"))
-    for each in (one, two, one):
-        await each._run_cycle_logged()
+    for item in (one, two, one):
+        await item._run_cycle_logged()
     status = (await owner.get(f"{V1}/coordinator/status")).json()
     assert (status["active"], status["instanceId"], status["epoch"]) == (True, "one", 1)
     assert status["standby"] == ["two"]
@@ -108,9 +108,9 @@ async def test_status_and_logs_show_the_leader(api: Api, owner: httpx2.AsyncClie
         "coordinator.conflict", "WARN", "lost the lead to two, epoch 2", "one"
     )
     lines = (await owner.get(f"{V1}/coordinator/logs?level=INFO")).json()["lines"]
-    told = {line["event"]: line["text"] for line in lines if line["event"].startswith("coord")}
-    assert told["coordinator.led"] == "coordinator.led: became leader, epoch 1"
-    assert told["coordinator.conflict"].endswith("lost the lead to two, epoch 2")
+    reported = {line["event"]: line["text"] for line in lines if line["event"].startswith("coord")}
+    assert reported["coordinator.led"] == "coordinator.led: became leader, epoch 1"
+    assert reported["coordinator.conflict"].endswith("lost the lead to two, epoch 2")
     warned = (await owner.get(f"{V1}/coordinator/logs")).json()["lines"]
     assert "coordinator.led" not in [line["event"] for line in warned]
     member = await api.acting(Role.MEMBER)
@@ -157,21 +157,21 @@ async def test_heartbeat_returns_the_warning(
     await owner.put(f"{V1}/agents/{agent}", json={"name": "a"})
     claims = (await owner.post(f"{V1}/agents/{agent}/claim", json={})).json()
     [claimed] = claims["tasks"]
-    beat = {
+    heartbeat = {
         "currentTaskId": task,
         "attempt": claimed["attempt"],
         "leaseToken": claimed["leaseToken"],
     }
-    told = (await owner.post(f"{V1}/agents/{agent}/heartbeat", json=beat)).json()
-    assert told["warning"] is None
+    reported = (await owner.post(f"{V1}/agents/{agent}/heartbeat", json=heartbeat)).json()
+    assert reported["warning"] is None
     lease = {"taskId": task, "attempt": claimed["attempt"], "leaseToken": claimed["leaseToken"]}
     held = (await owner.post(f"{V1}/workers/w/heartbeat", json={"leases": [lease]})).json()
     assert held["hung"] == []
     started = "1" if raw.path is not None else "to_timestamp(1)"
     await raw.execute(f"update task set started_at = {started}, due_at = {started}")
     assert await api.service.maintenance.promote_once("test") == 1
-    told = (await owner.post(f"{V1}/agents/{agent}/heartbeat", json=beat)).json()
-    assert told["warning"] == HUNG_WARNING
+    reported = (await owner.post(f"{V1}/agents/{agent}/heartbeat", json=heartbeat)).json()
+    assert reported["warning"] == HUNG_WARNING
     held = (await owner.post(f"{V1}/workers/w/heartbeat", json={"leases": [lease]})).json()
     assert (held["hung"], held["lost"]) == ([task], [])
     fence = Fence(UUID(task), claimed["attempt"], claimed["leaseToken"])

@@ -12,16 +12,16 @@ from tenuto.model.tenancy.access import Role
 
 
 async def agent_of(owner: httpx2.AsyncClient, **fields: Any) -> str:
-    made = str(uuid4())
-    name = f"agent-{made}"
-    answer = await owner.put(f"{V1}/agents/{made}", json={"name": name, **fields})
+    created = str(uuid4())
+    name = f"agent-{created}"
+    answer = await owner.put(f"{V1}/agents/{created}", json={"name": name, **fields})
     assert answer.status_code == 200, answer.text
-    return made
+    return created
 
 
 async def submit(owner: httpx2.AsyncClient, **fields: Any) -> str:
-    made = await owner.post(f"{V1}/agent-tasks", json={"title": "t", **fields})
-    return str(made.json()["id"])
+    created = await owner.post(f"{V1}/agent-tasks", json={"title": "t", **fields})
+    return str(created.json()["id"])
 
 
 async def claim(owner: httpx2.AsyncClient, agent: str, limit: int = 10) -> list[Any]:
@@ -36,23 +36,23 @@ async def test_pause_is_created_listed_and_removed(api: Api) -> None:
     task = await submit(admin, taskType="a/b c")
     until = (api.service.clock.now() + timedelta(hours=1)).isoformat()
     body = {"kind": "type", "subject": "a/b c", "reason": "freeze", "until": until}
-    made = await admin.post(f"{V1}/gates", json=body)
-    assert made.status_code == 201
-    assert (made.json()["reason"], made.json()["createdBy"]) == ("freeze", "token:test")
-    assert (await admin.get(f"{V1}/gates")).json() == {"gates": [made.json()]}
+    created = await admin.post(f"{V1}/gates", json=body)
+    assert created.status_code == 201
+    assert (created.json()["reason"], created.json()["createdBy"]) == ("freeze", "token:test")
+    assert (await admin.get(f"{V1}/gates")).json() == {"gates": [created.json()]}
     assert await claim(admin, agent) == []
     gates = (await admin.get(f"{V1}/agent-tasks/{task}/explain")).json()["gates"]
-    assert (gates[0]["gate"], gates[0]["clearsAt"]) == ("pause", made.json()["until"])
+    assert (gates[0]["gate"], gates[0]["clearsAt"]) == ("pause", created.json()["until"])
     assert (await admin.delete(f"{V1}/gates/type/a%2Fb%20c")).status_code == 204
-    assert [each["id"] for each in await claim(admin, agent)] == [task]
+    assert [work["id"] for work in await claim(admin, agent)] == [task]
     again = await admin.delete(f"{V1}/gates/type/a%2Fb%20c")
     assert problem(again) == (404, "not_found")
 
 
 async def test_workspace_pause_needs_no_subject(api: Api) -> None:
     owner = await api.acting()
-    made = await owner.post(f"{V1}/gates", json={"kind": "workspace"})
-    assert (made.status_code, made.json()["subject"]) == (201, "all")
+    created = await owner.post(f"{V1}/gates", json={"kind": "workspace"})
+    assert (created.status_code, created.json()["subject"]) == (201, "all")
     assert (await owner.delete(f"{V1}/gates/workspace/all")).status_code == 204
 
 
@@ -89,9 +89,9 @@ async def test_rate_limit_is_created_listed_and_deleted(owner: httpx2.AsyncClien
     agent = await agent_of(owner, model="anthropic/opus", account="team-a")
     path = f"{V1}/rate-limits/team%20a"
     body = {"provider": "anthropic", "account": "team-a", "requestsPerMinute": 2}
-    made = await owner.put(path, json=body)
-    assert made.status_code == 200, made.text
-    assert (made.json()["name"], made.json()["requestsLeft"]) == ("team a", 2)
+    created = await owner.put(path, json=body)
+    assert created.status_code == 200, created.text
+    assert (created.json()["name"], created.json()["requestsLeft"]) == ("team a", 2)
     for _ in range(3):
         await submit(owner)
     assert len(await claim(owner, agent)) == 2
@@ -121,26 +121,26 @@ async def test_invalid_rate_limit_body_is_refused(owner: httpx2.AsyncClient, bod
     assert (await owner.get(f"{V1}/rate-limits")).json() == {"rateLimits": []}
 
 
-@pytest.mark.parametrize("how", ["park", "fail"])
+@pytest.mark.parametrize("mode", ["park", "fail"])
 async def test_provider_reset_time_parks_the_task_and_pauses_its_lane(
-    api: Api, owner: httpx2.AsyncClient, how: str
+    api: Api, owner: httpx2.AsyncClient, mode: str
 ) -> None:
     agent = await agent_of(owner)
     first, second = await submit(owner), await submit(owner)
     [work] = await claim(owner, agent, 1)
     assert work["id"] == first
     reset = api.service.clock.now() + timedelta(hours=1)
-    told = {"attempt": work["attempt"], "leaseToken": work["leaseToken"]}
-    told |= {"resumeAt": reset.isoformat()}
-    if how == "fail":
-        told |= {"error": "429 from the provider", "errorClass": "rate_limit"}
-    answer = await owner.post(f"{V1}/agent-tasks/{first}/{how}", json=told)
+    reported = {"attempt": work["attempt"], "leaseToken": work["leaseToken"]}
+    reported |= {"resumeAt": reset.isoformat()}
+    if mode == "fail":
+        reported |= {"error": "429 from the provider", "errorClass": "rate_limit"}
+    answer = await owner.post(f"{V1}/agent-tasks/{first}/{mode}", json=reported)
     assert (answer.status_code, answer.json()["status"]) == (200, "WAITING")
     assert await claim(owner, agent) == []
     parked = (await owner.get(f"{V1}/agent-tasks/{first}/explain")).json()
-    [gate] = [each for each in parked["gates"] if each["gate"] == "quota"]
+    [gate] = [item for item in parked["gates"] if item["gate"] == "quota"]
     waiting = (await owner.get(f"{V1}/agent-tasks/{second}/explain")).json()
-    [lane] = [each for each in waiting["gates"] if each["gate"] == "lane"]
+    [lane] = [item for item in waiting["gates"] if item["gate"] == "lane"]
     assert "provider limit" in lane["detail"]
     assert "None" not in lane["detail"]
     assert lane["clearsAt"] == gate["clearsAt"] == reset.isoformat().replace("+00:00", "Z")

@@ -25,8 +25,8 @@ class Pushed:
     async def beat(self) -> httpx2.Response:
         return await self.client.post(f"{V1}/agents/{self.agent}/heartbeat", json={})
 
-    async def say(self, what: str, **body: Any) -> httpx2.Response:
-        return await self.client.post(f"{V1}/agent-tasks/{self.fence.task}/{what}", json=body)
+    async def say(self, subject: str, **body: Any) -> httpx2.Response:
+        return await self.client.post(f"{V1}/agent-tasks/{self.fence.task}/{subject}", json=body)
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ async def test_heartbeat_begins_the_session(
 ) -> None:
     path = f"{V1}/agent-tasks/{pushed.fence.task}"
     assert (await owner.get(path)).json()["status"] == "ASSIGNED"
-    told = (await pushed.beat()).json()
+    reported = (await pushed.beat()).json()
     lease = api.service.clock.now() + timedelta(seconds=290)
-    assert told["leaseUntil"] > lease.isoformat()
+    assert reported["leaseUntil"] > lease.isoformat()
     assert (await owner.get(path)).json()["status"] == "RUNNING"
     assert await dispatching.record_session(pushed.fence, "the key", 300, "test")
     view = (await owner.get(path)).json()
@@ -70,7 +70,7 @@ async def test_heartbeat_begins_the_session(
 
 
 @pytest.mark.parametrize(
-    ("what", "body", "status"),
+    ("subject", "body", "status"),
     [
         ("complete", {"outputResult": {"a": 1}}, "COMPLETED"),
         ("fail", {"error": "no"}, "RETRY_WAIT"),
@@ -79,15 +79,15 @@ async def test_heartbeat_begins_the_session(
     ],
 )
 async def test_session_can_finish_before_its_gateway_reported_it(
-    pushed: Pushed, dispatching: PushSessions, what: str, body: dict[str, Any], status: str
+    pushed: Pushed, dispatching: PushSessions, subject: str, body: dict[str, Any], status: str
 ) -> None:
-    answer = await pushed.say(what, **body)
+    answer = await pushed.say(subject, **body)
     assert (answer.status_code, answer.json()["status"]) == (200, status), answer.text
     assert not await dispatching.record_session(pushed.fence, "late", 300, "test")
     assert await dispatching.has_reported_end(pushed.fence)
     again = await pushed.say("progress")
     assert again.status_code == 405
-    if what == "fail":
+    if subject == "fail":
         assert problem(await pushed.say("complete")) == (409, "lease_lost")
 
 
@@ -124,11 +124,11 @@ async def test_health_shows_the_worst_gateway(api: Api, dispatching: PushSession
     assert "HTTP 500" not in (await client.get("/health/coordinator")).text
 
 
-@pytest.mark.parametrize(("what", "body"), [("complete", {}), ("fail", {"error": "no"})])
+@pytest.mark.parametrize(("subject", "body"), [("complete", {}), ("fail", {"error": "no"})])
 async def test_usage_of_a_session_that_finishes_unreported_counts_once(
-    owner: httpx2.AsyncClient, pushed: Pushed, what: str, body: dict[str, Any]
+    owner: httpx2.AsyncClient, pushed: Pushed, subject: str, body: dict[str, Any]
 ) -> None:
     used = {"inputTokens": 7, "costUsd": 0.5}
-    assert (await pushed.say(what, **body, usage=used)).status_code == 200
+    assert (await pushed.say(subject, **body, usage=used)).status_code == 200
     view = (await owner.get(f"{V1}/agent-tasks/{pushed.fence.task}")).json()
     assert (view["inputTokens"], view["costUsd"]) == (7, 0.5)

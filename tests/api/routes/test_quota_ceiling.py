@@ -16,15 +16,15 @@ async def start(api: Api, folder: Path) -> tuple[httpx2.AsyncClient, str]:
 async def test_quota_above_the_ceiling_is_refused(settings: Settings, tmp_path: Path) -> None:
     bounded = replaced(settings, quota_pending=2, quota_running=1, quota_tasks_per_minute=60)
     async with running(bounded) as api:
-        owner, mine = await start(api, tmp_path)
-        shown = (await owner.get(mine)).json()["quota"]
+        owner, own = await start(api, tmp_path)
+        shown = (await owner.get(own)).json()["quota"]
         assert shown == {"tasksPerMinute": 60, "pending": 2, "running": 1}
-        above = await owner.put(f"{mine}/quota", json={"pending": 3})
+        above = await owner.put(f"{own}/quota", json={"pending": 3})
         assert problem(above) == (422, "invalid_value")
         assert "quota_pending" in above.json()["detail"]
-        below = await owner.put(f"{mine}/quota", json={"pending": 1})
+        below = await owner.put(f"{own}/quota", json={"pending": 1})
         assert below.json()["quota"] == {"tasksPerMinute": 60, "pending": 1, "running": 1}
-        free = await owner.put(f"{mine}/quota", json={})
+        free = await owner.put(f"{own}/quota", json={})
         assert free.json()["quota"] == shown
 
 
@@ -43,8 +43,8 @@ async def test_ceiling_applies_without_a_quota(settings: Settings, tmp_path: Pat
             taken.append(len(claim["tasks"]))
         assert taken == [1, 0]
         tasks = (await owner.get(f"{V1}/agent-tasks?status=PENDING")).json()["tasks"]
-        told = (await owner.get(f"{V1}/agent-tasks/{tasks[0]['id']}/explain")).json()
-        [gate] = [each for each in told["gates"] if each["gate"] == "quota"]
+        reported = (await owner.get(f"{V1}/agent-tasks/{tasks[0]['id']}/explain")).json()
+        [gate] = [item for item in reported["gates"] if item["gate"] == "quota"]
         assert "its quota is 1 at once" in gate["detail"]
 
 

@@ -24,9 +24,9 @@ async def user(api: Api, owner: httpx2.AsyncClient) -> httpx2.AsyncClient:
 
 
 async def test_schedule_is_created_changed_and_deleted(user: httpx2.AsyncClient) -> None:
-    made = await user.post(f"{V1}/schedules", json=BODY)
-    assert made.status_code == 201
-    view = made.json()
+    created = await user.post(f"{V1}/schedules", json=BODY)
+    assert created.status_code == 201
+    view = created.json()
     assert (view["name"], view["input"], view["status"]) == ("s", {"n": 1}, "ACTIVE")
     assert view["schedule"]["catchUp"] == "none"
     assert view["nextAt"] is not None
@@ -86,18 +86,18 @@ async def test_immediate_schedule_returns_its_flow(user: httpx2.AsyncClient) -> 
 
 
 async def test_trigger_is_created_changed_and_deleted(api: Api, user: httpx2.AsyncClient) -> None:
-    made = await user.post(f"{V1}/triggers", json=RULE)
-    assert made.status_code == 201
-    view = made.json()
+    created = await user.post(f"{V1}/triggers", json=RULE)
+    assert created.status_code == 201
+    view = created.json()
     path = f"{V1}/triggers/{view['id']}"
     assert (await user.get(path)).json() == view
     assert (await user.get(f"{V1}/triggers?name=t")).json()["triggers"] == [view]
     assert problem(await user.post(f"{V1}/triggers", json=RULE)) == (409, "name_taken")
     bad = RULE | {"name": "u", "filter": "event."}
     assert problem(await user.post(f"{V1}/triggers", json=bad)) == (422, "expression_invalid")
-    told = {"name": "deploy.done", "data": {"live": True}}
+    reported = {"name": "deploy.done", "data": {"live": True}}
     first, second = [
-        await user.post(f"{V1}/events", json=told, headers={"Idempotency-Key": "once"})
+        await user.post(f"{V1}/events", json=reported, headers={"Idempotency-Key": "once"})
         for _ in range(2)
     ]
     assert (first.status_code, first.json()) == (201, second.json())
@@ -122,9 +122,9 @@ def api_workspace(api: Api) -> Any:
 
 async def test_schedules_fire_for_a_server(api: Api, user: httpx2.AsyncClient) -> None:
     past = {"type": "datetime-event", "at": "2020-01-01T09:00:00"}
-    made = (await user.post(f"{V1}/schedules", json=BODY | {"schedule": past})).json()
+    created = (await user.post(f"{V1}/schedules", json=BODY | {"schedule": past})).json()
     assert await ScheduleRunner(api.service.engine_for(api_workspace(api)).system).fire_once() == 1
-    view = (await user.get(f"{V1}/schedules/{made['id']}")).json()
+    view = (await user.get(f"{V1}/schedules/{created['id']}")).json()
     assert (view["status"], view["fired"]) == ("ENDED", 1)
     assert view["firedAt"] == "2020-01-01T09:00:00Z"
 
@@ -145,13 +145,13 @@ async def test_invalid_event_body_is_refused(
 
 
 async def test_viewer_cannot_change_schedules(api: Api, user: httpx2.AsyncClient) -> None:
-    made = (await user.post(f"{V1}/schedules", json=BODY)).json()["id"]
+    created = (await user.post(f"{V1}/schedules", json=BODY)).json()["id"]
     viewer = await api.acting(Role.VIEWER)
-    assert (await viewer.get(f"{V1}/schedules/{made}")).status_code == 200
+    assert (await viewer.get(f"{V1}/schedules/{created}")).status_code == 200
     for method, path, body in (
         ("POST", "schedules", BODY | {"name": "other"}),
-        ("POST", f"schedules/{made}/pause", None),
-        ("DELETE", f"schedules/{made}", None),
+        ("POST", f"schedules/{created}/pause", None),
+        ("DELETE", f"schedules/{created}", None),
         ("POST", "triggers", RULE),
         ("POST", "events", {"name": "x"}),
     ):
@@ -165,10 +165,10 @@ async def test_published_event_is_in_the_stream(user: httpx2.AsyncClient) -> Non
         lines = stream.aiter_lines()
         assert await anext(lines) == ": open"
         await user.post(f"{V1}/events", json={"name": "build.done", "data": [1]})
-        found = [line async for line in _until(lines, "data: ")]
-    assert "event: event" in found
-    assert '"event":"build.done"' in found[-1]
-    assert '"data":[1]' in found[-1]
+        matches = [line async for line in _until(lines, "data: ")]
+    assert "event: event" in matches
+    assert '"event":"build.done"' in matches[-1]
+    assert '"data":[1]' in matches[-1]
 
 
 async def _until(lines: Any, beginning: str) -> Any:

@@ -35,18 +35,18 @@ async def an_agent(api: Api, owner: httpx2.AsyncClient, name: str) -> Agent:
 
 
 async def submitted(owner: httpx2.AsyncClient) -> str:
-    made = await owner.post(TASKS, json={"title": "root", "agentType": "parent"})
-    task: str = made.json()["id"]
+    created = await owner.post(TASKS, json={"title": "root", "agentType": "parent"})
+    task: str = created.json()["id"]
     return task
 
 
-async def spawned(mine: httpx2.AsyncClient, task: str, key: str) -> httpx2.Response:
+async def spawned(own: httpx2.AsyncClient, task: str, key: str) -> httpx2.Response:
     body = {"key": key, "task": {"title": key, "agentType": "child"}}
-    return await mine.post(f"{TASKS}/{task}/children", json=body)
+    return await own.post(f"{TASKS}/{task}/children", json=body)
 
 
-async def parked(mine: httpx2.AsyncClient, task: str, **said: Any) -> dict[str, Any]:
-    answer = await mine.post(f"{TASKS}/{task}/park", json=said)
+async def parked(own: httpx2.AsyncClient, task: str, **output: Any) -> dict[str, Any]:
+    answer = await own.post(f"{TASKS}/{task}/park", json=output)
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
     return body
@@ -58,20 +58,20 @@ async def test_agent_spawns_subtasks_and_waits_for_them(
     parent = await an_agent(api, owner, "parent")
     worker = await an_agent(api, owner, "child")
     task = await submitted(owner)
-    _, mine = await parent.claim()
-    child = (await spawned(mine, task, "a")).json()["id"]
-    assert (await spawned(mine, task, "a")).json()["id"] == child
-    told = await parked(mine, task, children=["a"])
-    assert told == {"id": task, "status": "WAITING", "parked": True, "children": []}
-    assert await parked(mine, task, hold="children") == told
-    assert problem(await spawned(mine, task, "b")) == (409, "lease_lost")
+    _, own = await parent.claim()
+    child = (await spawned(own, task, "a")).json()["id"]
+    assert (await spawned(own, task, "a")).json()["id"] == child
+    reported = await parked(own, task, children=["a"])
+    assert reported == {"id": task, "status": "WAITING", "parked": True, "children": []}
+    assert await parked(own, task, hold="children") == reported
+    assert problem(await spawned(own, task, "b")) == (409, "lease_lost")
     _, its = await worker.claim()
     await its.post(f"{TASKS}/{child}/complete", json={"outputResult": {"n": 1}})
-    _, mine = await parent.claim()
-    told = await parked(mine, task, children=[child, "a"], timeoutSeconds=5)
-    assert (told["parked"], told["status"]) == (False, "RUNNING")
+    _, own = await parent.claim()
+    reported = await parked(own, task, children=[child, "a"], timeoutSeconds=5)
+    assert (reported["parked"], reported["status"]) == (False, "RUNNING")
     ended = {"id": child, "key": "a", "status": "COMPLETED", "output": {"n": 1}, "error": None}
-    assert told["children"] == [ended]
+    assert reported["children"] == [ended]
     [listed] = (await owner.get(f"{TASKS}/{task}/children")).json()["tasks"]
     assert (listed["id"], listed["status"]) == (child, "COMPLETED")
     assert problem(await owner.get(f"{TASKS}/{uuid4()}/children")) == (404, "not_found")
@@ -80,7 +80,7 @@ async def test_agent_spawns_subtasks_and_waits_for_them(
 async def test_invalid_wait_is_refused(api: Api, owner: httpx2.AsyncClient) -> None:
     parent = await an_agent(api, owner, "parent")
     task = await submitted(owner)
-    _, mine = await parent.claim()
+    _, own = await parent.claim()
     bad: list[tuple[dict[str, Any], int, str]] = [
         ({"children": ["nobody"]}, 404, "not_found"),
         ({"children": [task]}, 404, "not_found"),
@@ -91,45 +91,45 @@ async def test_invalid_wait_is_refused(api: Api, owner: httpx2.AsyncClient) -> N
         ({"hold": "children", "waitUntil": "2030-01-01T00:00:00"}, 422, "invalid_value"),
     ]
     for body, status, code in bad:
-        answer = await mine.post(f"{TASKS}/{task}/park", json=body)
+        answer = await own.post(f"{TASKS}/{task}/park", json=body)
         assert problem(answer) == (status, code), body
-    assert (await parked(mine, task, hold="children"))["parked"] is False
+    assert (await parked(own, task, hold="children"))["parked"] is False
 
 
 async def test_agent_asks_and_only_a_user_answers(api: Api, owner: httpx2.AsyncClient) -> None:
     parent = await an_agent(api, owner, "parent")
     task = await submitted(owner)
-    _, mine = await parent.claim()
+    _, own = await parent.claim()
     question = {"key": "go", "title": "shall I?", "body": {"cost": 3}}
-    told = (await mine.post(f"{TASKS}/{task}/ask", json=question)).json()
-    assert told == {"id": task, "status": "WAITING", "parked": True, "answer": None}
+    reported = (await own.post(f"{TASKS}/{task}/ask", json=question)).json()
+    assert reported == {"id": task, "status": "WAITING", "parked": True, "answer": None}
     [item] = (await owner.get(f"{V1}/inbox?status=OPEN")).json()["items"]
     assert (item["kind"], item["key"], item["body"]) == ("approval", "go", {"cost": 3})
     path = f"{V1}/inbox/{item['id']}"
-    for client in (mine, parent.client):
+    for client in (own, parent.client):
         assert problem(await client.post(f"{path}/approve", json={}))[0] in (401, 403)
     viewer = await api.acting(Role.VIEWER)
     assert problem(await viewer.post(f"{path}/approve", json={})) == (403, "forbidden")
     assert (await owner.post(f"{path}/approve", json={"comment": "ok"})).status_code == 200
     assert problem(await owner.post(f"{path}/reject", json={})) == (409, "out_of_turn")
-    _, mine = await parent.claim()
-    told = (await mine.post(f"{TASKS}/{task}/ask", json=question)).json()
-    assert (told["parked"], told["answer"]["decision"]) == (False, "approved")
+    _, own = await parent.claim()
+    reported = (await own.post(f"{TASKS}/{task}/ask", json=question)).json()
+    assert (reported["parked"], reported["answer"]["decision"]) == (False, "approved")
     which = {"key": "which", "kind": "question", "title": "which?", "timeoutSeconds": 1000}
-    assert (await mine.post(f"{TASKS}/{task}/ask", json=which)).json()["parked"]
+    assert (await own.post(f"{TASKS}/{task}/ask", json=which)).json()["parked"]
     [item] = (await owner.get(f"{V1}/inbox?status=OPEN")).json()["items"]
     path = f"{V1}/inbox/{item['id']}"
     assert problem(await owner.post(f"{path}/approve", json={})) == (409, "out_of_turn")
     assert (await owner.post(f"{path}/answer", json={"comment": "left"})).status_code == 200
-    _, mine = await parent.claim()
-    told = (await mine.post(f"{TASKS}/{task}/ask", json=which)).json()
-    assert told["answer"]["answer"] == "left"
+    _, own = await parent.claim()
+    reported = (await own.post(f"{TASKS}/{task}/ask", json=which)).json()
+    assert reported["answer"]["answer"] == "left"
 
 
 async def test_invalid_question_is_refused(api: Api, owner: httpx2.AsyncClient) -> None:
     parent = await an_agent(api, owner, "parent")
     task = await submitted(owner)
-    _, mine = await parent.claim()
+    _, own = await parent.claim()
     good: dict[str, Any] = {"key": "k", "title": "t"}
     for wrong in (
         {"key": ""},
@@ -140,6 +140,6 @@ async def test_invalid_question_is_refused(api: Api, owner: httpx2.AsyncClient) 
         {"timeoutSeconds": -1},
         {"timeoutSeconds": 1e12},
     ):
-        answer = await mine.post(f"{TASKS}/{task}/ask", json=good | wrong)
+        answer = await own.post(f"{TASKS}/{task}/ask", json=good | wrong)
         assert problem(answer)[0] == 422, wrong
     assert (await owner.get(f"{V1}/inbox")).json()["items"] == []

@@ -10,12 +10,12 @@ from tests.api.conftest import V1, Api, problem
 
 async def _claimed(api: Api, owner: httpx2.AsyncClient, **task: Any) -> tuple[str, Any]:
     """A running task, and the client of its attempt."""
-    made = await owner.post(f"{V1}/agent-tasks", json={"title": "t", **task})
-    assert made.status_code == 201
+    created = await owner.post(f"{V1}/agent-tasks", json={"title": "t", **task})
+    assert created.status_code == 201
     agent = uuid4()
     await owner.put(f"{V1}/agents/{agent}", json={"name": f"agent {agent}"})
     [work] = (await owner.post(f"{V1}/agents/{agent}/claim")).json()["tasks"]
-    assert work["id"] == made.json()["id"]
+    assert work["id"] == created.json()["id"]
     return work["id"], await api.client(work["token"])
 
 
@@ -23,8 +23,8 @@ async def test_usage_of_attempts_is_counted_and_shown(api: Api, owner: httpx2.As
     task, session = await _claimed(api, owner)
     used = {"model": "m", "inputTokens": 100, "outputTokens": 20, "costUsd": 0.25, "new": "ignored"}
     path = f"{V1}/agent-tasks/{task}"
-    told = await session.patch(f"{path}/progress", json={"progressPercent": 5, "usage": used})
-    assert told.status_code == 200
+    reported = await session.patch(f"{path}/progress", json={"progressPercent": 5, "usage": used})
+    assert reported.status_code == 200
     bad = await session.patch(f"{path}/progress", json={"usage": {"inputTokens": -1}})
     assert problem(bad) == (422, "invalid_value")
     await session.post(f"{path}/complete", json={"usage": used})
@@ -79,8 +79,8 @@ async def test_concurrency_key_limits_running_tasks(owner: httpx2.AsyncClient) -
     second = (await owner.post(f"{V1}/agent-tasks", json=task)).json()
     assert (first["status"], second["status"]) == ("PENDING", "WAITING")
     assert second["waitingFor"] == "concurrency"
-    why = (await owner.get(f"{V1}/agent-tasks/{second['id']}/explain")).json()
-    assert "'deploy'" in why["summary"]
+    reason = (await owner.get(f"{V1}/agent-tasks/{second['id']}/explain")).json()
+    assert "'deploy'" in reason["summary"]
     task["concurrency"] = {"key": "deploy", "policy": "cancel_new"}
     third = (await owner.post(f"{V1}/agent-tasks", json=task)).json()
     assert third["status"] == "CANCELLED"
@@ -95,9 +95,9 @@ async def test_refused_report_counts_no_usage(
 ) -> None:
     task, session = await _claimed(api, owner)
     path = f"{V1}/agent-tasks/{task}"
-    said: dict[str, Any] = {"checkpointData": 1, "usage": {"inputTokens": 7}}
-    refused = await session.patch(f"{path}/progress", json=said | wrong)
+    body: dict[str, Any] = {"checkpointData": 1, "usage": {"inputTokens": 7}}
+    refused = await session.patch(f"{path}/progress", json=body | wrong)
     assert refused.status_code == 422
-    right = await session.patch(f"{path}/progress", json=said | {"progressPercent": 99})
+    right = await session.patch(f"{path}/progress", json=body | {"progressPercent": 99})
     assert right.json()["checkpointSeq"] == 1
     assert (await owner.get(path)).json()["inputTokens"] == 7

@@ -14,22 +14,24 @@ from tenuto.settings import Settings
 
 def test_agent_is_explained_and_gets_a_message(cli: Orchestrate) -> None:
     cli.ok("db", "migrate")
-    made = cli.json("agent", "create", "--name", "dev", "--choose-rule", "all", "--task-tag", "a")
-    assert (made["chooseRules"], made["managed"]) == (["superset"], True)
+    created = cli.json(
+        "agent", "create", "--name", "dev", "--choose-rule", "all", "--task-tag", "a"
+    )
+    assert (created["chooseRules"], created["managed"]) == (["superset"], True)
     assert cli("agent", "create", "--name", "x", "--choose-rule", "some").code == 2
     cli.ok("task", "create", "--name", "t", "--prompt", "p", "--task-tag", "a")
     cli.ok("task", "create", "--name", "t", "--prompt", "p", "--capability", "git")
     text = cli.ok("agent", "explain", "dev")
     assert "1 pending  task_type=default, task_tags=a: can claim it" in text
     assert "needs capabilities git" in text
-    found = cli.json("agent", "explain", "dev")
-    assert [lane["pending"] for lane in found["lanes"]] == [1, 1]
+    result = cli.json("agent", "explain", "dev")
+    assert [lane["pending"] for lane in result["lanes"]] == [1, 1]
     cli.ok("agent", "message", "dev", "hello", "--message-id", "m")
     cli.ok("agent", "message", "dev", "hello", "--message-id", "m")
     cli.ok("agent", "message", "dev", '{"x": 1}', "--kind", "config", "--coalesce")
     assert cli("agent", "message", "dev", "{x").code == 2
-    told = cli.json("agent", "messages", "dev")["messages"]
-    assert [(each["kind"], each["body"]) for each in told] == [
+    reported = cli.json("agent", "messages", "dev")["messages"]
+    assert [(item["kind"], item["body"]) for item in reported] == [
         ("note", "hello"),
         ("config", {"x": 1}),
     ]
@@ -51,17 +53,17 @@ async def test_drain_with_wait_returns_after_the_worker_stopped(
     cli: Orchestrate, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenuto.cli.agents.drain.POLL_S", 0.05)
-    who = ("host:1:w", "host", 1, ["local"], 2)
+    caller = ("host:1:w", "host", 1, ["local"], 2)
     words = ("worker", "drain", "--host", "host", "--wait", "--json")
     async with app.connect(Settings(data=str(cli.data))) as engine:
-        await engine.worker_beat(*who, "DRAINING")
+        await engine.worker_beat(*caller, "DRAINING")
         waiting = asyncio.create_task(asyncio.to_thread(here, *words))
 
         async def asked() -> bool:
-            return await engine.worker_beat(*who, "DRAINING")
+            return await engine.worker_beat(*caller, "DRAINING")
 
         await eventually(asked, every=0.05)
-        await engine.worker_beat(*who, "STOPPED")
+        await engine.worker_beat(*caller, "STOPPED")
         answer = await waiting
     assert answer.code == 0
-    assert [each["status"] for each in json.loads(answer.out)["workers"]] == ["STOPPED"]
+    assert [worker["status"] for worker in json.loads(answer.out)["workers"]] == ["STOPPED"]

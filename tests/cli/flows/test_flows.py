@@ -45,10 +45,10 @@ def cli(
 
 
 def test_flow_is_started_followed_and_drawn(cli: Orchestrate) -> None:
-    told = cli("flow", "start", "nightly", "--follow")
-    assert told.code == 0, told
-    flow = told.err.split()[1]
-    assert "COMPLETED  fetch" in told.err
+    output = cli("flow", "start", "nightly", "--follow")
+    assert output.code == 0, output
+    flow = output.err.split()[1]
+    assert "COMPLETED  fetch" in output.err
     tree = [
         f"nightly  Every night  COMPLETED  {flow}",
         "└─ ✓ nightly (sequential)  COMPLETED",
@@ -59,7 +59,7 @@ def test_flow_is_started_followed_and_drawn(cli: Orchestrate) -> None:
         "      ├─ ✓ one  Item a  COMPLETED",
         "      └─ ✓ one #2  Item b  COMPLETED",
     ]
-    assert told.out.splitlines() == tree
+    assert output.out.splitlines() == tree
     assert cli.ok("flow", "show", flow, "--graph").splitlines() == tree
     assert cli.ok("group", "show", "nightly", "--graph").splitlines()[1:] == tree[1:]
     graph = cli.json("flow", "show", flow, "--graph")
@@ -72,14 +72,14 @@ def test_flow_is_started_followed_and_drawn(cli: Orchestrate) -> None:
     listed = cli.json("flow", "list", "--status", "completed", "--limit", "1")
     assert listed["flows"][0]["id"] == flow
     tasks = cli.json("flow", "tasks", flow)["tasks"]
-    assert sorted(each["key"] for each in tasks) == ["check", "each", "fetch", "one", "one"]
+    assert sorted(task["key"] for task in tasks) == ["check", "each", "fetch", "one", "one"]
     assert "Item b" in cli.ok("flow", "tasks", flow)
 
 
 def test_failed_flow_sets_the_exit_code_and_is_retried(cli: Orchestrate) -> None:
-    told = cli("--json", "flow", "start", "broken", "--follow")
-    assert told.code == 1
-    flow = json.loads(told.out)["id"]
+    output = cli("--json", "flow", "start", "broken", "--follow")
+    assert output.code == 1
+    flow = json.loads(output.out)["id"]
     drawn = cli.ok("flow", "show", flow, "--graph")
     assert "✗ broken  DEAD: exit code 1" in drawn
     assert "broken (DEAD): exit code 1" in cli.ok("flow", "show", flow)
@@ -97,7 +97,7 @@ def test_inbox_item_is_answered(cli: Orchestrate) -> None:
     drawn = cli.ok("flow", "show", flow, "--graph")
     assert "· sign (approval)  WAITING" in drawn
     [item] = [
-        each for each in cli.json("inbox", "list")["items"] if each["body"].get("flow") == flow
+        entry for entry in cli.json("inbox", "list")["items"] if entry["body"].get("flow") == flow
     ]
     assert "Ship it?" in cli.ok("inbox", "list")
     assert "OPEN" in cli.ok("inbox", "show", item["id"])
@@ -115,7 +115,7 @@ def test_inbox_item_is_answered(cli: Orchestrate) -> None:
 def test_rejected_flow_finishes(cli: Orchestrate) -> None:
     flow = cli.ok("flow", "start", "sign")
     [item] = [
-        each for each in cli.json("inbox", "list")["items"] if each["body"].get("flow") == flow
+        entry for entry in cli.json("inbox", "list")["items"] if entry["body"].get("flow") == flow
     ]
     assert "REJECTED" in cli.ok("inbox", "reject", item["id"])
     assert cli("flow", "show", flow, "--follow").code == 1
@@ -131,7 +131,7 @@ def test_group_is_created_paused_and_cancelled(cli: Orchestrate) -> None:
     assert cli.json("group", "pause", key)["status"] == "PAUSED"
     assert cli.json("group", "resume", key)["status"] == "RUNNING"
     listed = cli.json("group", "list", "--flow", flow)["groups"]
-    assert [each["key"] for each in listed] == [key]
+    assert [item["key"] for item in listed] == [key]
     assert key in cli.ok("group", "list", "--key", key)
     assert "CANCELLED" in cli.ok("group", "cancel", key, "--reason", "enough")
     other = f"h-{uuid4()}"
@@ -145,10 +145,10 @@ def test_group_is_created_paused_and_cancelled(cli: Orchestrate) -> None:
 
 def test_group_that_cannot_start_is_stored(cli: Orchestrate) -> None:
     key = f"g-{uuid4()}"
-    told = cli("group", "create", key, "--child", "nobody", "--start")
-    assert told.code == 2
-    assert "target_unknown" in told.err
-    assert f"`orchestrate group start {key}` starts it" in told.err
+    output = cli("group", "create", key, "--child", "nobody", "--start")
+    assert output.code == 2
+    assert "target_unknown" in output.err
+    assert f"`orchestrate group start {key}` starts it" in output.err
     assert cli.json("definition", "show", key)["kind"] == "group"
 
 
@@ -174,18 +174,18 @@ def test_task_command_sets_a_next_definition(cli: Orchestrate) -> None:
     eventually_sync(
         lambda: cli.json("flow", "show", flow)["status"] == "COMPLETED", timeout=PATIENCE
     )
-    keys = [each["key"] for each in cli.json("flow", "tasks", flow)["tasks"]]
+    keys = [task["key"] for task in cli.json("flow", "tasks", flow)["tasks"]]
     assert keys[0] == "after"
 
 
 def test_command_task_gets_earlier_results(cli: Orchestrate) -> None:
-    told = json.loads(cli.ok("--json", "flow", "start", "before", "--follow"))
-    task = cli.json("flow", "tasks", told["id"])["tasks"][0]
+    reported = json.loads(cli.ok("--json", "flow", "start", "before", "--follow"))
+    task = cli.json("flow", "tasks", reported["id"])["tasks"][0]
     assert 'previous {"n":3}' in cli.ok("task", "logs", task["id"])
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "why"),
+    ("words", "code", "reason"),
     [
         (("flow", "show", "nobody"), 1, "not_found"),
         (("flow", "start", "nobody"), 2, "target_unknown"),
@@ -204,7 +204,7 @@ def test_command_task_gets_earlier_results(cli: Orchestrate) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_invalid_flow_arguments_are_reported(
-    cli: Orchestrate, words: tuple[str, ...], code: int, why: str
+    cli: Orchestrate, words: tuple[str, ...], code: int, reason: str
 ) -> None:
-    told = cli("--json", *words)
-    assert (told.code, json.loads(told.out)["error"]["code"]) == (code, why)
+    output = cli("--json", *words)
+    assert (output.code, json.loads(output.out)["error"]["code"]) == (code, reason)

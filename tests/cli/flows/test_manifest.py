@@ -39,7 +39,7 @@ def test_files_are_applied_shown_and_exported(cli: Orchestrate) -> None:
     assert "13 created, 0 updated, 0 unchanged\nstarted task-200: " in done.out
     assert "warning: flows/s2.yaml:11:11: group_id: there is no group" in done.err
     again = cli.json("apply", "-f", "flows")
-    assert {each["action"] for each in again["definitions"]} == {"unchanged"}
+    assert {definition["action"] for definition in again["definitions"]} == {"unchanged"}
     text = cli("export").out
     assert read_manifest({"f": text}).specs == read_manifest({"a": FLOW, "b": S2}).specs
     assert read_manifest({"f": cli("export", "report").out}).specs.keys() == {"report"}
@@ -69,7 +69,7 @@ def test_changed_definition_is_shown_by_field(cli: Orchestrate) -> None:
         "0 created, 1 updated, 0 unchanged (dry run: nothing was changed)",
     ]
     fields = cli.json("apply", "-f", "a.yaml")["definitions"][0]["fields"]
-    assert {each["field"] for each in fields} == {"priority", "prompt", "tags"}
+    assert {field["field"] for field in fields} == {"priority", "prompt", "tags"}
 
 
 def test_manifest_is_read_from_standard_input(cli: Orchestrate) -> None:
@@ -87,8 +87,8 @@ def test_errors_in_files_are_printed_with_their_locations(cli: Orchestrate) -> N
             "bad.yaml:3:11: tasks[1]: unknown field 'promt'; did you mean 'prompt'?",
             "evil.yaml:1:5: the tag !!python/object/apply:os.system is not allowed [invalid_value]",
         ]
-    told = cli("--json", "apply", "-f", "bad.yaml")
-    assert json.loads(told.out)["error"]["code"] == "invalid_value"
+    output = cli("--json", "apply", "-f", "bad.yaml")
+    assert json.loads(output.out)["error"]["code"] == "invalid_value"
     (cli.home / "latin.yaml").write_bytes(b"id: a\nname: \xe9\n")
     assert "latin.yaml:2:7: is not UTF-8 text" in cli("apply", "-f", "latin.yaml").err
     assert cli("apply", "-f", "nowhere.yaml").code == 2
@@ -104,8 +104,8 @@ def test_validate_needs_no_database(cli: Orchestrate) -> None:
     nowhere = {"TENUTO_DATABASE": "postgresql://nobody@127.0.0.1:1/none"}
     answer = cli("validate", "-f", "s2.yaml", **nowhere)
     assert (answer.code, answer.out) == (0, "valid: 1 tasks, 1 groups\n")
-    told = cli.json("validate", "-f", "s2.yaml")
-    assert (told["ok"], told["tasks"], len(told["warnings"])) == (True, 1, 1)
+    reported = cli.json("validate", "-f", "s2.yaml")
+    assert (reported["ok"], reported["tasks"], len(reported["warnings"])) == (True, 1, 1)
     assert not cli.data.exists()
 
 

@@ -23,9 +23,9 @@ def test_schedule_is_created_shown_paused_and_deleted(cli: Orchestrate) -> None:
     cli.ok("apply", "-f", "-", stdin="id: report\nprompt: Report.")
     words = ("schedule", "create", "--name", "nightly", "--target", "report", "--cron", "0 2 * * *")
     more = ("--timezone", "Europe/Berlin", "--overlap", "queue", "--catch-up", "all")
-    made = cli.json(*words, *more, "--catch-up-limit", "7", "--input", '{"n": 1}')
-    assert (made["name"], made["status"], made["input"]) == ("nightly", "ACTIVE", {"n": 1})
-    times = made["schedule"]
+    created = cli.json(*words, *more, "--catch-up-limit", "7", "--input", '{"n": 1}')
+    assert (created["name"], created["status"], created["input"]) == ("nightly", "ACTIVE", {"n": 1})
+    times = created["schedule"]
     assert (times["overlap"], times["catchUp"], times["catchUpLimit"]) == ("queue", "all", 7)
     again = cli(*words)
     assert (again.code, "name_taken" in again.err) == (1, True)
@@ -36,7 +36,7 @@ def test_schedule_is_created_shown_paused_and_deleted(cli: Orchestrate) -> None:
     assert "Europe/Berlin" in cli.ok("schedule", "show", "nightly")
     assert len(cli.ok("schedule", "next", "nightly", "-n", "3").splitlines()) == 3
     assert cli.json("schedule", "pause", "nightly")["status"] == "PAUSED"
-    assert cli("schedule", "pause", made["id"]).code == 1
+    assert cli("schedule", "pause", created["id"]).code == 1
     assert cli.json("schedule", "resume", "nightly")["status"] == "ACTIVE"
     once = ("--target", "report", "--at", "2098-01-31T09:00", "--until", "2098-01-31T12:00")
     fixed = cli.json("schedule", "create", "--name", "once", *once, "--timezone", "Asia/Tokyo")
@@ -50,8 +50,8 @@ def test_schedule_is_created_shown_paused_and_deleted(cli: Orchestrate) -> None:
 def test_trigger_is_created_shown_paused_and_deleted(cli: Orchestrate) -> None:
     cli.ok("apply", "-f", "-", stdin="id: tests\nprompt: Test.")
     words = ("trigger", "create", "--name", "live", "--event", "deploy.*", "--target", "tests")
-    made = cli.json(*words, "--filter", "event.data.env == 'live'")
-    assert (made["event"], made["filter"]) == ("deploy.*", "event.data.env == 'live'")
+    created = cli.json(*words, "--filter", "event.data.env == 'live'")
+    assert (created["event"], created["filter"]) == ("deploy.*", "event.data.env == 'live'")
     bad = cli(
         "trigger", "create", "--name", "x", "--event", "a", "--target", "tests", "--filter", "("
     )
@@ -64,9 +64,9 @@ def test_trigger_is_created_shown_paused_and_deleted(cli: Orchestrate) -> None:
     ]
     assert "event.data.env" in cli.ok("trigger", "show", "live")
     assert cli.json("trigger", "pause", "live")["status"] == "PAUSED"
-    assert cli.json("trigger", "resume", made["id"])["status"] == "ACTIVE"
-    told = cli.json("event", "publish", "deploy.done", "--data", '{"env": "live"}')
-    assert (told["name"], told["data"]) == ("deploy.done", {"env": "live"})
+    assert cli.json("trigger", "resume", created["id"])["status"] == "ACTIVE"
+    reported = cli.json("event", "publish", "deploy.done", "--data", '{"env": "live"}')
+    assert (reported["name"], reported["data"]) == ("deploy.done", {"env": "live"})
     assert len(cli.ok("event", "publish", "deploy.done")) == 36
     assert cli("event", "publish", "task.done").code == 2
     task = cli.json("task", "create", "--name", "a", "--prompt", "p")["id"]
@@ -88,18 +88,18 @@ def test_files_define_schedules_and_triggers(cli: Orchestrate) -> None:
         "+ trigger t created",
         "3 created, 0 updated, 0 unchanged",
     ]
-    assert [each["name"] for each in cli.json("schedule", "list")["schedules"]] == ["s"]
+    assert [schedule["name"] for schedule in cli.json("schedule", "list")["schedules"]] == ["s"]
 
 
 def test_next_times_of_a_new_schedule_need_no_database(tmp_path: Path) -> None:
     cli = Orchestrate(tmp_path)
     nowhere = {"TENUTO_URL": "http://127.0.0.1:1", "TENUTO_TOKEN": "x"}
     line = ("schedule", "next", "--cron", "30 2 * * *", "--timezone", "Europe/Berlin")
-    found = cli(*line, "-n", "2", **nowhere)
-    assert (found.code, len(found.out.splitlines())) == (0, 2)
-    assert "T02:30:00+0" in found.out
-    told = cli("--json", "schedule", "next", "--iso", "R3/2098-01-01T00:00Z/P1D", **nowhere)
-    assert json.loads(told.out)["times"] == [f"2098-01-0{day}T00:00:00Z" for day in (1, 2, 3)]
+    result = cli(*line, "-n", "2", **nowhere)
+    assert (result.code, len(result.out.splitlines())) == (0, 2)
+    assert "T02:30:00+0" in result.out
+    output = cli("--json", "schedule", "next", "--iso", "R3/2098-01-01T00:00Z/P1D", **nowhere)
+    assert json.loads(output.out)["times"] == [f"2098-01-0{day}T00:00:00Z" for day in (1, 2, 3)]
     assert not (tmp_path / "data").exists()
     for words in (
         (),

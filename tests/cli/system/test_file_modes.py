@@ -34,11 +34,11 @@ def cli() -> Iterator[Orchestrate]:
 def check_private(folder: Path) -> set[str]:
     """The folder, and all that is in it, is for its owner alone; answers the names in it."""
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    for each in folder.rglob("*"):
-        found = each.lstat()
-        usual = 0o700 if stat.S_ISDIR(found.st_mode) else 0o600
-        assert stat.S_IMODE(found.st_mode) == usual, each
-    return {each.name for each in folder.iterdir()}
+    for path in folder.rglob("*"):
+        result = path.lstat()
+        usual = 0o700 if stat.S_ISDIR(result.st_mode) else 0o600
+        assert stat.S_IMODE(result.st_mode) == usual, path
+    return {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.usefixtures("umask")
@@ -51,7 +51,7 @@ def test_files_of_a_server_are_private(cli: Orchestrate, words: tuple[str, ...])
         assert check_private(cli.data) == MADE | KEYS | {"token"}
         check_private(cli.home / "not")
     check_private(cli.data)
-    assert {each.name for each in cli.home.iterdir()} == {"not", f"{words[0]}.log"}
+    assert {path.name for path in cli.home.iterdir()} == {"not", f"{words[0]}.log"}
 
 
 @pytest.mark.usefixtures("umask")
@@ -81,11 +81,11 @@ def test_login_file_is_private_and_reported_otherwise(cli: Orchestrate) -> None:
         file = cli.home / ".config" / "tenuto" / "config.toml"
         assert remote("task", "list").err == ""
         file.chmod(0o644)
-        said = remote("--json", "task", "list")
-        assert said.code == 0
-        assert said.err.count("warning:") == 1
-        assert f"{file} has mode 0644" in said.err
-        assert f"chmod 600 {file}" in said.err
+        output = remote("--json", "task", "list")
+        assert output.code == 0
+        assert output.err.count("warning:") == 1
+        assert f"{file} has mode 0644" in output.err
+        assert f"chmod 600 {file}" in output.err
         assert remote("--database", "sqlite:///near.db", "task", "list").err == ""
 
 
@@ -99,6 +99,6 @@ def test_doctor_reports_files_that_others_can_read(cli: Orchestrate) -> None:
     assert modes() == []
     cli.data.chmod(0o755)
     (cli.data / "tenuto.db").chmod(0o644)
-    [told] = modes()
-    assert f"{cli.data} has mode 0755" in told
-    assert f"chmod go= {cli.data} {cli.data}/tenuto.db" in told
+    [reported] = modes()
+    assert f"{cli.data} has mode 0755" in reported
+    assert f"chmod go= {cli.data} {cli.data}/tenuto.db" in reported

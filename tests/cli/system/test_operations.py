@@ -9,20 +9,20 @@ from tenuto.cli.system.doctor import _standby
 def checks(cli: Orchestrate, *words: str) -> dict[str, tuple[str, str]]:
     import json
 
-    told = json.loads(cli("doctor", "--json", *words).out)["checks"]
-    return {check["name"]: (check["status"], check["detail"]) for check in told}
+    reported = json.loads(cli("doctor", "--json", *words).out)["checks"]
+    return {check["name"]: (check["status"], check["detail"]) for check in reported}
 
 
 def test_doctor_describes_an_embedded_database(cli: Orchestrate) -> None:
     cli.ok("task", "create", "--name", "x")
-    found = checks(cli)
+    result = checks(cli)
     names = "python supervision sqlite disk database schema durability clock coordinator workers"
-    assert list(found) == names.split()
-    assert found["durability"] == (
+    assert list(result) == names.split()
+    assert result["durability"] == (
         "ok",
         "journal=wal, synchronous=FULL: acknowledged writes are durable",
     )
-    assert found["coordinator"][0] == found["workers"][0] == "warn"
+    assert result["coordinator"][0] == result["workers"][0] == "warn"
     assert cli.ok("doctor").startswith("CHECK        STATUS  DETAIL\n")
 
 
@@ -36,9 +36,9 @@ def test_database_server_is_migrated_by_command(cli: Orchestrate, postgres_url: 
     assert cli("db", "check", *where).code == 3
     assert cli.ok("db", "migrate", *where).startswith("applied 1")
     assert cli.json("db", "migrate", *where)["applied"] == []
-    made = cli.ok("run", *where, "--", "true")
-    assert cli.json("task", "show", made[:23], *where)["command"] == ["true"]
-    assert cli.json("task", "cancel", "--since", "1h", *where)["done"] == [made]
+    created = cli.ok("run", *where, "--", "true")
+    assert cli.json("task", "show", created[:23], *where)["command"] == ["true"]
+    assert cli.json("task", "cancel", "--since", "1h", *where)["done"] == [created]
     assert cli.ok("db", "check", *where).startswith("schema 8 is compatible\n0 mismatches")
 
 
@@ -58,7 +58,7 @@ def test_doctor_reports_unsafe_settings_of_a_database_server(
 
 
 @pytest.mark.parametrize(
-    ("names", "commit", "told"),
+    ("names", "commit", "reported"),
     [
         (
             "",
@@ -80,18 +80,18 @@ def test_doctor_reports_unsafe_settings_of_a_database_server(
     ],
 )
 def test_doctor_reports_on_how_many_machines_tasks_are_stored(
-    names: str, commit: str, told: str
+    names: str, commit: str, reported: str
 ) -> None:
     [check] = _standby({"synchronous_standby_names": names, "synchronous_commit": commit})
     assert (check.name, check.status) == ("durability", "ok")
-    assert check.detail.startswith(told)
+    assert check.detail.startswith(reported)
 
 
 def test_doctor_continues_without_the_database(cli: Orchestrate) -> None:
-    found = checks(cli, "--database", "postgresql://127.0.0.1:1/none")
-    assert found["python"][0] == "ok"
-    assert found["database"][0] == "fail"
-    assert found["database"][1].endswith("[database_unreachable]")
+    result = checks(cli, "--database", "postgresql://127.0.0.1:1/none")
+    assert result["python"][0] == "ok"
+    assert result["database"][0] == "fail"
+    assert result["database"][1].endswith("[database_unreachable]")
     assert cli("doctor", "--database", "postgresql://127.0.0.1:1/none").code == 3
 
 

@@ -106,12 +106,12 @@ async def test_follow_shows_lines_written_between_two_reads(
     fence = await claimed(engine)
     transcript, looks = engine.transcript, iter(range(1))
 
-    async def late(*given: Any) -> Any:
-        found = await transcript(*given)
+    async def late(*args: Any) -> Any:
+        result = await transcript(*args)
         if next(looks, None) is not None:
             await engine.append(fence, [Line(0, "INFO", "last words")])
             await engine.complete(fence)
-        return found
+        return result
 
     async def pass_time(_: float) -> None:
         pass
@@ -131,10 +131,10 @@ async def test_follow_waits_for_an_outage_within_a_limit(
     answer, faults = engine.show, iter(range(3))
     now = 0.0
 
-    async def flaky(wanted: UUID) -> Any:
+    async def flaky(expected: UUID) -> Any:
         if next(faults, None) is not None:
             raise Unavailable("restarting")
-        return await answer(wanted)
+        return await answer(expected)
 
     async def pass_time(_: float) -> None:
         nonlocal now

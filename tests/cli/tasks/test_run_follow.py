@@ -83,17 +83,17 @@ def test_refused_variable_is_reported_with_a_remedy(up: Orchestrate) -> None:
 
 
 def test_cancel_kills_a_running_command(up: Orchestrate, tmp_path: Path) -> None:
-    made = up.ok("run", "--", "sh", "-c", "echo $$ > pid; exec sleep 1000")
+    created = up.ok("run", "--", "sh", "-c", "echo $$ > pid; exec sleep 1000")
     marker = tmp_path / "pid"
     eventually_sync(lambda: marker.exists() and marker.read_text().endswith("\n"), PATIENCE)
     pid = int(marker.read_text())
     assert alive(pid)
-    up.ok("task", "cancel", made, "--reason", "enough")
-    answer = up("task", "status", "--follow", made)
+    up.ok("task", "cancel", created, "--reason", "enough")
+    answer = up("task", "status", "--follow", created)
     assert answer.code == 1
     assert "CANCELLED" in answer.out
     assert not alive(pid)
-    [attempt] = up.json("task", "attempts", made)["attempts"]
+    [attempt] = up.json("task", "attempts", created)["attempts"]
     assert attempt["outcome"] == "CANCELLED"
     assert attempt["receipt"]["remaining"] in (0, [])
 
@@ -106,7 +106,7 @@ def test_doctor_and_coordinator_see_what_runs(up: Orchestrate) -> None:
     assert status["since"] < status["until"]
     assert status["lastCycle"]["seconds"] > 0
     assert "cycle time:" in up.ok("coordinator", "status")
-    said = up.ok("doctor")
-    assert "leader: " in said
-    assert "1 alive with " in said
+    output = up.ok("doctor")
+    assert "leader: " in output
+    assert "1 alive with " in output
     assert up.ok("worker", "list").splitlines()[1].split()[1] == "RUNNING"

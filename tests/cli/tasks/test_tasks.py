@@ -26,9 +26,9 @@ def test_task_is_created_with_every_option(cli: Orchestrate, tmp_path: Path) -> 
         " --model m1 --timeout 1h30m --queue-ttl 2d --estimate 15 --run-at +10m --input @in.json"
         f" --max-attempts 7 --idempotency-key k1 --parent {parent}"
     )
-    made = cli.ok("task", "create", *options.split())
-    assert ID.fullmatch(made)
-    view = cli.json("task", "show", made)
+    created = cli.ok("task", "create", *options.split())
+    assert ID.fullmatch(created)
+    view = cli.json("task", "show", created)
     expected = {
         "title": "Report",
         "prompt": "Read the log.\nSum it up.\n",
@@ -66,15 +66,17 @@ def test_repeated_create_returns_the_same_task(cli: Orchestrate) -> None:
 
 
 def test_time_without_a_zone_is_local_time(cli: Orchestrate) -> None:
-    made = cli.ok("task", "create", "--name", "x", "--run-at", "2999-01-02T03:04:05")
+    created = cli.ok("task", "create", "--name", "x", "--run-at", "2999-01-02T03:04:05")
     zoned = cli.ok("task", "create", "--name", "x", "--run-at", "2999-01-02T03:04:05+02:00")
     assert cli.json("task", "show", zoned)["runAt"] == "2999-01-02T01:04:05Z"
-    assert cli.json("task", "show", made)["status"] == "WAITING"
+    assert cli.json("task", "show", created)["status"] == "WAITING"
 
 
 def test_command_task_gets_the_current_folder(cli: Orchestrate, tmp_path: Path) -> None:
-    made = cli.ok("run", "--env", "A=b=c", "--tag", "t", "--", "grep", "--json", "a b", "--follow")
-    view = cli.json("task", "show", made)
+    created = cli.ok(
+        "run", "--env", "A=b=c", "--tag", "t", "--", "grep", "--json", "a b", "--follow"
+    )
+    view = cli.json("task", "show", created)
     assert view["command"] == ["grep", "--json", "a b", "--follow"]
     assert view["title"] == "grep --json 'a b' --follow"
     assert (view["runtime"], view["cwd"], view["tags"]) == ("command", str(tmp_path), ["t"])
@@ -146,40 +148,40 @@ def test_task_list_is_filtered_and_paged(cli: Orchestrate) -> None:
 
 
 def test_task_is_paused_resumed_cancelled_and_retried(cli: Orchestrate) -> None:
-    made = cli.ok("task", "create", "--name", "x")
-    assert cli.ok("task", "pause", made) == f"{made} PAUSED"
-    assert cli.ok("task", "resume", "--id", made) == f"{made} PENDING"
-    assert cli.json("task", "cancel", made, "--reason", "wrong")["status"] == "CANCELLED"
-    again = cli("task", "cancel", made)
+    created = cli.ok("task", "create", "--name", "x")
+    assert cli.ok("task", "pause", created) == f"{created} PAUSED"
+    assert cli.ok("task", "resume", "--id", created) == f"{created} PENDING"
+    assert cli.json("task", "cancel", created, "--reason", "wrong")["status"] == "CANCELLED"
+    again = cli("task", "cancel", created)
     assert again.code == 1
-    assert again.err == f"error: cannot cancel task {made}: it is CANCELLED [out_of_turn]\n"
-    assert cli.ok("task", "retry", made) == f"{made} PENDING"
-    assert cli.ok("task", "update", made, "--priority", "9") == f"{made} priority 9"
-    said = cli.ok("task", "logs", made)
+    assert again.err == f"error: cannot cancel task {created}: it is CANCELLED [out_of_turn]\n"
+    assert cli.ok("task", "retry", created) == f"{created} PENDING"
+    assert cli.ok("task", "update", created, "--priority", "9") == f"{created} priority 9"
+    output = cli.ok("task", "logs", created)
     kinds = "submitted paused resumed cancelled retried priority_changed".split()
-    assert [line.split()[2] for line in said.splitlines()] == kinds
-    assert "cancelled PENDING -> CANCELLED: wrong" in said
+    assert [line.split()[2] for line in output.splitlines()] == kinds
+    assert "cancelled PENDING -> CANCELLED: wrong" in output
 
 
 def test_finished_task_is_rerun_and_archived(cli: Orchestrate) -> None:
-    made = cli.ok("task", "create", "--name", "x", "--tag", "t", "--input", "[1]")
-    refused = cli("task", "archive", made)
+    created = cli.ok("task", "create", "--name", "x", "--tag", "t", "--input", "[1]")
+    refused = cli("task", "archive", created)
     assert (refused.code, refused.out) == (1, "")
-    cli.ok("task", "cancel", made)
-    assert cli.ok("task", "archive", made) == f"{made} CANCELLED, archived"
-    again = cli.json("task", "show", cli.ok("task", "rerun", made))
-    assert (again["rerunOf"], again["inputContext"], again["tags"]) == (made, [1], ["t"])
+    cli.ok("task", "cancel", created)
+    assert cli.ok("task", "archive", created) == f"{created} CANCELLED, archived"
+    again = cli.json("task", "show", cli.ok("task", "rerun", created))
+    assert (again["rerunOf"], again["inputContext"], again["tags"]) == (created, [1], ["t"])
     assert again["status"] == "PENDING"
 
 
 def test_task_is_found_by_part_of_its_id(cli: Orchestrate) -> None:
-    made = cli.ok("task", "create", "--name", "x")
-    assert cli.json("task", "status", "--id", made[:20])["id"] == made
+    created = cli.ok("task", "create", "--name", "x")
+    assert cli.json("task", "status", "--id", created[:20])["id"] == created
     cli.ok("task", "create", "--name", "y")
-    many = cli("task", "show", made[:4])
+    many = cli("task", "show", created[:4])
     assert (many.code, many.err.count("more than one task")) == (1, 1)
-    assert cli("task", "show", made, "--id", made).code == 0
-    assert cli("task", "show", made, "--id", NOBODY).code == 2
+    assert cli("task", "show", created, "--id", created).code == 0
+    assert cli("task", "show", created, "--id", NOBODY).code == 2
     assert cli("task", "show").code == 2
 
 
@@ -198,12 +200,12 @@ def test_missing_task_is_reported(cli: Orchestrate, command: str) -> None:
 
 
 def test_explain_says_why_a_task_waits(cli: Orchestrate) -> None:
-    made = cli.ok("task", "create", "--name", "x", "--run-at", "+1h")
-    found = cli.json("task", "explain", made)
-    assert [gate["gate"] for gate in found["gates"]] == ["schedule", "agent"]
-    said = cli.ok("explain", made)
-    assert said.startswith("WAITING: ")
-    assert "schedule: starts later (until 2" in said
+    created = cli.ok("task", "create", "--name", "x", "--run-at", "+1h")
+    result = cli.json("task", "explain", created)
+    assert [gate["gate"] for gate in result["gates"]] == ["schedule", "agent"]
+    output = cli.ok("explain", created)
+    assert output.startswith("WAITING: ")
+    assert "schedule: starts later (until 2" in output
 
 
 def test_attempts_and_logs_show_the_history(cli: Orchestrate, die: Die) -> None:
@@ -253,10 +255,10 @@ def test_bulk_action_changes_tasks_by_filter(cli: Orchestrate) -> None:
 def test_bulk_action_skips_forbidden_statuses_with_a_reason(
     cli: Orchestrate,
 ) -> None:
-    made = cli.ok("task", "create", "--name", "x")
+    created = cli.ok("task", "create", "--name", "x")
     answer = cli("task", "retry", "--status", "PENDING")
     assert (answer.code, answer.out) == (1, "")
-    assert f"refused {made}: cannot retry task {made}: it is PENDING" in answer.err
+    assert f"refused {created}: cannot retry task {created}: it is PENDING" in answer.err
 
 
 def test_bulk_action_with_skipped_tasks_sets_the_exit_code(here: Here) -> None:
@@ -326,8 +328,8 @@ async def test_tree_says_that_it_is_truncated_only_if_it_is(
     async with opened(sqlite_url, ManualClock()) as store:
         engine = Engine(store)
         root = (await engine.submit(new())).id
-        made = [(await engine.submit(new(parent=root))).id for _ in range(2)]
-        for most, shown, left in ((3, made, False), (2, [], True)):
-            monkeypatch.setattr(children, "MAX_TASKS", most)
+        created = [(await engine.submit(new(parent=root))).id for _ in range(2)]
+        for maximum, shown, left in ((3, created, False), (2, [], True)):
+            monkeypatch.setattr(children, "MAX_TASKS", maximum)
             tree = await children.read_tree(engine, root)
-            assert ([each.id for each in tree.root.children], tree.truncated) == (shown, left)
+            assert ([item.id for item in tree.root.children], tree.truncated) == (shown, left)

@@ -6,9 +6,9 @@ from tests.cli.orchestrate import Orchestrate
 def test_rotation_encrypts_everything_with_the_new_key(cli: Orchestrate) -> None:
     for name in ("one", "two"):
         assert cli("secret", "set", name, stdin=f"value of {name}\n").code == 0
-    before = {each["keyId"] for each in cli.json("secret", "list")["secrets"]}
+    before = {secret["keyId"] for secret in cli.json("secret", "list")["secrets"]}
     done = cli.json("secret", "rotate")
-    after = {each["keyId"] for each in cli.json("secret", "list")["secrets"]}
+    after = {secret["keyId"] for secret in cli.json("secret", "list")["secrets"]}
     assert done["sealed"] == 2
     assert after == {done["key"]}
     assert before.isdisjoint(after)

@@ -30,8 +30,8 @@ class Line:
         down = asyncio.ensure_future(self._reply(far_reader, writer))
         self._busy |= {up, down}
         await asyncio.wait([up, down], return_when=asyncio.FIRST_COMPLETED)
-        for each in (up, down):
-            each.cancel()
+        for item in (up, down):
+            item.cancel()
         for end in (writer, far_writer):
             self._writers.discard(end)
             end.close()

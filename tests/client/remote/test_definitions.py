@@ -40,14 +40,14 @@ async def test_definition_refusals_are_equal_direct_and_remote(
             await engine.definitions.delete("a", 7)
         with pytest.raises(NotFound):
             await engine.definitions.export(["nobody"])
-    told = []
+    reports = []
     for engine in (far, near):
         with pytest.raises(Invalid) as caught:
             await engine.definitions.apply_files({"f.yaml": b"id: b\npriority: 0\nfoo: 1"})
-        told.append((caught.value.message, caught.value.code, caught.value.details["field"]))
+        reports.append((caught.value.message, caught.value.code, caught.value.details["field"]))
         with pytest.raises(Invalid, match="is not UTF-8"):
             await engine.definitions.apply_files({"f.yaml": b"\xff"})
-    assert told[0] == told[1]
+    assert reports[0] == reports[1]
 
 
 async def test_files_are_applied_through_a_server(
@@ -58,4 +58,4 @@ async def test_files_are_applied_through_a_server(
     done = await far.definitions.apply_files({"f": FLOW})
     assert done.definitions == dry.definitions
     again = await near.definitions.apply_files({"f": FLOW})
-    assert {each.action for each in again.definitions} == {"unchanged"}
+    assert {definition.action for definition in again.definitions} == {"unchanged"}

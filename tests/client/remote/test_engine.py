@@ -72,18 +72,18 @@ async def claimed(engine: AnyEngine, new: NewTask | None = None, **agent: Any) -
 
 
 async def test_every_field_of_a_submit_arrives(far: RemoteEngine, near: Engine) -> None:
-    made = await far.submit(EVERYTHING)
-    assert made.created
+    submitted = await far.submit(EVERYTHING)
+    assert submitted.created
     again = await far.submit(EVERYTHING)
-    assert (again.id, again.created) == (made.id, False)
+    assert (again.id, again.created) == (submitted.id, False)
     assert await near.submit(EVERYTHING) == again
-    view = await near.show(made.id)
+    view = await near.show(submitted.id)
     assert view.created_by == "token:bootstrap"
     asked = EVERYTHING.__struct_fields__
     shown = {name: getattr(view, name) for name in view.__struct_fields__ if name in asked}
-    wanted = {name: getattr(EVERYTHING, name) for name in shown if name not in ("id", "retry")}
-    wanted["depends_on"] = list(EVERYTHING.depends_on)
-    assert {name: shown[name] for name in wanted} == wanted
+    expected = {name: getattr(EVERYTHING, name) for name in shown if name not in ("id", "retry")}
+    expected["depends_on"] = list(EVERYTHING.depends_on)
+    assert {name: shown[name] for name in expected} == expected
     assert view.retry == {"base_s": 2.0, "multiplier": 3.0, "cap_s": 60.0, "jitter": 0.1}
 
 
@@ -151,10 +151,10 @@ async def test_every_filter_selects_the_same_remotely(far: RemoteEngine, near: E
     }
     assert set(filters) == set(Filter.__struct_fields__)
     for name, where in filters.items():
-        wanted = await near.list(where)
-        assert 0 < len(wanted.tasks) < 3, name
-        assert await far.list(where) == wanted, name
-        picked = [task.id for task in wanted.tasks]
+        expected = await near.list(where)
+        assert 0 < len(expected.tasks) < 3, name
+        assert await far.list(where) == expected, name
+        picked = [task.id for task in expected.tasks]
         assert (await far.act("cancel", where, dry_run=True)).done == picked, name
 
 
@@ -231,8 +231,8 @@ async def test_outcomes_of_attempts_arrive(far: RemoteEngine, near: Engine) -> N
     await far.cancel(work.fence.task)
     with pytest.raises(Conflict, match="cancelled"):
         await far.record_step(work.fence, "k", 1)
-    beat = await far.worker_heartbeat(WorkerInfo(WORKER, "host", 1), [work.fence], 20)
-    assert beat.held[work.fence.task].cancel
+    heartbeat = await far.worker_heartbeat(WorkerInfo(WORKER, "host", 1), [work.fence], 20)
+    assert heartbeat.held[work.fence.task].cancel
     await far.confirm_cancel(work.fence, {"state": "killed"})
     assert await ended(work) == "CANCELLED"
     work = await claimed(far, name="f")
@@ -281,9 +281,9 @@ async def test_lost_attempts_are_reported_per_attempt(far: RemoteEngine, near: E
     await near.release(old)
     profile = await far.register_agent(an_agent(far))
     [second] = await far.claim(profile, WORKER)
-    beat = await far.worker_heartbeat(WorkerInfo(WORKER, "host", 1), [second.fence, old], 20)
-    assert beat.lost == [old]
-    assert list(beat.held) == [old.task]
+    heartbeat = await far.worker_heartbeat(WorkerInfo(WORKER, "host", 1), [second.fence, old], 20)
+    assert heartbeat.lost == [old]
+    assert list(heartbeat.held) == [old.task]
     for write in (
         far.progress(old, 1),
         far.checkpoint(old, 1),
@@ -303,12 +303,12 @@ async def test_agent_name_keeps_its_agent(far: RemoteEngine, near: Engine) -> No
 
 
 async def test_agent_token_is_enough_to_work(api: Api, far: RemoteEngine) -> None:
-    known = await far.register_agent(an_agent(far, name="dev"))
-    token = await api.token(scopes=("work",), agent=known.id)
+    existing = await far.register_agent(an_agent(far, name="dev"))
+    token = await api.token(scopes=("work",), agent=existing.id)
     await far.submit(NewTask(title="x"))
     async with connect_to_server(api.url, token) as worker:
         agent = await worker.register_agent(an_agent(worker, name="whatever"))
-        assert (agent.id, agent.name) == (known.id, "dev")
+        assert (agent.id, agent.name) == (existing.id, "dev")
         [work] = await worker.claim(agent, WORKER)
         await worker.worker_heartbeat(WorkerInfo(WORKER, "host", 1), [work.fence], 20)
         await worker.progress(work.fence, 10, "on")
@@ -325,10 +325,10 @@ async def test_remote_worker_claims_nothing_that_it_cannot_run(
     api: Api, far: RemoteEngine, near: Engine
 ) -> None:
     allowed = an_agent(near, name="dev", runtimes=("http",), accept_commands=True)
-    known = await near.register_agent(allowed, managed=True)
+    existing = await near.register_agent(allowed, managed=True)
     await near.submit(NewTask(title="x", task_type="other"))
     await near.submit(NewTask(title="y", command=["true"]))
-    own = await api.token(scopes=("work",), agent=known.id)
+    own = await api.token(scopes=("work",), agent=existing.id)
     for token in (own, await api.token()):
         async with connect_to_server(api.url, token) as worker:
             brought = an_agent(worker, name="dev", runtimes=("function",), task_types=("mine",))
@@ -342,11 +342,11 @@ async def test_remote_worker_claims_nothing_that_it_cannot_run(
 async def test_agent_token_sweeps_only_sessions_of_its_agent(
     api: Api, far: RemoteEngine, near: Engine
 ) -> None:
-    mine = await claimed(far, name="dev")
+    own = await claimed(far, name="dev")
     profile = await far.register_agent(an_agent(far, name="dev"))
     other = NewTask(title="y", task_type="other")
-    foreign = await claimed(far, other, name="other", task_types=("other",))
-    for work in (mine, foreign):
+    others = await claimed(far, other, name="other", task_types=("other",))
+    for work in (own, others):
         await near.cancel(work.fence.task)
     assert await near.maintenance.expire_worker(WORKER, "test") == 2
     token = await api.token(scopes=("work",), agent=profile.id)
@@ -359,7 +359,7 @@ async def test_agent_token_sweeps_only_sessions_of_its_agent(
     async with connect_to_server(api.url, token) as worker:
         assert await worker.confirm_gone_sessions("host:2:next", "host", runs) == 1
         assert await worker.confirm_gone_sessions("host:2:next", "host", runs) == 0
-    assert asked == [(WORKER, mine.fence.task)]
+    assert asked == [(WORKER, own.fence.task)]
     assert (
         await far.confirm_gone_sessions("host:2:next", "host", runs) == 1
     )  # the other agent's was left alone
@@ -367,9 +367,9 @@ async def test_agent_token_sweeps_only_sessions_of_its_agent(
 
 async def test_objects_of_another_workspace_are_not_found(api: Api, far: RemoteEngine) -> None:
     work = await claimed(far)
-    stranger = await api.token(workspace=await api.workspace("elsewhere"))
+    untrusted = await api.token(workspace=await api.workspace("elsewhere"))
     fence = Fence(work.fence.task, work.fence.attempt, "0" * 32)
-    async with connect_to_server(api.url, stranger) as other:
+    async with connect_to_server(api.url, untrusted) as other:
         for call in (
             other.show(fence.task),
             other.steps(fence.task),
@@ -385,27 +385,27 @@ async def test_objects_of_another_workspace_are_not_found(api: Api, far: RemoteE
 
 
 async def test_invalid_calls_are_refused_equally(far: RemoteEngine, near: Engine, api: Api) -> None:
-    nobody = uuid4()
+    anonymous = uuid4()
     calls: list[Any] = [
-        lambda e: e.show(nobody),
-        lambda e: e.cancel(nobody),
+        lambda e: e.show(anonymous),
+        lambda e: e.cancel(anonymous),
         lambda e: e.find("zz"),
         lambda e: e.submit(NewTask(title="")),
         lambda e: e.submit(NewTask(title="x", priority=99)),
         lambda e: e.list(Filter(status=("NONE",))),
-        lambda e: e.logs(nobody, "LOUD"),
-        lambda e: e.complete(Fence(nobody, 1, "x")),
+        lambda e: e.logs(anonymous, "LOUD"),
+        lambda e: e.complete(Fence(anonymous, 1, "x")),
     ]
     for call in calls:
-        told = []
+        reports = []
         for engine in (near, far):
             with pytest.raises(TenutoError) as refused:
                 await call(engine)
-            told.append((type(refused.value), refused.value.code, refused.value.message))
-        assert told[0] == told[1]
-    async with connect_to_server(api.url, "tnt_nobody") as stranger:
+            reports.append((type(refused.value), refused.value.code, refused.value.message))
+        assert reports[0] == reports[1]
+    async with connect_to_server(api.url, "tnt_nobody") as untrusted:
         with pytest.raises(Unauthenticated):
-            await stranger.show(UUID(int=1))
+            await untrusted.show(UUID(int=1))
     async with connect_to_server(api.url) as nameless:
         with pytest.raises(Unauthenticated):
             await nameless.counts()

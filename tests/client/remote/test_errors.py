@@ -40,24 +40,24 @@ def answered(error: Exception) -> httpx2.Response:
 @pytest.mark.parametrize("kind", HTTP_STATUS, ids=lambda kind: kind.__name__)
 def test_every_error_class_is_restored(kind: type[TenutoError]) -> None:
     error = kind("why", retry_after=7) if issubclass(kind, TooMany) else kind("why")
-    found = error_from_response(answered(error))
-    assert isinstance(found, TenutoError)
-    assert (type(found), found.code, found.message) == (kind, error.code, "why")
-    if isinstance(found, TooMany):
-        assert found.retry_after == 7
+    result = error_from_response(answered(error))
+    assert isinstance(result, TenutoError)
+    assert (type(result), result.code, result.message) == (kind, error.code, "why")
+    if isinstance(result, TooMany):
+        assert result.retry_after == 7
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
 def test_every_error_code_is_restored(code: str) -> None:
-    found = error_from_response(answered(Conflict("why", code)))
-    assert isinstance(found, TenutoError)
-    assert found.code == code
+    result = error_from_response(answered(Conflict("why", code)))
+    assert isinstance(result, TenutoError)
+    assert result.code == code
 
 
 def test_error_details_are_restored() -> None:
-    found = error_from_response(answered(Invalid("why", field="title")))
-    assert isinstance(found, Invalid)
-    assert found.details == {"field": "title"}
+    result = error_from_response(answered(Invalid("why", field="title")))
+    assert isinstance(result, Invalid)
+    assert result.details == {"field": "title"}
 
 
 def test_every_status_of_problem_responses_is_covered() -> None:
@@ -67,18 +67,18 @@ def test_every_status_of_problem_responses_is_covered() -> None:
 
 def test_internal_error_of_the_server_is_not_repeated() -> None:
     answer = answered(ZeroDivisionError("secret"))
-    found = error_from_response(answer)
-    assert isinstance(found, ServerError)
-    assert not is_retryable(answer, found)
-    assert "secret" not in str(found)
+    result = error_from_response(answer)
+    assert isinstance(result, ServerError)
+    assert not is_retryable(answer, result)
+    assert "secret" not in str(result)
 
 
 def test_unknown_code_of_a_newer_server_maps_to_its_class() -> None:
     body = b'{"code": "brand_new", "detail": "why", "status": 404, "title": "x"}'
     kind = {"content-type": problems.MEDIA_TYPE}
-    found = error_from_response(httpx2.Response(404, content=body, headers=kind, request=REQUEST))
-    assert isinstance(found, NotFound)
-    assert found.code == "not_found"
+    result = error_from_response(httpx2.Response(404, content=body, headers=kind, request=REQUEST))
+    assert isinstance(result, NotFound)
+    assert result.code == "not_found"
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,10 @@ def test_unknown_code_of_a_newer_server_maps_to_its_class() -> None:
 )
 def test_response_of_another_service_is_an_outage(status: int, passing: bool) -> None:
     answer = httpx2.Response(status, content=b"<html>", request=REQUEST)
-    found = error_from_response(answer)
-    assert isinstance(found, Unavailable)
-    assert found.code == "server_unreachable"
-    assert is_retryable(answer, found) is passing
+    result = error_from_response(answer)
+    assert isinstance(result, Unavailable)
+    assert result.code == "server_unreachable"
+    assert is_retryable(answer, result) is passing
 
 
 @pytest.mark.parametrize(("code", "passing"), [("in_progress", True), ("out_of_turn", False)])
@@ -107,10 +107,10 @@ def test_request_to_an_incompatible_server_is_not_repeated() -> None:
 def test_request_too_large_for_a_proxy_is_not_repeated() -> None:
     request = httpx2.Request("POST", "http://server/api/v1/agent-tasks/x/complete", content=b"123")
     answer = httpx2.Response(413, text="<html>too large</html>", request=request)
-    found = error_from_response(answer)
-    assert isinstance(found, Invalid)
-    assert (found.code, found.message) == (
+    result = error_from_response(answer)
+    assert isinstance(result, Invalid)
+    assert (result.code, result.message) == (
         "too_large",
         "a proxy rejected the request: its 3 bytes exceed the proxy's limit",
     )
-    assert not is_retryable(answer, found)
+    assert not is_retryable(answer, result)

@@ -43,14 +43,14 @@ async def test_submit_with_a_lost_response_creates_one_task(
     line: Line, over: RemoteEngine, near: Engine
 ) -> None:
     line.swallow = 2
-    made = await over.submit(NewTask(title="x"))
+    submitted = await over.submit(NewTask(title="x"))
     assert line.swallowed == 2
-    assert made.created
-    assert [task.id for task in (await near.list()).tasks] == [made.id]
+    assert submitted.created
+    assert [task.id for task in (await near.list()).tasks] == [submitted.id]
     line.swallow = 1
     many = await over.submit_many([NewTask(title=f"{number}") for number in range(3)])
     assert len((await near.list()).tasks) == 4
-    assert all(each.created for each in many)
+    assert all(item.created for item in many)
 
 
 async def test_rerun_with_a_lost_response_creates_one_task(
@@ -58,9 +58,9 @@ async def test_rerun_with_a_lost_response_creates_one_task(
 ) -> None:
     first = (await near.submit(NewTask(title="x"))).id
     line.swallow = 2
-    made = await over.rerun(first)
+    created = await over.rerun(first)
     assert line.swallowed == 2
-    assert [task.id for task in (await near.list()).tasks] == [made.id, first]
+    assert [task.id for task in (await near.list()).tasks] == [created.id, first]
 
 
 async def test_claim_with_a_lost_response_is_returned_again(
@@ -69,17 +69,17 @@ async def test_claim_with_a_lost_response_is_returned_again(
     await near.submit_many([NewTask(title="a"), NewTask(title="b")])
     agent = await over.register_agent(an_agent(over))
     line.swallow = 1
-    works = await over.claim(agent, WORKER, 2)
-    assert len(works) == 2
+    claimed = await over.claim(agent, WORKER, 2)
+    assert len(claimed) == 2
     assert line.swallowed == 1
     line.swallow = 1
-    await over.complete(works[0].fence, {"r": 1})
+    await over.complete(claimed[0].fence, {"r": 1})
     line.swallow = 1
-    assert await over.checkpoint(works[1].fence, "c", 1) == 1
+    assert await over.checkpoint(claimed[1].fence, "c", 1) == 1
     line.swallow = 1
-    child = await over.spawn(works[1].fence, "k", NewTask(title="child"))
-    assert (await near.show(works[0].fence.task)).output == {"r": 1}
-    assert (await near.show(child)).parent == works[1].fence.task
+    child = await over.spawn(claimed[1].fence, "k", NewTask(title="child"))
+    assert (await near.show(claimed[0].fence.task)).output == {"r": 1}
+    assert (await near.show(child)).parent == claimed[1].fence.task
     assert len((await near.list()).tasks) == 3
 
 
@@ -181,7 +181,7 @@ async def test_idle_stream_that_breaks_is_continued(
     await near.cancel(task)
     seen.append(await following)
     await events.aclose()
-    assert [each.line.event for each in seen if each.line] == ["submitted", "cancelled"]
+    assert [item.line.event for item in seen if item.line] == ["submitted", "cancelled"]
 
 
 async def test_unreachable_server_is_reported_within_the_deadline() -> None:
@@ -224,25 +224,27 @@ def busy(status: int, **headers: str) -> httpx2.Response:
 
 @pytest.mark.parametrize("status", [502, 503, 504])
 async def test_read_is_repeated(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(*(httpx2.Response(status) for _ in range(3)), httpx2.Response(200, content=b"[1]"))
-    link = told.link(monkeypatch)
+    reported = Told(
+        *(httpx2.Response(status) for _ in range(3)), httpx2.Response(200, content=b"[1]")
+    )
+    link = reported.link(monkeypatch)
     assert await link.request(list[int], ApiRequest(method="GET", path="/", repeatable=True)) == [1]
-    assert told.asked == 4
-    assert told.slept == sorted(told.slept) or len(told.slept) == 3
+    assert reported.asked == 4
+    assert reported.slept == sorted(reported.slept) or len(reported.slept) == 3
     await link.close()
 
 
 async def test_write_is_repeated_only_if_it_was_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = Told(busy(429, **{"Retry-After": "2"}), httpx2.Response(200, content=b"[1]"))
-    link = told.link(monkeypatch)
+    reported = Told(busy(429, **{"Retry-After": "2"}), httpx2.Response(200, content=b"[1]"))
+    link = reported.link(monkeypatch)
     assert await link.request(list[int], ApiRequest(method="POST", path="/")) == [1]
-    assert told.slept[0] >= 2
-    told.answers = [httpx2.Response(503)]
+    assert reported.slept[0] >= 2
+    reported.answers = [httpx2.Response(503)]
     with pytest.raises(Unavailable):
         await link.request(list[int], ApiRequest(method="POST", path="/"))
-    told.answers = [busy(429, **{"Retry-After": "900"})]
+    reported.answers = [busy(429, **{"Retry-After": "900"})]
     with pytest.raises(TooMany) as refused:
         await link.request(list[int], ApiRequest(method="POST", path="/"))
     assert refused.value.retry_after == 900
@@ -253,10 +255,10 @@ async def test_interrupted_long_poll_is_repeated(monkeypatch: pytest.MonkeyPatch
     """The time for which a server was asked to wait is no part of the time for its answer."""
     clock, cuts = ManualClock(), iter(range(1))
     link = ServerConnection("http://server", "tnt_x", deadline_s=10, clock=clock)
-    patience: list[float] = []
+    timeout_s: list[float] = []
 
     async def request(*_: Any, **asked: Any) -> httpx2.Response:
-        patience.append(asked["timeout"].read)
+        timeout_s.append(asked["timeout"].read)
         clock.advance(25)
         if next(cuts, None) is not None:
             raise httpx2.ReadError("cut")
@@ -265,11 +267,11 @@ async def test_interrupted_long_poll_is_repeated(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(link._http, "request", request)
     wait = ApiRequest(method="GET", path="/", repeatable=True, wait_s=20)
     assert await link.request(list[int], wait) == [1]
-    assert patience == [30, 30]
+    assert timeout_s == [30, 30]
     cuts = iter(range(3))
     with pytest.raises(Unavailable):
         await link.request(list[int], wait)
-    assert len(patience) == 4
+    assert len(timeout_s) == 4
     await link.close()
 
 
@@ -293,7 +295,7 @@ def test_invalid_server_address_is_refused(url: str) -> None:
 
 def test_certificates_are_loaded_only_for_tls() -> None:
     assert verify_option("http://host:8484") is False
-    found = verify_option("https://host")
-    assert isinstance(found, ssl.SSLContext)
-    assert (found.verify_mode, found.check_hostname) == (ssl.CERT_REQUIRED, True)
-    assert verify_option("https://other") is found
+    result = verify_option("https://host")
+    assert isinstance(result, ssl.SSLContext)
+    assert (result.verify_mode, result.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert verify_option("https://other") is result

@@ -75,17 +75,17 @@ def names(kind: Any) -> dict[str, str]:
     return {field.name: field.encode_name for field in msgspec.structs.fields(kind)}
 
 
-@pytest.mark.parametrize(("said", "read"), SAME, ids=lambda kind: kind.__name__)
-def test_response_type_is_equal_on_both_sides(said: Any, read: Any) -> None:
-    assert names(said) == names(read)
+@pytest.mark.parametrize(("output", "read"), SAME, ids=lambda kind: kind.__name__)
+def test_response_type_is_equal_on_both_sides(output: Any, read: Any) -> None:
+    assert names(output) == names(read)
 
 
-@pytest.mark.parametrize(("said", "read"), READ, ids=lambda kind: kind.__name__)
-def test_every_field_read_by_the_client_is_sent(said: Any, read: Any) -> None:
-    wanted = {field.encode_name for field in msgspec.structs.fields(read) if field.required}
-    known = set(names(said).values())
-    assert wanted <= known
-    optional = {field.encode_name for field in msgspec.structs.fields(read)} - known
+@pytest.mark.parametrize(("output", "read"), READ, ids=lambda kind: kind.__name__)
+def test_every_field_read_by_the_client_is_sent(output: Any, read: Any) -> None:
+    expected = {field.encode_name for field in msgspec.structs.fields(read) if field.required}
+    existing = set(names(output).values())
+    assert expected <= existing
+    optional = {field.encode_name for field in msgspec.structs.fields(read)} - existing
     assert optional <= {"until"}
 
 
@@ -102,7 +102,7 @@ def test_request_body_of_the_client_has_every_field() -> None:
             assert field.required or getattr(control, field.name) != field.default
 
 
-@pytest.mark.parametrize("control", [None, *CONTROLS], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("control", [None, *CONTROLS], ids=lambda item: type(item).__name__)
 def test_task_is_decoded_as_it_was_sent(control: Control | None) -> None:
     asked = msgspec.structs.replace(TASK, control=control)
     sent = msgspec.json.encode(task_body(asked))

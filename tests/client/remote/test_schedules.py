@@ -60,8 +60,8 @@ async def test_triggers_and_events_are_equal_direct_and_remote(
     change = TriggerChange(filter=None, event="build.done")
     assert (await far.triggers.update("t", change)).filter is None
     task = (await near.submit(NewTask(title="a"))).id
-    told = await far.publish("build.done", {"n": 1}, task)
-    assert (told.name, told.data, told.task_id) == ("build.done", {"n": 1}, task)
+    reported = await far.publish("build.done", {"n": 1}, task)
+    assert (reported.name, reported.data, reported.task_id) == ("build.done", {"n": 1}, task)
     await far.triggers.delete("t")
     for engine in (far, near):
         with pytest.raises(NotFound):

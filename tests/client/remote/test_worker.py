@@ -25,8 +25,8 @@ class Server:
 
     async def open(self) -> None:
         at = re.compile(r"API on (http://\S+)")
-        found = await eventually(lambda: at.search(self.process.text()), PATIENCE)
-        self.url = found[1]
+        result = await eventually(lambda: at.search(self.process.text()), PATIENCE)
+        self.url = result[1]
         file = self._world.folder / "data" / "token"
         await eventually(lambda: file.is_file() and file.read_text().endswith("\n"))
         self.token = file.read_text().strip()
@@ -39,15 +39,15 @@ class Server:
 
 @pytest.fixture
 async def world(database_url: str, tmp_path: Path) -> AsyncIterator[System]:
-    async with system(database_url, tmp_path) as made:
-        yield made
+    async with system(database_url, tmp_path) as created:
+        yield created
 
 
 @pytest.fixture
 async def server(world: System) -> Server:
-    made = Server(world)
-    await made.open()
-    return made
+    created = Server(world)
+    await created.open()
+    return created
 
 
 async def flying(world: System, n: int) -> None:
@@ -62,14 +62,14 @@ async def test_remote_worker_completes_tasks(world: System, server: Server) -> N
     for task in tasks:
         view = await world.engine.show(task)
         assert (view.output, view.progress_percent) == (7, 50)
-        said = await world.engine.transcript(task)
-        assert [line.text for line in said] == ["hello"]
-    [known] = await world.engine.workers()
-    assert (known.status, known.slots, known.agents) == ("RUNNING", 3, ["local"])
+        output = await world.engine.transcript(task)
+        assert [line.text for line in output] == ["hello"]
+    [existing] = await world.engine.workers()
+    assert (existing.status, existing.slots, existing.agents) == ("RUNNING", 3, ["local"])
     worker.signal(signal.SIGTERM)
     assert await worker.ended() == 0
-    [known] = await world.engine.workers()
-    assert known.status == "STOPPED"
+    [existing] = await world.engine.workers()
+    assert existing.status == "STOPPED"
 
 
 async def test_cancel_kills_the_process_tree_of_a_remote_worker(
@@ -123,7 +123,7 @@ async def test_sessions_of_a_crashed_remote_worker_are_swept(world: System, serv
     await world.check([task])
 
     async def swept() -> bool:
-        return not any(each.unconfirmed for each in await world.attempts(task))
+        return not any(attempt.unconfirmed for attempt in await world.attempts(task))
 
     await eventually(swept, PATIENCE, 0.05)
 

@@ -32,10 +32,10 @@ async def test_final_failure_opens_an_escalation(engine: Engine) -> None:
 
 async def test_escalation_has_the_agents_reason_and_advice(engine: Engine) -> None:
     fence = await running(engine, max_attempts=1, escalation=Escalation("mine", "my own"))
-    told = Escalation("The key is missing", "Please add the key.")
-    await engine.fail(fence, Failure(message="401", escalation=told))
+    reported = Escalation("The key is missing", "Please add the key.")
+    await engine.fail(fence, Failure(message="401", escalation=reported))
     [item] = await engine.inbox.list()
-    assert (item.body["reason"], item.body["prompt"]) == (told.reason, told.prompt)
+    assert (item.body["reason"], item.body["prompt"]) == (reported.reason, reported.prompt)
 
 
 async def test_retried_failure_opens_no_escalation(engine: Engine) -> None:
@@ -51,7 +51,7 @@ async def test_open_escalations_are_bounded(
     fences = [await running(engine) for _ in range(3)]
     for fence in fences:
         await engine.fail(fence, failure("syntax"))
-    assert {item.task for item in await engine.inbox.list()} == {each.task for each in fences[:2]}
+    assert {item.task for item in await engine.inbox.list()} == {entry.task for entry in fences[:2]}
     await engine.retry(fences[0].task)
     await engine.fail((await claim_one(engine)).fence, failure("syntax"))
     assert len(await engine.inbox.list()) == 2

@@ -51,10 +51,10 @@ async def test_decision_reaches_the_next_attempt(engine: Engine, *, approve: boo
     await engine.inbox.answer(item.id, approve=approve, comment="so be it")
     next_ = await again(engine, fence.task)
     answer = (await engine.ask(next_, "q", APPROVAL)).answer
-    said = "approved" if approve else "rejected"
-    assert (answer["decision"], answer["by"], answer["comment"]) == (said, "tester", "so be it")
+    output = "approved" if approve else "rejected"
+    assert (answer["decision"], answer["by"], answer["comment"]) == (output, "tester", "so be it")
     decided = await engine.inbox.show(item.id)
-    assert (decided.status, decided.decided_by) == (said.upper(), "tester")
+    assert (decided.status, decided.decided_by) == (output.upper(), "tester")
     assert await engine.inbox.list() == []
 
 
@@ -76,8 +76,10 @@ async def test_first_decision_wins(engine: Engine, another: Another) -> None:
                 engine.inbox.answer(item.id, approve=True),
                 other.inbox.answer(item.id, approve=False),
             ]
-            said = await asyncio.gather(*calls[:: -1 if number % 2 else 1], return_exceptions=True)
-            assert [each is None for each in said].count(True) == 1
+            output = await asyncio.gather(
+                *calls[:: -1 if number % 2 else 1], return_exceptions=True
+            )
+            assert [entry is None for entry in output].count(True) == 1
             next_ = await again(engine, fence.task)
             answer = (await engine.ask(next_, "q", APPROVAL)).answer
             decided = await engine.inbox.show(item.id)
@@ -94,11 +96,11 @@ async def test_question_is_asked_once_per_key(engine: Engine) -> None:
     for _ in range(2):
         assert not (await engine.ask(next_, "q", APPROVAL)).parked
     assert (await engine.ask(next_, "another", APPROVAL)).parked
-    assert [each.key for each in await engine.inbox.list()] == ["another"]
+    assert [entry.key for entry in await engine.inbox.list()] == ["another"]
 
 
 @pytest.mark.parametrize(
-    ("question", "default", "told"),
+    ("question", "default", "reported"),
     [
         (APPROVAL, None, {"decision": "rejected", "by": "timeout"}),
         (APPROVAL, True, {"decision": "approved", "by": "timeout"}),
@@ -107,7 +109,7 @@ async def test_question_is_asked_once_per_key(engine: Engine) -> None:
     ],
 )
 async def test_question_without_an_answer_times_out(
-    engine: Engine, clock: ManualClock, question: Question, default: Any, told: Any
+    engine: Engine, clock: ManualClock, question: Question, default: Any, reported: Any
 ) -> None:
     limited = Question(
         kind=question.kind, title="?", timeout_s=60, default=default, body=question.body
@@ -117,10 +119,10 @@ async def test_question_without_an_answer_times_out(
     clock.advance(61)
     assert await engine.maintenance.promote_once("promoter") == 1
     shown = await engine.inbox.show(item.id)
-    assert (shown.status, shown.decision) == ("EXPIRED", told)
+    assert (shown.status, shown.decision) == ("EXPIRED", reported)
     assert await refusal(engine.inbox.answer(item.id, approve=True)) == "out_of_turn"
     next_ = await again(engine, fence.task)
-    assert (await engine.ask(next_, "q", limited)).answer == told
+    assert (await engine.ask(next_, "q", limited)).answer == reported
     assert (await row_of(engine, fence.task)).free_ends == 0
 
 
@@ -188,8 +190,8 @@ async def test_decision_reaches_a_paused_task_after_resume(
     assert await status(engine, fence.task) == "PAUSED"
     await engine.resume(fence.task)
     next_ = await again(engine, fence.task)
-    said = "approved" if approve else "rejected"
-    assert (await engine.ask(next_, "q", APPROVAL)).answer["decision"] == said
+    output = "approved" if approve else "rejected"
+    assert (await engine.ask(next_, "q", APPROVAL)).answer["decision"] == output
 
 
 async def test_step_with_the_key_is_not_an_answer(engine: Engine, raw: Raw) -> None:
@@ -208,11 +210,15 @@ async def test_attempt_with_a_stop_request_cannot_ask(engine: Engine, raw: Raw) 
     assert await refusal(engine.ask(fence, "q", APPROVAL)) == "pause_requested"
     await engine.cancel(fence.task)
     assert await refusal(engine.ask(fence, "q", APPROVAL)) == "cancel_requested"
-    nobody = UUID(int=7)
-    for stale in (Fence(fence.task, 1, "0" * 32), Fence(fence.task, 0, ""), Fence(nobody, 0, "")):
+    anonymous = UUID(int=7)
+    for stale in (
+        Fence(fence.task, 1, "0" * 32),
+        Fence(fence.task, 0, ""),
+        Fence(anonymous, 0, ""),
+    ):
         assert await refusal(engine.ask(stale, "q", APPROVAL)) == "lease_lost"
         assert await refusal(engine.wait(stale)) == "lease_lost"
-    assert await refusal(engine.ask(Fence(nobody, 1, ""), "q", APPROVAL)) == "not_found"
+    assert await refusal(engine.ask(Fence(anonymous, 1, ""), "q", APPROVAL)) == "not_found"
     assert await raw.count("inbox_item") == 0
 
 

@@ -40,12 +40,12 @@ async def test_messages_are_dequeued_in_order_and_once(known: Engine) -> None:
         await known.mailboxes.send(AGENT, note(n))
     assert await AgentRegistry(known.core, known.workspace).record_heartbeat(AGENT) == 3
     first = await known.mailboxes.dequeue(AGENT, 2)
-    assert [each.body for each in first.messages] == [0, 1]
-    assert [each.body for each in (await known.mailboxes.page(AGENT)).messages] == [2]
-    assert [each.body for each in (await known.mailboxes.dequeue(AGENT)).messages] == [2]
+    assert [message.body for message in first.messages] == [0, 1]
+    assert [message.body for message in (await known.mailboxes.page(AGENT)).messages] == [2]
+    assert [message.body for message in (await known.mailboxes.dequeue(AGENT)).messages] == [2]
     assert (await known.mailboxes.dequeue(AGENT)).messages == []
-    kept = (await known.mailboxes.page(AGENT, waiting=False)).messages
-    assert [each.taken_at is not None for each in kept] == [True] * 3
+    stored = (await known.mailboxes.page(AGENT, waiting=False)).messages
+    assert [item.taken_at is not None for item in stored] == [True] * 3
 
 
 @pytest.mark.parametrize("waiting", [True, False])
@@ -55,9 +55,9 @@ async def test_pages_show_every_message_once(known: Engine, waiting: bool) -> No
     seen: list[object] = []
     page = await known.mailboxes.page(AGENT, 2, waiting=waiting)
     while page.next_cursor is not None:
-        seen += [each.body for each in page.messages]
+        seen += [message.body for message in page.messages]
         page = await known.mailboxes.page(AGENT, 2, page.next_cursor, waiting=waiting)
-    assert seen + [each.body for each in page.messages] == list(range(5))
+    assert seen + [message.body for message in page.messages] == list(range(5))
 
 
 async def test_unacknowledged_batch_is_delivered_again(known: Engine) -> None:
@@ -67,7 +67,7 @@ async def test_unacknowledged_batch_is_delivered_again(known: Engine) -> None:
     await known.mailboxes.send(AGENT, note(2))
     again = await known.mailboxes.dequeue(AGENT, batch=batch)
     assert again == first
-    assert [each.body for each in again.messages] == [1]
+    assert [message.body for message in again.messages] == [1]
 
 
 async def test_two_readers_share_the_mailbox(known: Engine, another: Another) -> None:
@@ -75,7 +75,7 @@ async def test_two_readers_share_the_mailbox(known: Engine, another: Another) ->
         await known.mailboxes.send(AGENT, note(n))
     async with another() as other:
         both = await asyncio.gather(
-            *(each.mailboxes.dequeue(AGENT, 5) for each in (known, other) for _ in range(2))
+            *(item.mailboxes.dequeue(AGENT, 5) for item in (known, other) for _ in range(2))
         )
     bodies = [message.body for batch in both for message in batch.messages]
     assert sorted(bodies) == list(range(20))
@@ -108,7 +108,7 @@ async def test_coalescable_message_replaces_the_waiting_one(known: Engine) -> No
     repeated = await known.mailboxes.send(AGENT, note(1, client_message_id="old", **scoped))
     assert (repeated.id, repeated.replaced) == (old.id, True)  # a late repetition changes nothing
     taken = await known.mailboxes.dequeue(AGENT)
-    assert [each.body for each in taken.messages] == [2, 3, 4]
+    assert [message.body for message in taken.messages] == [2, 3, 4]
 
 
 async def test_mailbox_is_bounded(known: Engine) -> None:
@@ -152,9 +152,9 @@ async def child_of_running(engine: Engine) -> tuple[UUID, UUID]:
     work = await claim_one(engine)
     child = await engine.spawn(work.fence, "part", new("child"))
     other = profile(id=UUID(int=99), name="other")
-    [mine] = await engine.claim(other, "host:2:other", 1)
-    await engine.progress(mine.fence, 10, "linking")
-    await engine.fail(mine.fence, failure("syntax", "no such symbol"))
+    [own] = await engine.claim(other, "host:2:other", 1)
+    await engine.progress(own.fence, 10, "linking")
+    await engine.fail(own.fence, failure("syntax", "no such symbol"))
     return parent, child
 
 
@@ -182,8 +182,8 @@ async def test_failure_of_a_subtask_is_sent_to_a_parked_parents_agent(known: Eng
     child = await known.spawn(work.fence, "part", new("child"))
     await known.park(work.fence, "input", wait_until=START + timedelta(days=1))
     other = profile(id=UUID(int=99), name="other")
-    [mine] = await known.claim(other, "host:2:other", 1)
-    await known.fail(mine.fence, failure("syntax"))
+    [own] = await known.claim(other, "host:2:other", 1)
+    await known.fail(own.fence, failure("syntax"))
     [message] = (await known.mailboxes.dequeue(AGENT)).messages
     assert message.task_id == child
 
@@ -201,7 +201,7 @@ async def test_failure_for_a_terminated_agent_opens_an_escalation(known: Engine)
     await known.park(work.fence, "input", wait_until=START + timedelta(days=1))
     await known.terminate_agent(AGENT)
     other = profile(id=UUID(int=99), name="other")
-    [mine] = await known.claim(other, "host:2:other", 1)
-    await known.fail(mine.fence, failure("syntax"))
+    [own] = await known.claim(other, "host:2:other", 1)
+    await known.fail(own.fence, failure("syntax"))
     [item] = await known.inbox.list()
     assert item.task == child

@@ -153,8 +153,8 @@ async def test_immediate_termination_cancels_running_tasks(engine: Engine) -> No
     work = await claim_one(engine)
     await engine.terminate_agent(AGENT, "now", graceful=False)
     assert (await shown(engine)).status == "DRAINING"  # until the kill is confirmed
-    beat = await engine.heartbeat([work.fence], LEASE_S)
-    assert beat.held[work.fence.task].cancel
+    heartbeat = await engine.heartbeat([work.fence], LEASE_S)
+    assert heartbeat.held[work.fence.task].cancel
     await engine.confirm_cancel(work.fence, {"state": "killed"})
     clock_of(engine).advance(5)
     await look(engine)
@@ -196,8 +196,10 @@ async def test_termination_is_seen_by_a_process_with_a_lane_cache(
 
 
 async def test_user_settings_override_a_workers_profile(engine: Engine) -> None:
-    told_ = profile(max_concurrent=1, capabilities=("git",), task_tags=("a",), stale_threshold_s=30)
-    await engine.register_agent(told_, managed=True)
+    updated = profile(
+        max_concurrent=1, capabilities=("git",), task_tags=("a",), stale_threshold_s=30
+    )
+    await engine.register_agent(updated, managed=True)
     greedy = profile(
         max_concurrent=100,
         capabilities=("git", "root"),
@@ -208,14 +210,14 @@ async def test_user_settings_override_a_workers_profile(engine: Engine) -> None:
         runtimes=("command",),
         task_types=("x",),
     )
-    kept = await engine.register_agent(greedy)
+    stored = await engine.register_agent(greedy)
     view = await shown(engine)
     assert (view.max_concurrent_tasks, view.capabilities, view.task_tags) == (1, ("git",), ("a",))
     assert (view.accept_commands, view.choose_rules) == (False, ("superset",))
     assert (view.stale_threshold_seconds, view.managed) == (30, True)
     assert (view.runtimes, view.task_types) == (("command",), ("x",))  # how, its worker knows
-    assert (kept.max_concurrent, kept.capabilities) == (1, ("git",))
-    assert kept.version == view.version
+    assert (stored.max_concurrent, stored.capabilities) == (1, ("git",))
+    assert stored.version == view.version
 
 
 async def test_worker_profile_applies_without_user_settings(engine: Engine) -> None:
@@ -228,10 +230,10 @@ async def test_worker_profile_applies_without_user_settings(engine: Engine) -> N
 async def test_other_user_settings_keep_the_types_of_a_pull_agent(
     engine: Engine,
 ) -> None:
-    known = await engine.register_agent(profile(runtimes=("http",), task_types=("x",)))
-    asked = msgspec.structs.replace(await registry(engine).profile(known.id), region="eu")
-    told_ = await engine.register_agent(asked, managed=True)
-    assert (told_.region, told_.task_types) == ("eu", ("x",))
+    existing = await engine.register_agent(profile(runtimes=("http",), task_types=("x",)))
+    asked = msgspec.structs.replace(await registry(engine).profile(existing.id), region="eu")
+    updated = await engine.register_agent(asked, managed=True)
+    assert (updated.region, updated.task_types) == ("eu", ("x",))
     assert (await shown(engine)).task_types == ("x",)
 
 
@@ -239,11 +241,11 @@ async def test_new_limit_applies_to_a_running_worker(engine: Engine, another: An
     for _ in range(4):
         await engine.submit(new())
     async with another() as other:
-        mine = await other.register_agent(profile())
-        assert len(await other.claim(mine, WORKER, 1, LEASE_S)) == 1
+        own = await other.register_agent(profile())
+        assert len(await other.claim(own, WORKER, 1, LEASE_S)) == 1
         await engine.register_agent(profile(max_concurrent=2), managed=True)
-        assert len(await other.claim(mine, WORKER, 10, LEASE_S)) == 1
-        assert await other.claim(mine, WORKER, 10, LEASE_S) == []
+        assert len(await other.claim(own, WORKER, 10, LEASE_S)) == 1
+        assert await other.claim(own, WORKER, 10, LEASE_S) == []
 
 
 async def test_worker_claims_nothing_that_it_cannot_run(engine: Engine, another: Another) -> None:
@@ -255,15 +257,15 @@ async def test_worker_claims_nothing_that_it_cannot_run(engine: Engine, another:
     function = profile(task_types=("mine",))
     async with another() as other:
         for brought in (bare, function):
-            mine = await other.register_agent(brought)
-            assert await other.claim(mine, WORKER, 10, LEASE_S) == []
+            own = await other.register_agent(brought)
+            assert await other.claim(own, WORKER, 10, LEASE_S) == []
         await engine.register_agent(profile(task_types=("mine", "other")), managed=True)
-        assert await other.claim(mine, WORKER, 10, LEASE_S) == []
+        assert await other.claim(own, WORKER, 10, LEASE_S) == []
         more = await other.register_agent(profile(task_types=("mine", "other")))
         [work] = await other.claim(more, WORKER, 10, LEASE_S)
         assert work.task_type == "other"
         await engine.submit(new(task_type="other"))
-        assert await other.claim(mine, WORKER, 10, LEASE_S) == []  # each worker by its own means
+        assert await other.claim(own, WORKER, 10, LEASE_S) == []  # each worker by its own means
 
 
 async def test_explain_says_why_a_worker_cannot_run_a_task_of_its_agent(engine: Engine) -> None:
@@ -271,10 +273,10 @@ async def test_explain_says_why_a_worker_cannot_run_a_task_of_its_agent(engine: 
     await engine.register_agent(profile(task_types=("mine",)))
     other = (await engine.submit(new(task_type="other"))).id
     command = (await engine.submit(new(command=["true"]))).id
-    why = (await engine.explain(other)).agents
-    assert why == {"agent": ["its worker does not handle type other"]}
-    why = (await engine.explain(command)).agents
-    assert why == {"agent": ["its worker does not accept commands from tasks"]}
+    reason = (await engine.explain(other)).agents
+    assert reason == {"agent": ["its worker does not handle type other"]}
+    reason = (await engine.explain(command)).agents
+    assert reason == {"agent": ["its worker does not accept commands from tasks"]}
 
 
 async def test_invalid_rules_have_their_own_error_codes(engine: Engine) -> None:
@@ -288,13 +290,13 @@ async def test_invalid_rules_have_their_own_error_codes(engine: Engine) -> None:
 async def test_health_samples_are_thinned_and_deleted(engine: Engine, raw: Raw) -> None:
     await engine.register_agent(profile())
     for step in range(4):
-        said = HealthSample(
+        output = HealthSample(
             status="degraded", memory_mb=10.5 + step, cpu_percent=-1, current_step=f"{step}"
         )
-        await registry(engine).record_heartbeat(AGENT, said)
+        await registry(engine).record_heartbeat(AGENT, output)
         clock_of(engine).advance(6)
     health = await registry(engine).health(AGENT)
-    assert [each.current_step for each in health.history] == ["2", "0"]
+    assert [item.current_step for item in health.history] == ["2", "0"]
     assert health.current == health.history[0]
     assert (health.history[0].memory_mb, health.history[0].cpu_percent) == (12.5, None)
     assert len((await registry(engine).health(AGENT, 1)).history) == 1
@@ -322,17 +324,17 @@ async def test_explain_covers_an_agent(engine: Engine) -> None:
         await engine.submit(new(task_tags=["a"]))
     await engine.submit(new(task_tags=["b"], capabilities=["git"]))
     await engine.submit(new(estimate_minutes=500))
-    found = await engine.explain_agent(AGENT)
-    assert [gate.detail for gate in found.gates] == ["no live worker hosts this agent"]
+    result = await engine.explain_agent(AGENT)
+    assert [gate.detail for gate in result.gates] == ["no live worker hosts this agent"]
     await engine.record_worker(BEAT)
-    found = await engine.explain_agent(AGENT)
-    assert (found.gates, found.summary) == ([], "can claim now: 1 lanes with pending tasks")
-    mine, *others = found.lanes
-    assert (mine.pending, mine.obstacles, mine.requires["task_tags"]) == (3, [], ("a",))
-    why = {reason for each in others for reason in each.obstacles}
+    result = await engine.explain_agent(AGENT)
+    assert (result.gates, result.summary) == ([], "can claim now: 1 lanes with pending tasks")
+    own, *others = result.lanes
+    assert (own.pending, own.obstacles, own.requires["task_tags"]) == (3, [], ("a",))
+    why = {reason for other in others for reason in other.obstacles}
     assert "needs capabilities git" in why
     assert "needs capabilities call_subagent" in why
-    assert (found.capacity.workers, found.capacity.free, found.more) == ([WORKER], 1, 0)
+    assert (result.capacity.workers, result.capacity.free, result.more) == ([WORKER], 1, 0)
     await engine.claim(await registry(engine).profile(AGENT), WORKER, 1, LEASE_S)
     [gate] = (await engine.explain_agent(AGENT)).gates
     assert gate.detail == "runs 1 of at most 1 tasks"
@@ -344,21 +346,21 @@ async def test_explain_covers_an_agent(engine: Engine) -> None:
 async def test_explain_of_an_agent_shows_the_first_lanes(engine: Engine) -> None:
     await engine.register_agent(profile())
     await engine.submit_many([new(task_type=f"t{n:02}") for n in range(60)])
-    found = await engine.explain_agent(AGENT)
-    assert (len(found.lanes), found.more) == (50, 10)
-    assert [each.requires["task_type"] for each in found.lanes][:2] == ["t00", "t01"]
+    result = await engine.explain_agent(AGENT)
+    assert (len(result.lanes), result.more) == (50, 10)
+    assert [lane.requires["task_type"] for lane in result.lanes][:2] == ["t00", "t01"]
 
 
 async def test_explain_of_an_agent_shows_pauses_and_limits(engine: Engine) -> None:
     await engine.register_agent(profile(runtimes=("http",)))
     await engine.submit(new())
     await engine.gates.close("type", "default", "repairs", None)
-    found = await engine.explain_agent(AGENT)
-    assert found.gates == []  # it fetches its tasks itself: no worker has to host it
-    [lane] = found.lanes
+    result = await engine.explain_agent(AGENT)
+    assert result.gates == []  # it fetches its tasks itself: no worker has to host it
+    [lane] = result.lanes
     assert [gate.gate for gate in lane.gates] == ["pause"]
     assert "repairs" in lane.gates[0].detail
-    assert found.summary == "matches 1 lanes; their pending tasks are blocked"
+    assert result.summary == "matches 1 lanes; their pending tasks are blocked"
     await engine.gates.close("agent", "agent", None, None)
     [gate] = (await engine.explain_agent(AGENT)).gates
     assert gate.gate == "pause"
@@ -371,8 +373,8 @@ async def test_explain_of_a_task_shows_what_stops_each_agent(engine: Engine) -> 
         "leaving": profile(id=UUID(int=3), name="leaving"),
         "fetching": profile(id=UUID(int=4), name="fetching", runtimes=("http",)),
     }
-    for each in others.values():
-        await engine.register_agent(each)
+    for other in others.values():
+        await engine.register_agent(other)
     for name in ("full", "leaving"):
         await engine.submit(new())
         assert await engine.claim(others[name], f"host:1:{name}", 1, LEASE_S)
@@ -389,12 +391,12 @@ async def test_explain_of_a_task_shows_what_stops_each_agent(engine: Engine) -> 
 
 async def test_concurrent_registrations_agree(engine: Engine, another: Another) -> None:
     async with another() as other:
-        said = engine.register_agent(profile(max_concurrent=1), managed=True)
+        output = engine.register_agent(profile(max_concurrent=1), managed=True)
         brought = [
             each.register_agent(profile(id=UUID(int=n), max_concurrent=50))
             for n, each in enumerate((engine, other) * 3, start=1)
         ]
-        known = await asyncio.gather(said, *brought)
-    assert len({each.id for each in known}) == 1
-    view = await shown(engine, known[0].id)
+        existing = await asyncio.gather(output, *brought)
+    assert len({item.id for item in existing}) == 1
+    view = await shown(engine, existing[0].id)
     assert (view.max_concurrent_tasks, view.managed, view.version) == (1, True, 7)

@@ -84,7 +84,10 @@ async def test_last_finished_subtask_wakes_its_parent(engine: Engine) -> None:
         Child(first.task, "a", "COMPLETED", {"n": 1}),
     ]
     await engine.complete(again, "done")
-    assert [each.outcome for each in await engine.attempts(fence.task)] == ["PARKED", "COMPLETED"]
+    assert [attempt.outcome for attempt in await engine.attempts(fence.task)] == [
+        "PARKED",
+        "COMPLETED",
+    ]
     assert await kinds(engine, fence.task) == [
         "submitted",
         "claimed",
@@ -104,8 +107,12 @@ async def test_failed_subtask_wakes_its_parent_without_failing_it(engine: Engine
     await engine.complete(third)
     again = await resumed(engine, fence.task)
     waited = await engine.wait(again)
-    told = [(each.key, each.status, each.error) for each in waited.children]
-    assert told == [("a", "FAILED", "no good"), ("b", "CANCELLED", None), ("c", "COMPLETED", None)]
+    reports = [(item.key, item.status, item.error) for item in waited.children]
+    assert reports == [
+        ("a", "FAILED", "no good"),
+        ("b", "CANCELLED", None),
+        ("c", "COMPLETED", None),
+    ]
 
 
 async def test_wait_for_finished_subtasks_returns_at_once(engine: Engine) -> None:
@@ -130,11 +137,11 @@ async def test_wait_counts_only_the_named_subtasks(engine: Engine) -> None:
 
 
 async def test_wait_for_another_tasks_subtask_is_refused(engine: Engine) -> None:
-    stranger = await running(engine)
-    [child] = await spawned(engine, stranger, "a")
+    other_fence = await running(engine)
+    [child] = await spawned(engine, other_fence, "a")
     await works(engine)
     fence = await running(engine)
-    for name in (child, stranger.task, fence.task, "a", "nobody", ""):
+    for name in (child, other_fence.task, fence.task, "a", "nobody", ""):
         assert await refusal(engine.wait(fence, [name])) == "not_found"
     assert await status(engine, fence.task) == "RUNNING"
 
@@ -182,7 +189,7 @@ async def test_timeout_ends_the_wait_once(engine: Engine, clock: ManualClock) ->
     assert await engine.maintenance.promote_once("promoter") == 1
     again = await resumed(engine, fence.task)
     waited = await engine.wait(again, children, 60, "first")
-    assert [(each.status, each.output) for each in waited.children] == [
+    assert [(item.status, item.output) for item in waited.children] == [
         ("COMPLETED", 1),
         ("RUNNING", None),
     ]
@@ -190,7 +197,7 @@ async def test_timeout_ends_the_wait_once(engine: Engine, clock: ManualClock) ->
     assert (await engine.wait(again, children, 60, "second")).parked
     await engine.complete(held[children[1]].fence, 2)
     last = await resumed(engine, fence.task)
-    assert [each.output for each in (await engine.wait(last)).children] == [1, 2]
+    assert [item.output for item in (await engine.wait(last)).children] == [1, 2]
 
 
 async def test_subtask_finished_late_does_not_change_a_resumed_parent(
@@ -238,7 +245,7 @@ async def test_cancelled_waiting_task_can_be_retried(engine: Engine) -> None:
     await engine.confirm_cancel(child, KILLED)
     await engine.retry(fence.task)
     again = await resumed(engine, fence.task)
-    assert [each.status for each in (await engine.wait(again)).children] == ["CANCELLED"]
+    assert [item.status for item in (await engine.wait(again)).children] == ["CANCELLED"]
 
 
 async def test_productive_wait_counts_no_try(engine: Engine) -> None:
@@ -322,13 +329,13 @@ async def test_concurrent_spawns_keep_the_limit(engine: Engine, another: Another
         engine.core.spawn_limits = other.core.spawn_limits = SpawnLimits(widest=5)
         fence = await running(engine)
         calls = [
-            each.spawn(fence, f"child {number}", new())
+            item.spawn(fence, f"child {number}", new())
             for number in range(8)
-            for each in (engine, other)
+            for item in (engine, other)
         ]
         answers = await asyncio.gather(*calls, return_exceptions=True)
-    made = {each for each in answers if isinstance(each, UUID)}
-    assert len(made) == 5
+    created = {answer for answer in answers if isinstance(answer, UUID)}
+    assert len(created) == 5
     assert len((await engine.list(Filter(parent=fence.task))).tasks) == 5
 
 
@@ -342,9 +349,9 @@ async def tree(engine: Engine, depth: int, width: int) -> tuple[Fence, list[Clai
     for _ in range(depth):
         for fence in level:
             await spawned(engine, fence, *map(str, range(width)))
-        works_ = await claim_all(engine)
-        inner += works_
-        level = [work.fence for work in works_]
+        claimed = await claim_all(engine)
+        inner += claimed
+        level = [work.fence for work in claimed]
     return root, inner
 
 
@@ -464,11 +471,11 @@ async def test_concurrent_wait_and_completion_lose_no_wake_up(
             ]
             order = [calls[(number + shift) % 3] for shift in range(3)]
             answers = await asyncio.gather(*(order[::-1] if number % 2 else order))
-            [waited] = [each for each in answers if each is not None]
+            [waited] = [answer for answer in answers if answer is not None]
             if waited.parked:
                 fence = await resumed(engine, fence.task)
                 waited = await engine.wait(fence, children)
-            assert [each.output for each in waited.children] == [1, 2]
+            assert [item.output for item in waited.children] == [1, 2]
             await engine.complete(fence)
 
 
@@ -486,8 +493,8 @@ async def test_concurrent_cancel_and_completions_of_subtasks_agree(
             answers = await asyncio.gather(
                 *(calls[::-1] if number % 2 else calls), return_exceptions=True
             )
-            refused = [each for each in answers if isinstance(each, BaseException)]
-            assert {getattr(each, "code", each) for each in refused} <= {"cancel_requested"}
+            refused = [answer for answer in answers if isinstance(answer, BaseException)]
+            assert {getattr(item, "code", item) for item in refused} <= {"cancel_requested"}
             for child in children:
                 if await status(engine, child.task) == "RUNNING":
                     await engine.confirm_cancel(child, KILLED)
@@ -502,7 +509,7 @@ async def test_subtasks_count_against_the_pending_quota(
     await engine.submit(new("later", run_at=engine.clock.now() + timedelta(hours=1)))
     await raw.execute("""update workspace set quota = '{"pending": 4}'""")
     async with another() as other:
-        made = await asyncio.gather(
+        created = await asyncio.gather(
             *(
                 each.spawn(fence, f"{number}", new("child"))
                 for number in range(4)
@@ -510,9 +517,9 @@ async def test_subtasks_count_against_the_pending_quota(
             ),
             return_exceptions=True,
         )
-    refused = [each for each in made if isinstance(each, TooMany)]
-    assert {each.code for each in refused} == {"quota_exceeded"}
-    assert (len(made), len(refused)) == (8, 5)
+    refused = [item for item in created if isinstance(item, TooMany)]
+    assert {item.code for item in refused} == {"quota_exceeded"}
+    assert (len(created), len(refused)) == (8, 5)
     assert await raw.value("select count(*) from task where status in ('PENDING', 'WAITING')") == 4
     # What a child was refused is made when there is room, under the same key.
     await raw.execute("update workspace set quota = null")

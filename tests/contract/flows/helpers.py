@@ -32,8 +32,8 @@ def group(key: str, *children: str, **fields: Any) -> GroupSpec:
 
 
 def plan(root: str, *specs: Spec) -> Plan:
-    known = {spec.key or "": spec for spec in specs}
-    return build_plan(root, known.get)
+    existing = {spec.key or "": spec for spec in specs}
+    return build_plan(root, existing.get)
 
 
 async def start(engine: Engine, root: str, *specs: Spec, **options: Any) -> UUID:
@@ -41,16 +41,16 @@ async def start(engine: Engine, root: str, *specs: Spec, **options: Any) -> UUID
 
 
 async def worked(
-    engine: Engine, agent: AgentProfile, handler: Handler | None = None, most: int = 10_000
+    engine: Engine, agent: AgentProfile, handler: Handler | None = None, maximum: int = 10_000
 ) -> list[str]:
     """Claim and finish until nothing is left; answers the keys in the order they were finished."""
     done: list[str] = []
-    while len(done) < most:
+    while len(done) < maximum:
         flowed = await engine.flows.run_deferred_once()
-        works = await engine.claim(agent, WORKER, min(50, most - len(done)))
-        if not works and not flowed:
+        claimed = await engine.claim(agent, WORKER, min(50, maximum - len(done)))
+        if not claimed and not flowed:
             break
-        for work in works:
+        for work in claimed:
             try:
                 await _finish(engine, work, handler)
             except Conflict:  # only a cancel can have come in between
@@ -75,10 +75,10 @@ async def statuses(engine: Engine, flow: UUID) -> dict[str, list[str]]:
 
     params = {"flow": flow, "workspace": engine.workspace, "most": 100_000}
     rows = await engine.core.store.fetch(Statement("flow_nodes", params))
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for row in rows:
-        found.setdefault(row["key"], []).append(row["status"])
-    return found
+        result.setdefault(row["key"], []).append(row["status"])
+    return result
 
 
 async def flow_status(engine: Engine, flow: UUID) -> str:

@@ -19,13 +19,13 @@ async def test_task_is_added_to_a_group_once(
 ) -> None:
     """The answer to a submit may be lost, and the group have ended when it is repeated."""
     await start(engine, "g", group("g", "a"), task("a"))
-    known: dict[str, Any] = {"id": uuid4()} if by_id else {"idempotency_key": "k"}
-    late = task("late", group="g", **known)
-    made = await engine.submit(late)
-    assert made == Submitted(late.id or made.id)
-    assert await engine.submit(late) == Submitted(made.id, created=False)
+    existing: dict[str, Any] = {"id": uuid4()} if by_id else {"idempotency_key": "k"}
+    late = task("late", group="g", **existing)
+    submitted = await engine.submit(late)
+    assert submitted == Submitted(late.id or submitted.id)
+    assert await engine.submit(late) == Submitted(submitted.id, created=False)
     assert await worked(engine, agent) == ["a", "late"]
-    assert await engine.submit(late) == Submitted(made.id, created=False)
+    assert await engine.submit(late) == Submitted(submitted.id, created=False)
     other = msgspec.structs.replace(late, priority=9)
     assert await refusal(engine.submit(other)) == "idempotency_conflict"
 
@@ -148,8 +148,8 @@ async def test_many_added_children_of_a_waiting_group_are_activated_in_parts(
         await engine.submit(task(key, group="later"))
     [work] = await engine.claim(agent, WORKER, 10)
     await engine.complete(work.fence)
-    found = await statuses(engine, flow)
-    assert [found[key] for key in late] == [["PENDING"]] * 2 + [["WAITING"]] * 5
+    result = await statuses(engine, flow)
+    assert [result[key] for key in late] == [["PENDING"]] * 2 + [["WAITING"]] * 5
     if meanwhile == "cancel":
         await engine.flows.cancel(flow)
         assert await worked(engine, agent) == []
@@ -163,14 +163,14 @@ async def test_many_added_children_of_a_waiting_group_are_activated_in_parts(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-@pytest.mark.parametrize("what", ["flow", "g", "outer"])
+@pytest.mark.parametrize("subject", ["flow", "g", "outer"])
 async def test_task_added_during_a_pause_runs_after_resume(
-    engine: Engine, agent: AgentProfile, what: str
+    engine: Engine, agent: AgentProfile, subject: str
 ) -> None:
     outer = group("outer", "g", order="parallel")
     flow = await start(engine, "outer", outer, group("g", "a", order="parallel"), task("a"))
     flows = engine.flows
-    run = None if what == "flow" else await flows.find_open_group(what)
+    run = None if subject == "flow" else await flows.find_open_group(subject)
     await (flows.pause(flow) if run is None else flows.pause_group(run))
     await engine.submit(task("x", group="g"))
     assert await worked(engine, agent) == []

@@ -36,8 +36,10 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 
 async def row(engine: Engine, n: int = 3, **fields: Any) -> list[UUID]:
     """Tasks of which each waits for the one before."""
-    news = [new(key=f"t{i}", depends_on=[f"t{i - 1}"] if i else [], **fields) for i in range(n)]
-    return [each.id for each in await engine.submit_many(news)]
+    new_tasks = [
+        new(key=f"t{i}", depends_on=[f"t{i - 1}"] if i else [], **fields) for i in range(n)
+    ]
+    return [submitted.id for submitted in await engine.submit_many(new_tasks)]
 
 
 def sequence(n: int = 3, **fields: Any) -> Plan:
@@ -66,19 +68,19 @@ TABLES = {
 
 async def rows_of(raw: Raw) -> dict[str, list[str]]:
     """Every row that an end may touch, with ids by the order in which they were made."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     names: dict[str, str] = {}
     for (key,) in await raw.fetch("select task from task_body order by flow, group_id, key"):
         names[str(key)] = f"task-{len(names)}"
     for table, columns in TABLES.items():
         text = [str(row) for row in await raw.fetch(f"select {columns} from {table}")]
-        for made in ("task_group", "flow"):
-            for (key,) in await raw.fetch(f"select id from {made} order by id"):
-                names.setdefault(str(key), f"{made}-{len(names)}")
+        for created in ("task_group", "flow"):
+            for (key,) in await raw.fetch(f"select id from {created} order by id"):
+                names.setdefault(str(key), f"{created}-{len(names)}")
         for key, name in names.items():
-            text = [each.replace(key, name) for each in text]
-        found[table] = sorted(text)
-    return found
+            text = [item.replace(key, name) for item in text]
+        result[table] = sorted(text)
+    return result
 
 
 SHAPES: dict[str, Callable[[Engine], Any]] = {
@@ -97,20 +99,20 @@ async def test_chained_completion_writes_what_a_cascade_writes(
     monkeypatch: pytest.MonkeyPatch,
     query: str,
 ) -> None:
-    found = []
+    matches = []
     for linked in (True, False):
         if not linked:
             monkeypatch.setattr(
                 AttemptFinisher, "_chained_script_factory", lambda _self, _result: None
             )
         await SHAPES[query](engine)
-        await worked(engine, agent, most=2)
-        found.append(await rows_of(raw))
+        await worked(engine, agent, maximum=2)
+        matches.append(await rows_of(raw))
         await worked(engine, agent)
         for table in (*TABLES, "agent_health", "cursor"):
             await raw.execute(f"delete from {table}")
     assert tried[:2] == [(query, True)] * 2
-    assert found[0] == found[1]
+    assert matches[0] == matches[1]
 
 
 @pytest.mark.parametrize("query", SHAPES)
@@ -168,7 +170,7 @@ async def test_completion_of_a_special_task_uses_a_cascade(
     engine: Engine, agent: AgentProfile, tried: list[tuple[str, bool]], shape: Any
 ) -> None:
     await shape(engine)
-    await worked(engine, agent, most=1)
+    await worked(engine, agent, maximum=1)
     assert not any(wrote for _, wrote in tried)
     await worked(engine, agent)
 
@@ -244,15 +246,15 @@ async def test_dependent_added_during_a_chained_completion_is_released(
 ) -> None:
     """A task that is being finished gets one more who waits for it: he is never forgotten."""
     async with another() as other:
-        for each in range(60):
+        for number in range(60):
             ids = await row(engine, 2)
             work = await claim_one(engine)
-            late = new(f"late {each}", depends_on=[str(work.fence.task)])
-            _, made = await asyncio.gather(
+            late = new(f"late {number}", depends_on=[str(work.fence.task)])
+            _, created = await asyncio.gather(
                 engine.complete(work.fence, None), other.submit_many([late])
             )
             assert await status(engine, ids[1]) == "PENDING"
-            assert await status(engine, made[0].id) == "PENDING"
+            assert await status(engine, created[0].id) == "PENDING"
             await worked(engine, agent)
 
 
@@ -260,14 +262,14 @@ async def test_dependent_added_during_a_childs_completion_is_released(
     engine: Engine, another: Another, agent: AgentProfile
 ) -> None:
     async with another() as other:
-        for each in range(40):
+        for number in range(40):
             await engine.flows.start_plan(sequence(2))
             work = await claim_one(engine)
-            late = new(f"late {each}", depends_on=[str(work.fence.task)])
-            _, made = await asyncio.gather(
+            late = new(f"late {number}", depends_on=[str(work.fence.task)])
+            _, created = await asyncio.gather(
                 engine.complete(work.fence, None), other.submit_many([late])
             )
-            assert await status(engine, made[0].id) == "PENDING"
+            assert await status(engine, created[0].id) == "PENDING"
             assert len(await worked(engine, agent)) == 2
 
 

@@ -28,13 +28,13 @@ async def test_definition_is_stored_shown_changed_and_deleted(
     engine: Engine, clock: ManualClock
 ) -> None:
     definitions = engine.definitions
-    made = await definitions.put(a_task(priority=7, metadata={"tools": ["git"]}))
-    assert (made.key, made.kind, made.version, made.title) == ("a", "task", 1, "A")
-    assert made.spec == {"id": "a", "name": "A", "priority": 7, "tools": ["git"]}
+    created = await definitions.put(a_task(priority=7, metadata={"tools": ["git"]}))
+    assert (created.key, created.kind, created.version, created.title) == ("a", "task", 1, "A")
+    assert created.spec == {"id": "a", "name": "A", "priority": 7, "tools": ["git"]}
     clock.advance(5)
-    assert await definitions.put(a_task(priority=7, metadata={"tools": ["git"]})) == made
+    assert await definitions.put(a_task(priority=7, metadata={"tools": ["git"]})) == created
     changed = await definitions.put(a_task(priority=8))
-    assert (changed.version, changed.id, changed.created_at) == (2, made.id, made.created_at)
+    assert (changed.version, changed.id, changed.created_at) == (2, created.id, created.created_at)
     assert changed.updated_at == clock.now()
     assert await definitions.get("a") == changed
     group = await definitions.put(GroupSpec(title="now a group", key="a", children=("b",)))
@@ -101,7 +101,7 @@ async def test_pages_of_definitions_follow_each_other(engine: Engine) -> None:
     second = await engine.definitions.page(2, first.next_cursor)
     last = await engine.definitions.page(2, second.next_cursor)
     pages = [first, second, last]
-    assert [[each.key for each in page.definitions] for page in pages] == [
+    assert [[definition.key for definition in page.definitions] for page in pages] == [
         ["t4", "t3"],
         ["t2", "t1"],
         ["t0"],
@@ -114,7 +114,7 @@ async def test_example_is_applied_once(engine: Engine, raw: Raw) -> None:
     definitions = engine.definitions
     dry = await definitions.apply_files({"s2.yaml": S2}, dry_run=True)
     assert told(dry) == {"task-200": "created", "group-preprocessing": "created"}
-    assert [each.key for each in dry.started] == ["task-200"]
+    assert [item.key for item in dry.started] == ["task-200"]
     assert await raw.count("flow") == 0
     assert await raw.count("definition") == 0
     done = await definitions.apply_files({"s2.yaml": S2})
@@ -138,7 +138,7 @@ async def test_changed_definition_is_reported_by_field_and_gets_a_new_version(
     done = await definitions.apply_files({"f": text})
     [change] = done.definitions
     assert (change.action, change.version) == ("updated", 2)
-    assert [(each.field, each.before, each.after) for each in change.fields] == [
+    assert [(field.field, field.before, field.after) for field in change.fields] == [
         ("resolve_time_estimate", 20, 90),
         ("complexity_level", "Low", "Hard"),
     ]
@@ -173,7 +173,7 @@ async def test_apply_stores_schedules_and_triggers_with_their_targets(
 ) -> None:
     async def applied(text: str, *, dry_run: bool = False) -> dict[str, str]:
         done = await engine.definitions.apply_files({"f": text}, dry_run=dry_run)
-        return {f"{each.kind} {each.name}": each.action for each in done.rules}
+        return {f"{rule.kind} {rule.name}": rule.action for rule in done.rules}
 
     names = {"schedule a", "schedule hourly", "trigger t"}
     assert await applied(RULES, dry_run=True) == dict.fromkeys(names, "created")

@@ -59,8 +59,8 @@ async def test_rest_of_a_sequence_is_skipped_after_a_failure(
         *(task(key) for key in ("a", "b", "c", "d", "end")),
     )
     assert await worked(engine, agent, handler) == ["a", "b"]
-    found = await statuses(engine, flow)
-    assert found == {
+    result = await statuses(engine, flow)
+    assert result == {
         "g": ["FAILED"],
         "a": ["COMPLETED"],
         "b": ["FAILED"],
@@ -150,8 +150,8 @@ async def test_loop_ends_by_its_condition(engine: Engine, agent: AgentProfile) -
         task("end"),
     )
     assert await worked(engine, agent, handler) == ["work", "work", "work", "end"]
-    found = await statuses(engine, flow)
-    assert found["again"] == ["COMPLETED", "COMPLETED"]
+    result = await statuses(engine, flow)
+    assert result["again"] == ["COMPLETED", "COMPLETED"]
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
@@ -260,11 +260,11 @@ async def test_task_submitted_with_a_next_task_is_a_flow(
 ) -> None:
     first = task("first", next="then", idempotency_key="once")
     await engine.definitions.put(task("then"))
-    made = await engine.submit(first)
+    submitted = await engine.submit(first)
     again = await engine.submit(first)
-    assert (made.id, made.created, again.created) == (again.id, True, False)
+    assert (submitted.id, submitted.created, again.created) == (again.id, True, False)
     await engine.definitions.put(task("then", description="changed meanwhile"))
-    assert (await engine.submit(first)).id == made.id
+    assert (await engine.submit(first)).id == submitted.id
     other = task("first", next="then", idempotency_key="once", description="another")
     assert await refusal(engine.submit(other)) == "idempotency_conflict"
     assert await worked(engine, agent) == ["first", "then"]
@@ -286,14 +286,14 @@ async def test_flow_is_cancelled_whole(engine: Engine, agent: AgentProfile) -> N
         group("inner", "b", "c", order="parallel"),
         *(task(key) for key in ("a", "b", "c", "end")),
     )
-    assert await worked(engine, agent, most=1) == ["a"]
+    assert await worked(engine, agent, maximum=1) == ["a"]
     [held] = await engine.claim(agent, "host:1:worker", 1)
     await engine.flows.cancel(flow, "enough")
     assert await flow_status(engine, flow) == "CANCELLED"
     assert await refusal(engine.complete(held.fence)) == "cancel_requested"
     await engine.confirm_cancel(held.fence, {"state": "killed"})
-    found = await statuses(engine, flow)
-    assert found["b"] == found["c"] == found["inner"] == found["all"] == ["CANCELLED"]
+    result = await statuses(engine, flow)
+    assert result["b"] == result["c"] == result["inner"] == result["all"] == ["CANCELLED"]
     assert await worked(engine, agent) == []
 
 
@@ -400,8 +400,8 @@ async def test_dependency_that_failed_in_a_large_group_decides_its_dependents(
     assert work.key == "a0"
     await engine.fail(work.fence, failure("syntax"))
     await worked(engine, agent)
-    found = await statuses(engine, flow)
-    assert (found["a0"], found["next"], found["last"]) == (["FAILED"], [ends], [ends])
+    result = await statuses(engine, flow)
+    assert (result["a0"], result["next"], result["last"]) == (["FAILED"], [ends], [ends])
     assert await flow_status(engine, flow) == "COMPLETED"
 
 

@@ -47,12 +47,12 @@ async def test_finished_group_activates_no_child(engine: Engine, agent: AgentPro
         task("b"),
         task("c"),
     )
-    works = await engine.claim(agent, WORKER, 2)
-    await asyncio.gather(*(engine.complete(work.fence) for work in works))
+    claimed = await engine.claim(agent, WORKER, 2)
+    await asyncio.gather(*(engine.complete(work.fence) for work in claimed))
     assert await flow_status(engine, flow) == "COMPLETED"
     assert await worked(engine, agent) == []
-    found = await statuses(engine, flow)
-    assert set(found.get("b", [])) <= {"CANCELLED", "SKIPPED"}
+    result = await statuses(engine, flow)
+    assert set(result.get("b", [])) <= {"CANCELLED", "SKIPPED"}
 
 
 async def test_group_finished_before_its_activation_stays_finished(
@@ -68,9 +68,9 @@ async def test_group_finished_before_its_activation_stays_finished(
         task("y"),
     )
     assert await worked(engine, agent) == []
-    found = await statuses(engine, flow)
-    assert found["g"] == ["COMPLETED"]
-    assert found["more"] == ["CANCELLED"]
+    result = await statuses(engine, flow)
+    assert result["g"] == ["COMPLETED"]
+    assert result["more"] == ["CANCELLED"]
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
@@ -83,7 +83,7 @@ async def test_paused_control_task_runs_after_resume(engine: Engine, agent: Agen
         task("if", control=Condition(expression="true", on_true="end")),
         task("end"),
     )
-    held = next(each.id for each in (await engine.list()).tasks if each.title == "if")
+    held = next(item.id for item in (await engine.list()).tasks if item.title == "if")
     await engine.pause(held)
     assert await worked(engine, agent) == ["a"]
     assert await status(engine, held) == "PAUSED"
@@ -99,8 +99,8 @@ async def test_one_flow_over_its_budget_is_reported_alone(
     spent = await start(engine, "work", *specs, steps=1)
     rich = await start(engine, "work", *specs, steps=50)
     for _ in range(2):
-        works = await engine.claim(agent, WORKER, 2)
-        await asyncio.gather(*(engine.complete(work.fence) for work in works))
+        claimed = await engine.claim(agent, WORKER, 2)
+        await asyncio.gather(*(engine.complete(work.fence) for work in claimed))
     assert await flow_status(engine, spent) == "FAILED"
     assert await flow_status(engine, rich) == "RUNNING"
     assert await events(raw, "step_budget") == 1
@@ -132,12 +132,12 @@ async def test_concurrently_finished_children_join_once(
         group("g", *keys, order="parallel", next="end"),
         *(task(key) for key in (*keys, "end")),
     )
-    works = await claim_all(engine)
+    claimed = await claim_all(engine)
     async with another() as second, another() as third:
         engines = [engine, second, third]
         await asyncio.gather(
-            *(engines[n % 3].complete(work.fence) for n, work in enumerate(works)),
-            *(engines[(n + 1) % 3].complete(work.fence) for n, work in enumerate(works)),
+            *(engines[n % 3].complete(work.fence) for n, work in enumerate(claimed)),
+            *(engines[(n + 1) % 3].complete(work.fence) for n, work in enumerate(claimed)),
         )
     assert await worked(engine, agent) == ["end"]
     assert await events(raw, "group_completed") == 1
@@ -152,14 +152,14 @@ async def test_approval_is_decided_once(
     )
     [item] = await engine.inbox.list()
     async with another() as second:
-        told = await asyncio.gather(
+        reported = await asyncio.gather(
             engine.inbox.answer(item.id, approve=True),
             second.inbox.answer(item.id, approve=True),
             engine.inbox.answer(item.id, approve=False),
             return_exceptions=True,
         )
-    assert [type(each) for each in told if each is not None] == [Conflict, Conflict]
-    winner = told.index(None)
+    assert [type(entry) for entry in reported if entry is not None] == [Conflict, Conflict]
+    winner = reported.index(None)
     assert await worked(engine, agent) == (["ship"] if winner < 2 else [])
     assert await flow_status(engine, flow) == ("COMPLETED" if winner < 2 else "FAILED")
 
@@ -221,8 +221,8 @@ async def test_cascade_over_its_bound_is_finished_later(
     flow = await start(engine, "g", group("g", *keys), *(task(key) for key in keys))
     ran = await worked(engine, agent, handler)
     assert len(ran) == (1 if failing else 600)
-    found = await statuses(engine, flow)
-    ends = [each for key in keys for each in found.get(key, [])]
+    result = await statuses(engine, flow)
+    ends = [item for key in keys for item in result.get(key, [])]
     assert set(ends) == ({"FAILED", "SKIPPED"} if failing else {"COMPLETED"})
     assert await flow_status(engine, flow) == ("FAILED" if failing else "COMPLETED")
 
@@ -262,7 +262,7 @@ async def test_started_task_is_cancelled_and_not_skipped(
     flow = await start(engine, "g", group("g", "a", "b"), task("a"), task("b"))
     [work] = await engine.claim(agent, WORKER, 1)
     await engine.fail(work.fence, failure())
-    later = next(each.id for each in (await engine.list()).tasks if each.title == "b")
+    later = next(item.id for item in (await engine.list()).tasks if item.title == "b")
     await engine.cancel(later)
     assert await statuses(engine, flow) == {"g": ["FAILED"], "a": ["CANCELLED"], "b": ["CANCELLED"]}
 
@@ -301,10 +301,10 @@ def test_child_of_a_sequence_cannot_depend_on_a_later_child(specs: list[Any]) ->
     assert caught.value.code == "dependency_cycle"
 
 
-@pytest.mark.parametrize("how", ["retried", "joined"])
-@pytest.mark.parametrize("what", ["flow", "g", "outer"])
+@pytest.mark.parametrize("mode", ["retried", "joined"])
+@pytest.mark.parametrize("subject", ["flow", "g", "outer"])
 async def test_turn_reached_during_a_pause_is_taken_after_resume(
-    engine: Engine, agent: AgentProfile, what: str, how: str
+    engine: Engine, agent: AgentProfile, subject: str, mode: str
 ) -> None:
     """The one before is cancelled while everything is held, and another has come meanwhile."""
     flow = await start(
@@ -315,12 +315,12 @@ async def test_turn_reached_during_a_pause_is_taken_after_resume(
         task("a"),
         task("b"),
     )
-    ids = {each.title: each.id for each in (await engine.list()).tasks}
+    ids = {item.title: item.id for item in (await engine.list()).tasks}
     await engine.cancel(ids["b"])
     flows = engine.flows
-    run = None if what == "flow" else await flows.find_open_group(what)
+    run = None if subject == "flow" else await flows.find_open_group(subject)
     await (flows.pause(flow) if run is None else flows.pause_group(run))
-    if how == "retried":
+    if mode == "retried":
         await engine.retry(ids["b"])
     else:
         ids["b"] = (await engine.submit(task("b", group="g"))).id
@@ -333,9 +333,9 @@ async def test_turn_reached_during_a_pause_is_taken_after_resume(
 
 
 @pytest.mark.parametrize("approve", [True, False])
-@pytest.mark.parametrize("what", ["task", "flow", "g"])
+@pytest.mark.parametrize("subject", ["task", "flow", "g"])
 async def test_paused_approval_stays_open_and_is_answered_after_resume(
-    engine: Engine, agent: AgentProfile, what: str, approve: bool
+    engine: Engine, agent: AgentProfile, subject: str, approve: bool
 ) -> None:
     flow = await start(
         engine,
@@ -352,7 +352,7 @@ async def test_paused_approval_stays_open_and_is_answered_after_resume(
         "flow": (flows.pause, flows.resume, flow),
         "g": (flows.pause_group, flows.resume_group, run),
     }
-    pause, resume, held = pauses[what]
+    pause, resume, held = pauses[subject]
     await pause(held)
     assert await status(engine, item.task) == "PAUSED"
     assert await refusal(engine.inbox.answer(item.id, approve=approve)) == "out_of_turn"
@@ -373,11 +373,11 @@ async def test_child_activated_during_a_pause_has_its_turn_after_resume(
         engine, "g", group("g", *keys, join="all_done"), *(task(key) for key in keys)
     )
     await engine.flows.pause(flow)
-    there = [each.id for each in (await engine.list()).tasks]
+    there = [item.id for item in (await engine.list()).tasks]
     while await engine.flows.run_deferred_once():
         pass
-    for each in there:
-        await engine.cancel(each)
+    for item in there:
+        await engine.cancel(item)
     assert len(there) < 6
     assert await worked(engine, agent) == []
     await engine.flows.resume(flow)
@@ -392,7 +392,7 @@ async def test_approval_activated_after_its_dependency_opens_an_inbox_item(
     approval = task("yes", depends_on=["a"], control=Approval(message="yes?"))
     specs = [task("a"), task("b"), task("c"), approval]
     flow = await start(
-        engine, "g", group("g", *(each.key or "" for each in specs), order="parallel"), *specs
+        engine, "g", group("g", *(spec.key or "" for spec in specs), order="parallel"), *specs
     )
     for work in await engine.claim(agent, WORKER, 4):
         assert work.key in ("a", "b")
@@ -412,12 +412,12 @@ async def test_all_running_tasks_of_a_large_group_are_requested_to_stop(
     flow = await start(
         engine, "g", group("g", *keys, order="parallel"), *(task(key) for key in keys)
     )
-    works = await engine.claim(agent, WORKER, 5)
+    claimed = await engine.claim(agent, WORKER, 5)
     await engine.flows.cancel_group(await engine.flows.find_open_group("g"))
-    for _ in works:
+    for _ in claimed:
         await engine.flows.run_deferred_once()
     assert await events(raw, "cancel_requested") == 5
-    for work in works:
+    for work in claimed:
         await engine.confirm_cancel(work.fence, {"state": "killed"})
     assert await flow_status(engine, flow) == "FAILED"
     assert await engine.flows.run_deferred_once() == 0
@@ -428,7 +428,7 @@ async def test_approval_activated_during_a_pause_opens_its_item_after_resume(
 ) -> None:
     monkeypatch.setattr("tenuto.engine.flows.activation.MAX_CASCADE_ROWS", 2)
     specs = [task("a"), task("b"), task("yes", control=Approval(message="yes?"))]
-    keys = [each.key or "" for each in specs]
+    keys = [spec.key or "" for spec in specs]
     flow = await start(engine, "g", group("g", *keys, order="parallel"), *specs)
     await engine.flows.pause(flow)
     assert await worked(engine, agent) == []
@@ -457,13 +457,13 @@ async def test_task_stopped_by_a_pause_stays_paused_in_the_next_pause(
     assert await worked(engine, agent) == ["a"]
 
 
-@pytest.mark.parametrize("what", ["next", "turn"])
+@pytest.mark.parametrize("subject", ["next", "turn"])
 async def test_activation_inside_a_paused_group_waits_with_it(
-    engine: Engine, agent: AgentProfile, what: str
+    engine: Engine, agent: AgentProfile, subject: str
 ) -> None:
     """A child is cancelled in the pause: the next of its group, or the next in turn, begins."""
     specs = [group("g", "a", join="all_done", next="b")]
-    if what == "turn":
+    if subject == "turn":
         specs = [group("g", "a", "inner", join="all_done"), group("inner", "b")]
     outer = group("outer", "g", order="parallel")
     flow = await start(engine, "outer", outer, *specs, task("a"), task("b"))
@@ -483,9 +483,9 @@ async def test_failing_deferred_work_does_not_delay_the_rest(
     """More of it is due than is done at once, before all else."""
     monkeypatch.setattr("tenuto.engine.flows.activation.MAX_CASCADE_ROWS", 2)
     await start(engine, "g", group("g", "a", "b", "c", order="parallel"), *map(task, "abc"))
-    made = "select {}, workspace, 'no such kind', subject, due_at from flow_work"
+    created = "select {}, workspace, 'no such kind', subject, due_at from flow_work"
     for number in range(2):
-        bad = made.format(f"'00000000-0000-7000-8000-00000000000{number}'")
+        bad = created.format(f"'00000000-0000-7000-8000-00000000000{number}'")
         columns = "id, workspace, kind, subject, due_at"
         await raw.execute(f"insert into flow_work ({columns}) {bad} limit 1")
     assert await engine.flows.run_deferred_once(2) == 0

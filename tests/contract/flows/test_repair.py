@@ -15,13 +15,13 @@ async def test_cycle_is_detected_and_failed(engine: Engine, raw: Raw) -> None:
     outside = (await engine.submit(new(depends_on=[str(two)]))).id
     free = (await engine.submit(new())).id
     await engine.pause(one)
-    made = f"insert into task_dependency (task, needs, workspace, met) select '{one}', '{two}',"
+    created = f"insert into task_dependency (task, needs, workspace, met) select '{one}', '{two}',"
     no = "0" if raw.path is not None else "false"
-    await raw.execute(f"{made} workspace, {no} from task where id = '{one}'")
+    await raw.execute(f"{created} workspace, {no} from task where id = '{one}'")
     await raw.execute(f"update task set unmet = 1 where id = '{one}'")
     await raw.execute(f"update task set awaited = 2 where id = '{two}'")
     assert await FlowRepair(engine.system).fail_cycles_once("mender") == 2
-    assert [await status(engine, each) for each in (one, two, outside)] == ["FAILED"] * 3
+    assert [await status(engine, item) for item in (one, two, outside)] == ["FAILED"] * 3
     assert (await engine.show(one)).error_class == "dependency_cycle"
     assert await status(engine, free) == "PENDING"
     assert await FlowRepair(engine.system).fail_cycles_once("mender") == 0
@@ -60,13 +60,13 @@ async def test_pending_outcomes_are_not_a_wrong_counter(
         task("slow"),
         *(task(key, depends_on=["a"]) for key in keys),
     )
-    works = {work.key: work for work in await engine.claim(agent, WORKER, 2)}
-    await engine.fail(works["a"].fence, failure(retryable=False))
+    claimed = {work.key: work for work in await engine.claim(agent, WORKER, 2)}
+    await engine.fail(claimed["a"].fence, failure(retryable=False))
     clock.advance(minutes=6)
-    await engine.heartbeat([works["slow"].fence])
+    await engine.heartbeat([claimed["slow"].fence])
     assert await FlowRepair(engine.system).recount_once("mender") == 0
     while await engine.flows.run_deferred_once():
         pass
     assert (await statuses(engine, flow))["g"] == ["RUNNING"]
-    await engine.complete(works["slow"].fence)
+    await engine.complete(claimed["slow"].fence)
     assert await flow_status(engine, flow) == "COMPLETED"

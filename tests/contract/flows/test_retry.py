@@ -29,7 +29,7 @@ def failing(*keys: str) -> Callable[[ClaimedTask], Any]:
 
 async def failed(engine: Engine) -> UUID:
     page = await engine.list(Filter(status=("FAILED",)))
-    [one] = [each for each in page.tasks if each.error_class != "dependency_failed"]
+    [one] = [item for item in page.tasks if item.error_class != "dependency_failed"]
     return one.id
 
 
@@ -48,9 +48,9 @@ async def test_sequence_continues_where_it_failed(engine: Engine, agent: AgentPr
     assert await flow_status(engine, flow) == "RUNNING"
     assert await worked(engine, agent, handler) == ["b", "c", "last", "end"]
     assert await flow_status(engine, flow) == "COMPLETED"
-    found = await statuses(engine, flow)
-    assert found["end"] == ["COMPLETED"]
-    assert found["g"] == found["all"] == ["COMPLETED"]
+    result = await statuses(engine, flow)
+    assert result["end"] == ["COMPLETED"]
+    assert result["g"] == result["all"] == ["COMPLETED"]
 
 
 async def test_child_before_a_retried_one_has_its_turn_first(
@@ -58,7 +58,7 @@ async def test_child_before_a_retried_one_has_its_turn_first(
 ) -> None:
     keys = ("a", "b", "c", "d")
     flow = await start(engine, "g", group("g", *keys), *(task(key) for key in keys))
-    late = {each.key: each.id for each in (await engine.list(Filter(status=("WAITING",)))).tasks}
+    late = {item.key: item.id for item in (await engine.list(Filter(status=("WAITING",)))).tasks}
     [first] = await claim_all(engine, 1)
     await engine.cancel(late["c"])
     await engine.confirm_cancel(first.fence, {})
@@ -96,7 +96,7 @@ async def test_child_retried_while_its_group_runs_counts_once(
         group("g", "a", "b", order="parallel", next="end"),
         *(task(key) for key in ("a", "b", "end")),
     )
-    assert await worked(engine, agent, handler, most=1) == ["a"]
+    assert await worked(engine, agent, handler, maximum=1) == ["a"]
     await engine.retry(await failed(engine))
     assert sorted(await worked(engine, agent, handler)) == ["a", "b", "end"]
     assert await flow_status(engine, flow) == "COMPLETED"
@@ -134,13 +134,13 @@ async def test_dependents_of_a_failed_task_are_reopened_with_it(engine: Engine) 
     far = (await engine.submit(new(depends_on=[str(near)], on_dependency_failure="skip"))).id
     [work] = await claim_all(engine)
     await engine.fail(work.fence, failure("syntax"))
-    assert [await status(engine, each) for each in (near, far)] == ["FAILED", "SKIPPED"]
+    assert [await status(engine, item) for item in (near, far)] == ["FAILED", "SKIPPED"]
     await engine.retry(first, cascade=True)
-    assert [await status(engine, each) for each in (near, far)] == ["WAITING", "WAITING"]
+    assert [await status(engine, item) for item in (near, far)] == ["WAITING", "WAITING"]
     for _ in range(3):
         for work in await claim_all(engine):
             await engine.complete(work.fence)
-    assert [await status(engine, each) for each in (first, near, far)] == ["COMPLETED"] * 3
+    assert [await status(engine, item) for item in (first, near, far)] == ["COMPLETED"] * 3
 
 
 async def test_retry_of_a_task_that_did_not_fail_is_refused(
@@ -155,11 +155,11 @@ async def test_cancelled_child_still_counts_after_a_retry_of_another(
     engine: Engine, agent: AgentProfile
 ) -> None:
     flow = await start(engine, "g", group("g", "a", "b", order="parallel"), task("a"), task("b"))
-    works = {work.key: work for work in await claim_all(engine)}
-    await engine.cancel(works["b"].fence.task)
-    await engine.confirm_cancel(works["b"].fence, {"state": "killed"})
-    await engine.fail(works["a"].fence, failure(retryable=False))
-    await engine.retry(works["a"].fence.task, cascade=True)
+    claimed = {work.key: work for work in await claim_all(engine)}
+    await engine.cancel(claimed["b"].fence.task)
+    await engine.confirm_cancel(claimed["b"].fence, {"state": "killed"})
+    await engine.fail(claimed["a"].fence, failure(retryable=False))
+    await engine.retry(claimed["a"].fence.task, cascade=True)
     assert await worked(engine, agent) == ["a"]
     assert (await statuses(engine, flow))["g"] == ["FAILED"]
     assert await flow_status(engine, flow) == "FAILED"
@@ -178,11 +178,11 @@ async def test_reopened_skipped_task_takes_no_failure_of_another_along(
         task("c", depends_on=["b"], on_dependency_failure="skip"),
         task("slow"),
     )
-    works = {work.key: work for work in await claim_all(engine)}
+    claimed = {work.key: work for work in await claim_all(engine)}
     for key in "ab":
-        await engine.fail(works[key].fence, failure(retryable=False))
+        await engine.fail(claimed[key].fence, failure(retryable=False))
     assert (await statuses(engine, flow))["c"] == ["SKIPPED"]
-    await engine.retry(works["b"].fence.task, cascade=True)
+    await engine.retry(claimed["b"].fence.task, cascade=True)
     assert await worked(engine, agent) == ["b", "c"]
-    await engine.complete(works["slow"].fence)
+    await engine.complete(claimed["slow"].fence)
     assert await flow_status(engine, flow) == "FAILED"

@@ -65,7 +65,7 @@ async def test_retried_child_of_a_sequence_does_not_wait_for_a_past_turn(
     flow = await start(engine, "g", group("g", "a", "b", "c"), task("a"), task("b"), task("c"))
     [work] = await engine.claim(agent, WORKER, 1)
     await engine.fail(work.fence, failure())
-    later = next(each.id for each in (await engine.list()).tasks if each.title == "b")
+    later = next(item.id for item in (await engine.list()).tasks if item.title == "b")
     await engine.cancel(later)
     await engine.retry(later, cascade=cascade)
     await worked(engine, agent)
@@ -77,7 +77,7 @@ async def test_dependent_of_two_failures_is_reopened_with_the_second(
     engine: Engine, agent: AgentProfile
 ) -> None:
     needed = [await engine.submit(new(title)) for title in ("a", "b")]
-    ids = [str(each.id) for each in needed]
+    ids = [str(item.id) for item in needed]
     waiting = await engine.submit(new("c", depends_on=ids))
     for work in await claim_all(engine):
         await engine.fail(work.fence, failure(retryable=False))
@@ -92,12 +92,12 @@ async def test_task_retried_alone_counts_once_its_group_is_reopened(
     engine: Engine, agent: AgentProfile
 ) -> None:
     flow = await start(engine, "g", group("g", "a", "b", order="parallel"), task("a"), task("b"))
-    works = {work.key: work for work in await engine.claim(agent, WORKER, 2)}
-    for work in works.values():
+    claimed = {work.key: work for work in await engine.claim(agent, WORKER, 2)}
+    for work in claimed.values():
         await engine.fail(work.fence, failure(retryable=False))
     assert await flow_status(engine, flow) == "FAILED"
-    await engine.retry(works["a"].fence.task)
-    await engine.retry(works["b"].fence.task, cascade=True)
+    await engine.retry(claimed["a"].fence.task)
+    await engine.retry(claimed["b"].fence.task, cascade=True)
     assert sorted(await worked(engine, agent)) == ["a", "b"]
     assert await flow_status(engine, flow) == "COMPLETED"
 
@@ -168,10 +168,10 @@ async def test_subtask_with_a_deferred_outcome_wakes_its_parent(
     assert await status(engine, parent.task) == "PENDING"
 
 
-@pytest.mark.parametrize("what", ["flow", "group", "outer"])
+@pytest.mark.parametrize("subject", ["flow", "group", "outer"])
 @pytest.mark.parametrize("key", ["a", "ok"])
 async def test_task_retried_during_a_pause_waits_for_resume(
-    engine: Engine, agent: AgentProfile, what: str, key: str
+    engine: Engine, agent: AgentProfile, subject: str, key: str
 ) -> None:
     flow = await start(
         engine,
@@ -179,32 +179,32 @@ async def test_task_retried_during_a_pause_waits_for_resume(
         group("outer", "group", "c", order="parallel"),
         group("group", "a", "ok", "b", order="parallel"),
         task("ok", control=Approval(message="?")),
-        *(task(each) for each in "abc"),
+        *(task(entry) for entry in "abc"),
     )
     [item] = await engine.inbox.list()
     await engine.inbox.answer(item.id, approve=False)
-    works = {work.key: work for work in await engine.claim(agent, WORKER, 3)}
-    for each in works.values():
-        if each.key == "a":
-            await engine.fail(each.fence, failure(retryable=False))
+    claimed = {work.key: work for work in await engine.claim(agent, WORKER, 3)}
+    for entry in claimed.values():
+        if entry.key == "a":
+            await engine.fail(entry.fence, failure(retryable=False))
         else:
-            await engine.release(each.fence)
-    failed = {each.title: each.id for each in (await engine.list()).tasks}[key]
+            await engine.release(entry.fence)
+    failed = {entry.title: entry.id for entry in (await engine.list()).tasks}[key]
     flows = engine.flows
-    if what == "flow":
+    if subject == "flow":
         await flows.pause(flow)
     else:
-        await flows.pause_group(await flows.find_open_group(what))
+        await flows.pause_group(await flows.find_open_group(subject))
     await engine.retry(failed)
     assert "a" not in [work.key for work in await engine.claim(agent, WORKER, 5)]
-    assert [each.kind for each in await engine.inbox.list() if each.task == failed] == []
+    assert [entry.kind for entry in await engine.inbox.list() if entry.task == failed] == []
     assert await status(engine, failed) == "WAITING"
-    if what == "flow":
+    if subject == "flow":
         await flows.resume(flow)
     else:
-        await flows.resume_group(await flows.find_open_group(what))
+        await flows.resume_group(await flows.find_open_group(subject))
     if key == "ok":
-        asked = [each.kind for each in await engine.inbox.list() if each.task == failed]
+        asked = [entry.kind for entry in await engine.inbox.list() if entry.task == failed]
         assert asked == ["approval"]
     else:
         assert key in await worked(engine, agent)
@@ -218,13 +218,13 @@ async def test_expired_approval_retried_during_a_pause_waits_for_resume(
     flow = await start(engine, "g", group("g", "ok", "b", order="parallel"), approval, task("b"))
     clock.advance(60)
     assert await engine.maintenance.promote_once("promoter") == 1
-    [failed] = [each.id for each in (await engine.list()).tasks if each.title == "ok"]
+    [failed] = [item.id for item in (await engine.list()).tasks if item.title == "ok"]
     await engine.flows.pause(flow)
     await engine.retry(failed)
     await engine.maintenance.promote_once("promoter")
     assert await status(engine, failed) == "WAITING"
     await engine.flows.resume(flow)
-    assert [each.task for each in await engine.inbox.list()] == [failed]
+    assert [item.task for item in await engine.inbox.list()] == [failed]
 
 
 async def test_retried_sequence_runs_one_child_at_a_time(
@@ -328,10 +328,10 @@ async def test_flow_continues_if_one_failed_task_depends_on_another(
     keys = ["a", *(f"x{number}" for number in range(5))]
     chain = [task(key, depends_on=[before]) for before, key in pairwise(keys)]
     flow = await start(engine, "g", group("g", *keys, order="parallel"), task("a"), *chain)
-    for each in (await engine.list()).tasks:
-        if each.title != "a":
+    for item in (await engine.list()).tasks:
+        if item.title != "a":
             with suppress(Conflict):
-                await engine.cancel(each.id)
+                await engine.cancel(item.id)
     [work] = await engine.claim(agent, WORKER, 1)
     await engine.fail(work.fence, failure(retryable=False))
     await engine.flows.revive(flow)
@@ -354,7 +354,7 @@ async def test_flow_continues_from_the_first_causes(
     keys = [f"x{number}" for number in range(16)]
     chain = [task(key, depends_on=[before]) for before, key in pairwise(keys)]
     flow = await start(engine, "g", group("g", *keys, order="parallel"), task(keys[0]), *chain)
-    ids = {each.title: each.id for each in (await engine.list()).tasks}
+    ids = {item.title: item.id for item in (await engine.list()).tasks}
     for key in reversed(keys[step::step]):
         await engine.cancel(ids[key])
     [work] = await engine.claim(agent, WORKER, 1)
@@ -379,7 +379,7 @@ async def test_flow_continues_without_dependents_of_another_failure(
     monkeypatch.setattr("tenuto.engine.tasks.retry.MAX_CASCADE_ROWS", 2)
     specs = [task("a"), task("b", depends_on=["a"]), task("c", depends_on=["b"])]
     flow = await start(engine, "g", group("g", "a", "b", "c", order="parallel"), *specs)
-    ids = {each.title: each.id for each in (await engine.list()).tasks}
+    ids = {item.title: item.id for item in (await engine.list()).tasks}
     for key in "cb":
         await engine.cancel(ids[key])
     [work] = await engine.claim(agent, WORKER, 1)

@@ -32,14 +32,14 @@ def edges(graph: GraphView) -> set[tuple[str, str, str]]:
         node.id: f"{node.key}*" if node.status == "PLANNED" else str(node.key)
         for node in graph.nodes
     }
-    return {(names[each.source], each.kind, names[each.target]) for each in graph.edges}
+    return {(names[edge.source], edge.kind, names[edge.target]) for edge in graph.edges}
 
 
 def statuses(graph: GraphView) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for node in graph.nodes:
-        found.setdefault(str(node.key), []).append(node.status)
-    return found
+        result.setdefault(str(node.key), []).append(node.status)
+    return result
 
 
 async def test_flow_view_shows_activated_and_future_tasks(
@@ -61,9 +61,9 @@ async def test_flow_view_shows_activated_and_future_tasks(
     assert not before.truncated
     shown = await engine.flow_views.show(flow)
     assert (shown.status, shown.tasks) == ("RUNNING", {"WAITING": 2, "PENDING": 1})
-    assert [each.key for each in shown.open_groups] == ["nightly"]
+    assert [open_group.key for open_group in shown.open_groups] == ["nightly"]
     assert shown.progress_percent == 0
-    assert await worked(engine, agent, most=1) == ["fetch"]
+    assert await worked(engine, agent, maximum=1) == ["fetch"]
     assert (await engine.flow_views.show(flow)).progress_percent == 100 * 2 // 7
     assert await worked(engine, agent) == ["one", "one", "good", "report"]
     ended = await engine.flow_views.graph(flow)
@@ -96,7 +96,7 @@ async def test_group_view_shows_its_progress(engine: Engine, agent: AgentProfile
         *(task(key) for key in ("first", "a", "b", "end")),
     )
     page = await engine.flow_views.groups(flow=flow)
-    assert [each.key for each in page.groups] == ["rest", "all"]
+    assert [item.key for item in page.groups] == ["rest", "all"]
     every, rest = page.groups[1].id, page.groups[0].id
     view = await engine.flow_views.group(every)
     assert (view.status, view.tasks, view.progress_percent) == ("RUNNING", 1, 0)
@@ -109,7 +109,7 @@ async def test_group_view_shows_its_progress(engine: Engine, agent: AgentProfile
         "a": ["PLANNED"],
         "b": ["PLANNED"],
     }
-    await worked(engine, agent, handler, most=1)
+    await worked(engine, agent, handler, maximum=1)
     assert (await engine.flow_views.group(every)).progress_percent == 25
     await worked(engine, agent, handler)
     done = await engine.flow_views.group(rest)
@@ -121,7 +121,7 @@ async def test_group_view_shows_its_progress(engine: Engine, agent: AgentProfile
         "all_done",
     )
     assert await engine.flow_views.find_group("rest") == rest
-    assert [each.key for each in (await engine.flow_views.groups("COMPLETED")).groups] == [
+    assert [item.key for item in (await engine.flow_views.groups("COMPLETED")).groups] == [
         "rest",
         "all",
     ]
@@ -137,8 +137,8 @@ async def test_loop_is_drawn_activation_by_activation(engine: Engine, agent: Age
     )
     await worked(engine, agent)
     graph = await engine.flow_views.graph(flow)
-    told = {node.id: f"{node.key}{node.activation}" for node in graph.nodes}
-    assert [(told[each.source], each.kind, told[each.target]) for each in graph.edges] == [
+    reported = {node.id: f"{node.key}{node.activation}" for node in graph.nodes}
+    assert [(reported[edge.source], edge.kind, reported[edge.target]) for edge in graph.edges] == [
         ("work1", "next", "again1"),
         ("again1", "goto", "work2"),
         ("work2", "next", "again2"),
@@ -156,7 +156,7 @@ async def test_graph_shows_dependencies(engine: Engine, agent: AgentProfile) -> 
         task("b", depends_on=["a"]),
     )
     assert edges(await engine.flow_views.graph(flow)) == {("a", "depends", "b")}
-    [b] = [each for each in (await engine.flow_views.tasks(flow)).tasks if each.key == "b"]
+    [b] = [item for item in (await engine.flow_views.tasks(flow)).tasks if item.key == "b"]
     view = await engine.show(b.id)
     [a] = view.depends_on
     assert (view.waiting_for, (await engine.show(a)).key) == ("dependencies", "a")
@@ -166,16 +166,16 @@ async def test_graph_shows_dependencies(engine: Engine, agent: AgentProfile) -> 
 async def test_flows_are_listed_in_pages(engine: Engine, agent: AgentProfile) -> None:
     ids = [await start(engine, key, task(key)) for key in ("a", "b", "a")]
     first = await engine.flow_views.page(limit=2)
-    assert [each.id for each in first.flows] == [ids[2], ids[1]]
+    assert [flow.id for flow in first.flows] == [ids[2], ids[1]]
     rest = await engine.flow_views.page(limit=2, cursor=first.next_cursor)
-    assert ([each.id for each in rest.flows], rest.next_cursor) == ([ids[0]], None)
-    assert [each.id for each in (await engine.flow_views.page(key="b")).flows] == [ids[1]]
+    assert ([flow.id for flow in rest.flows], rest.next_cursor) == ([ids[0]], None)
+    assert [flow.id for flow in (await engine.flow_views.page(key="b")).flows] == [ids[1]]
     assert await engine.flow_views.find("a") == ids[2]
     await engine.flows.cancel(ids[0], "enough")
-    assert [each.id for each in (await engine.flow_views.page("cancelled")).flows] == [ids[0]]
+    assert [flow.id for flow in (await engine.flow_views.page("cancelled")).flows] == [ids[0]]
     assert await refusal(engine.flow_views.page("GONE")) == "invalid_filter"
     tasks = await engine.flow_views.tasks(ids[1], 1)
-    assert ([each.key for each in tasks.tasks], tasks.next_cursor) == (["b"], None)
+    assert ([item.key for item in tasks.tasks], tasks.next_cursor) == (["b"], None)
 
 
 async def test_flow_is_run_again(engine: Engine, agent: AgentProfile) -> None:
@@ -200,16 +200,16 @@ async def test_large_graph_is_truncated(engine: Engine, agent: AgentProfile) -> 
 
 
 async def test_missing_flow_is_not_found(engine: Engine) -> None:
-    views, nobody = engine.flow_views, uuid4()
+    views, anonymous = engine.flow_views, uuid4()
     for asked in (
-        views.show(nobody),
-        views.graph(nobody),
-        views.tasks(nobody),
-        views.group(nobody),
-        views.group_graph(nobody),
+        views.show(anonymous),
+        views.graph(anonymous),
+        views.tasks(anonymous),
+        views.group(anonymous),
+        views.group_graph(anonymous),
         views.find("nobody"),
         views.find_group("nobody"),
-        engine.rerun_flow(nobody),
+        engine.rerun_flow(anonymous),
     ):
         assert await refusal(asked) == "not_found"
 
@@ -230,7 +230,7 @@ async def test_mermaid_text_is_escaped(engine: Engine, agent: AgentProfile, titl
     text = mermaid(await engine.flow_views.graph(flow))
     assert text.startswith("flowchart TD\n")
     lines = text.splitlines()
-    [box] = [each for each in lines if "subgraph" in each]
+    [box] = [item for item in lines if "subgraph" in item]
     assert box.count('"') == 2
     assert sum(line.strip() == "end" for line in lines) == 1
     assert any("-->|true|" in line for line in lines)

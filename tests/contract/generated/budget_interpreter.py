@@ -49,16 +49,16 @@ class Budgets:
     def below(self, item: Item) -> Iterator[Item]:
         """A task and all that it made, near and far."""
         yield item
-        for each in self.items:
-            if each.parent == item.number:
-                yield from self.below(each)
+        for entry in self.items:
+            if entry.parent == item.number:
+                yield from self.below(entry)
 
     def spent(self, item: Item) -> tuple[int, int, float]:
         tree = list(self.below(item))
         return (
-            sum(each.input_tokens for each in tree),
-            sum(each.output_tokens for each in tree),
-            sum(each.cost_usd for each in tree),
+            sum(entry.input_tokens for entry in tree),
+            sum(entry.output_tokens for entry in tree),
+            sum(entry.cost_usd for entry in tree),
         )
 
     def is_used_up(self, item: Item, budget: Budget | None) -> bool:
@@ -101,13 +101,13 @@ class Budgets:
         assert item.status == "PENDING", item
         item.status, item.told = "RUNNING", {}
 
-    def end(self, item: Item, how: str, usage: Usage | None) -> bool:
+    def end(self, item: Item, mode: str, usage: Usage | None) -> bool:
         """An attempt tells its end; what it used counts once, whatever becomes of the end."""
         if usage is not None:
             self._count(item, usage, usage.number or 10**9)
         if item.to_cancel or item.to_pause:
             return False
-        item.status = {"complete": "COMPLETED", "fail": "FAILED"}.get(how, "RETRY_WAIT")
+        item.status = {"complete": "COMPLETED", "fail": "FAILED"}.get(mode, "RETRY_WAIT")
         item.due = self.period + 1
         return True
 
@@ -140,17 +140,17 @@ class Budgets:
 
     # What people say.
 
-    def approve(self, item: Item, wanted: Budget | None) -> bool:
-        waiting = [each for each in self.below(item) if self._waits_for(each, item)]
-        if wanted is not None and self.is_used_up(item, wanted):
+    def approve(self, item: Item, expected: Budget | None) -> bool:
+        waiting = [entry for entry in self.below(item) if self._waits_for(entry, item)]
+        if expected is not None and self.is_used_up(item, expected):
             return False
-        if any(each.status == "RUNNING" for each in waiting):
+        if any(entry.status == "RUNNING" for entry in waiting):
             return False
-        item.budget = wanted or self._doubled(item)
-        for each in waiting:
-            each.stopped_by = None
-            if each.status == "WAITING":
-                each.status = "PENDING"
+        item.budget = expected or self._doubled(item)
+        for entry in waiting:
+            entry.stopped_by = None
+            if entry.status == "WAITING":
+                entry.status = "PENDING"
         item.is_asked = False
         return True
 
@@ -164,9 +164,9 @@ class Budgets:
         )
 
     def reject(self, item: Item) -> None:
-        for each in list(self.below(item)):
-            if each is item or self._waits_for(each, item):
-                self.cancel(each)
+        for entry in list(self.below(item)):
+            if entry is item or self._waits_for(entry, item):
+                self.cancel(entry)
         item.is_asked = False
 
     def _waits_for(self, item: Item, owner: Item) -> bool:
@@ -180,9 +180,9 @@ class Budgets:
         else:
             item.status = "CANCELLED"
             self._forget(item)
-        for each in self.items:
-            if each.parent == item.number:
-                self.cancel(each)
+        for entry in self.items:
+            if entry.parent == item.number:
+                self.cancel(entry)
         return True
 
     def pause(self, item: Item) -> bool:

@@ -99,9 +99,9 @@ class _Drawing:
         kind = draw(st.sampled_from(kinds))
         follower = self._maybe(depth + 1)
         if kind == "job":
-            works = draw(st.sampled_from([True, True, False]))
+            claimed = draw(st.sampled_from([True, True, False]))
             asks = draw(st.integers(0, 4)) == 0
-            return Job(key=keys.new("job"), works=works, asks=asks, next=follower)
+            return Job(key=keys.new("job"), works=claimed, asks=asks, next=follower)
         order = draw(st.sampled_from(["sequential", "parallel"]))
         join = draw(st.sampled_from(self._joins))
         if kind == "choice":
@@ -122,8 +122,8 @@ class _Drawing:
         )
 
     def _maybe(self, depth: int) -> Node | None:
-        wanted = depth <= DEEPEST and self._draw(st.integers(0, 3)) == 0
-        return self.node(depth) if wanted else None
+        expected = depth <= DEEPEST and self._draw(st.integers(0, 3)) == 0
+        return self.node(depth) if expected else None
 
     def _tie(self, children: list[Node], order: str) -> None:
         """Let some children wait for others, and some name a later one as their `next`."""
@@ -131,14 +131,14 @@ class _Drawing:
         for index, child in enumerate(children):
             if not isinstance(child, Job):
                 continue
-            before = [each.key for each in children[:index] if isinstance(each, Job)]
+            before = [item.key for item in children[:index] if isinstance(item, Job)]
             if before and draw(st.integers(0, 2)) == 0:
                 child.needs = draw(st.sampled_from(before))
                 child.policy = draw(st.sampled_from(POLICIES))
             if child.next is not None:
                 continue
             first = index + 1 if order == "parallel" else index + 2
-            later = [each.key for each in children[first:] if isinstance(each, Job)]
+            later = [item.key for item in children[first:] if isinstance(item, Job)]
             last = index == len(children) - 1
             following = draw(st.booleans())
             other = draw(st.booleans())
@@ -148,7 +148,7 @@ class _Drawing:
                 child.again = draw(st.sampled_from(later))
         for index, child in enumerate(children):
             if isinstance(child, Job) and child.next is None and child.again is None:
-                others = [each.key for each in children[:index] if isinstance(each, Job)]
+                others = [item.key for item in children[:index] if isinstance(item, Job)]
                 before = [key for key in others if not _leads(key, child.key, children)]
                 if before and not child.to_sibling and draw(st.integers(0, 2)) == 0:
                     child.again = draw(st.sampled_from(before))
@@ -168,19 +168,19 @@ def _leads(key: str, other: str, children: list[Node]) -> bool:
             onward.append(child.again)
         if child.key == key and child.to_sibling and behind is not None:
             onward.append(behind.key)
-    return any(_leads(each, other, children) for each in onward)
+    return any(_leads(item, other, children) for item in onward)
 
 
 def specs(node: Node, sibling: str | None = None) -> list[Spec]:
     """The definitions that a plan is made of."""
-    found: list[Spec] = []
+    matches: list[Spec] = []
     after = node.next.key if node.next is not None else None
     match node:
         case Job():
             needs = [] if node.needs is None else [node.needs]
             if node.to_sibling or node.again is not None:
                 after = node.again or sibling
-            found.append(
+            matches.append(
                 task(
                     node.key,
                     next=after,
@@ -195,18 +195,18 @@ def specs(node: Node, sibling: str | None = None) -> list[Spec]:
                 on_true=None if node.yes is None else node.yes.key,
                 on_false=None if node.no is None else node.no.key,
             )
-            found.append(task(node.key, next=after, control=control))
-            found += [spec for each in (node.yes, node.no) if each for spec in specs(each)]
+            matches.append(task(node.key, next=after, control=control))
+            matches += [spec for item in (node.yes, node.no) if item for spec in specs(item)]
         case Items():
             name = f"item-of-{node.key}"
             each = Foreach(items=node.works, template=name, order=node.order, join=node.join)
-            found += [task(node.key, next=after, control=each), task(name)]
+            matches += [task(node.key, next=after, control=each), task(name)]
         case Block():
-            keys = [each.key for each in node.children]
-            found.append(group(node.key, *keys, order=node.order, join=node.join, next=after))
+            keys = [item.key for item in node.children]
+            matches.append(group(node.key, *keys, order=node.order, join=node.join, next=after))
             for child, behind in zip(node.children, [*keys[1:], None], strict=False):
-                found += specs(child, behind)
-    return found + (specs(node.next) if node.next is not None else [])
+                matches += specs(child, behind)
+    return matches + (specs(node.next) if node.next is not None else [])
 
 
 def steps(node: Node | None) -> Iterator[Node]:
@@ -234,7 +234,7 @@ class Forecast:
         self.groups: dict[str, list[str]] = {}
         self.unsure: set[str] = set()
         """Groups of which nobody can say whether and how they end."""
-        self._jobs = {each.key: each for each in steps(root) if isinstance(each, Job)}
+        self._jobs = {step.key: step for step in steps(root) if isinstance(step, Job)}
         self._sure = True
         self.end = "FAILED" if self._slot(root) == "failure" else "COMPLETED"
 
@@ -253,7 +253,7 @@ class Forecast:
                 return self._slot(branch) if branch is not None else self._then(node)
             case Items():
                 name = f"item-of-{node.key}"
-                items = [partial(self._item, name, works=works) for works in node.works]
+                items = [partial(self._item, name, works=claimed) for claimed in node.works]
                 return self._joined(node, node.order, node.join, items)
             case Block():
                 children = _Siblings(self, node.children)
@@ -322,6 +322,6 @@ class _Siblings:
             skipped = child.policy == "skip" or needed == "neither"
             self._own[child.key] = "neither" if skipped else "failure"
             return self._own[child.key]
-        works = child.works and child.key not in self._forecast._cancelled
-        self._own[child.key] = "success" if works else "failure"
+        claimed = child.works and child.key not in self._forecast._cancelled
+        self._own[child.key] = "success" if claimed else "failure"
         return self._forecast._slot(child)

@@ -66,7 +66,7 @@ class Played(NamedTuple):
 
 def troubles(*, cancels: bool = True) -> st.SearchStrategy[list[Trouble]]:
     turn, which = st.integers(0, 12), st.integers(0, 20)
-    kinds = [each for each in get_args(Kind) if cancels or not each.startswith("cancel")]
+    kinds = [get_arg for get_arg in get_args(Kind) if cancels or not get_arg.startswith("cancel")]
     kind = st.sampled_from(kinds)
     return st.lists(st.builds(Trouble, turn, kind, which), max_size=8)
 
@@ -98,15 +98,17 @@ class Here:
 
         async def all_of_it() -> Played:
             flow = await start(self.engine, node.key, *specs(node))
-            made = Play(self.engine, flow, node, seed)
+            created = Play(self.engine, flow, node, seed)
             note(f"{node}")
             try:
-                await play(made)
+                await play(created)
             except BaseException:
-                await made.abandon()
+                await created.abandon()
                 raise
-            found = await statuses(self.engine, flow)
-            return Played(made.ran, found, await flow_status(self.engine, flow), made.cancelled)
+            result = await statuses(self.engine, flow)
+            return Played(
+                created.ran, result, await flow_status(self.engine, flow), created.cancelled
+            )
 
         return self._runner.run(all_of_it())
 
@@ -122,7 +124,7 @@ class Play:
         self.succeeded: list[str] = []
         self.healed = False
         """Everything works from now on."""
-        self._works = {each.key: each.works for each in steps(node) if isinstance(each, Job)}
+        self._works = {step.key: step.works for step in steps(node) if isinstance(step, Job)}
         self._random = random.Random(seed)
         self._paused: list[Callable[[], Awaitable[None]]] = []
         self._waits = False
@@ -133,12 +135,12 @@ class Play:
         self._once = groups | {key for key in self._works if jobs[key] == 1}
         """The steps that run no more than once."""
 
-    async def go_on(self, happening: list[Trouble] | None = None, turns: int = TURNS) -> None:
+    async def go_on(self, event_name: list[Trouble] | None = None, turns: int = TURNS) -> None:
         """Work until nothing is left to do, or for so many turns; raises if it never ends."""
         for turn in range(turns):
-            for each in happening or []:
-                if each.turn == turn:
-                    await self._meet(each)
+            for item in event_name or []:
+                if item.turn == turn:
+                    await self._meet(item)
             if not await self._turn() and not await self._heal():
                 return
         assert turns < TURNS, await statuses(self.engine, self.flow)
@@ -148,18 +150,18 @@ class Play:
         done = int(self._waits) or await self.engine.flows.run_deferred_once()
         self._waits = False
         done += await self._answer()
-        works = await self._claimed(self._random.randint(1, 3))
-        for work in works:
+        claimed = await self._claimed(self._random.randint(1, 3))
+        for work in claimed:
             await self._finish(work)
-        return done + len(works)
+        return done + len(claimed)
 
     async def _answer(self) -> int:
         """Answer what people are asked; nobody can where it is paused, and it stays."""
         done = 0
         asked = await self.engine.inbox.list()
-        mine = {row["id"] for row in await self._nodes()} if asked else set()
+        own = {row["id"] for row in await self._nodes()} if asked else set()
         for item in asked:
-            if item.kind != "approval" or item.task not in mine:
+            if item.kind != "approval" or item.task not in own:
                 continue
             good = self.healed or self._works[item.title]
             try:
@@ -178,12 +180,12 @@ class Play:
         status = (await self.engine.show(task)).status
         assert status == "PAUSED" if is_open else status in TERMINAL
 
-    async def _claimed(self, most: int = 1) -> list[ClaimedTask]:
-        return await self.engine.claim(profile(), WORKER, most)
+    async def _claimed(self, maximum: int = 1) -> list[ClaimedTask]:
+        return await self.engine.claim(profile(), WORKER, maximum)
 
     async def _finish(self, work: ClaimedTask) -> None:
-        known = self._works.get(work.key or "")
-        good = self.healed or bool(work.input["item"] if known is None else known)
+        existing = self._works.get(work.key or "")
+        good = self.healed or bool(work.input["item"] if existing is None else existing)
         try:
             if good:
                 await self.engine.complete(work.fence, {"key": work.key})
@@ -246,15 +248,17 @@ class Play:
         flows, nodes = self.engine.flows, await self._nodes()
         pause: Control = flows.pause
         resume: Control = flows.resume
-        known = [self.flow]
+        existing = [self.flow]
         if trouble.kind == "pause a group":
             pause, resume = flows.pause_group, flows.resume_group
-            known = [row["id"] for row in nodes if _is_group(row) and row["status"] not in TERMINAL]
+            existing = [
+                row["id"] for row in nodes if _is_group(row) and row["status"] not in TERMINAL
+            ]
         elif trouble.kind == "pause a task":
             pause, resume = self.engine.pause, self.engine.resume
-            known = [row["id"] for row in nodes if not _is_group(row) and row["status"] in OPEN]
-        if known:
-            one = known[trouble.which % len(known)]
+            existing = [row["id"] for row in nodes if not _is_group(row) and row["status"] in OPEN]
+        if existing:
+            one = existing[trouble.which % len(existing)]
             if await _unless_over(pause(one)):
                 self._paused.append(partial(resume, one))
 
@@ -262,12 +266,12 @@ class Play:
         """Cancel something that has its turn, and of which there is no other run."""
         nodes = [row for row in await self._nodes() if row["key"] in self._once]
         cancel: Control = self.engine.cancel
-        known = [row for row in nodes if not _is_group(row) and row["status"] == "PENDING"]
+        existing = [row for row in nodes if not _is_group(row) and row["status"] == "PENDING"]
         if trouble.kind == "cancel a group":
             cancel = self.engine.flows.cancel_group
-            known = [row for row in nodes if _is_group(row) and row["status"] == "RUNNING"]
-        if known:
-            one = known[trouble.which % len(known)]
+            existing = [row for row in nodes if _is_group(row) and row["status"] == "RUNNING"]
+        if existing:
+            one = existing[trouble.which % len(existing)]
             if await _unless_over(cancel(one["id"])):
                 self.cancelled.add(one["key"])
 

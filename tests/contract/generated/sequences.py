@@ -54,14 +54,14 @@ class World(Protocol):
 Make = Callable[[Engine, Raw], World]
 
 
-def drawn(seed: int, kinds: Sequence[str], fewest: int, most: int) -> list[Step]:
+def drawn(seed: int, kinds: Sequence[str], fewest: int, maximum: int) -> list[Step]:
     """A random sequence of steps of most of the kinds: without the others it gets further."""
     chance = random.Random(seed)
     left = {kind for kind in sorted(set(kinds)) if chance.random() < 0.2} - {kinds[0]}
     kinds = [kind for kind in kinds if kind not in left]
     return [
         Step(chance.choice(kinds), chance.randrange(1000), chance.randrange(1000))
-        for _ in range(chance.randint(fewest, most))
+        for _ in range(chance.randint(fewest, maximum))
     ]
 
 
@@ -94,7 +94,7 @@ class Ground:
         kinds: Sequence[str],
         make: Make,
         fewest: int,
-        most: int,
+        maximum: int,
     ) -> None:
         """Play as many random sequences as the variable says; the shortest that fails is told.
 
@@ -102,13 +102,13 @@ class Ground:
         """
         on_sqlite = self._raw.path is not None
         for seed in seeds(variable, few if on_sqlite else few[::2]):
-            steps = drawn(seed, kinds, fewest, most)
+            steps = drawn(seed, kinds, fewest, maximum)
             failed = self._failure(steps, make)
             if failed is None:
                 continue
             if variable in os.environ:
                 steps, failed = self._shortened(steps, failed, make)
-            shown = ", ".join(f"{each.kind} {each.which} {each.how}" for each in steps)
+            shown = ", ".join(f"{step.kind} {step.which} {step.how}" for step in steps)
             failed.add_note(f"seed {seed}: {shown}")
             raise failed
         self._runner.run(self._check())
@@ -135,11 +135,11 @@ class Ground:
             while start < len(steps):
                 fewer = steps[:start] + steps[start + size :]
                 replays += 1
-                found = self._failure(fewer, make)
-                if found is None:
+                result = self._failure(fewer, make)
+                if result is None:
                     start += size
                 else:
-                    steps, failed = fewer, found
+                    steps, failed = fewer, result
             size //= 2
         return steps, failed
 

@@ -73,12 +73,12 @@ class Keys:
 
     def ahead(self, job: Job) -> int:
         """How many stand before it, those that are passed by included."""
-        found = [each for each in self._in_order(job.key) if not each.has_place]
-        return found.index(job)
+        matches = [item for item in self._in_order(job.key) if not item.has_place]
+        return matches.index(job)
 
     def _in_order(self, key: str | None) -> list[Job]:
-        found = [job for job in self.jobs if job.key == key and job.in_line is not None]
-        return sorted(found, key=lambda job: job.in_line or 0)
+        matches = [job for job in self.jobs if job.key == key and job.in_line is not None]
+        return sorted(matches, key=lambda job: job.in_line or 0)
 
     def _ask(self, job: Job) -> None:
         if job.in_line is None:
@@ -89,9 +89,9 @@ class Keys:
     def _make_room(self, job: Job) -> None:
         """Cancel as many of the older ones as it takes."""
         order = self._in_order(job.key)
-        before = [each for each in order[: order.index(job)] if not each.to_cancel]
-        for each in before[: max(len(before) - job.limit + 1, 0)]:
-            self._cancel(each)
+        before = [item for item in order[: order.index(job)] if not item.to_cancel]
+        for item in before[: max(len(before) - job.limit + 1, 0)]:
+            self._cancel(item)
 
     def give(self) -> None:
         """Give the places that are free, once all that follows from something is done."""
@@ -154,9 +154,9 @@ class Keys:
         if len(self._untold) > 1:
             return  # it is told once those before it are
         while self._untold:
-            for each in self.jobs:
-                if each.needs.get(self._untold[0].number) == "open":
-                    self._hear(each, self._untold[0])
+            for item in self.jobs:
+                if item.needs.get(self._untold[0].number) == "open":
+                    self._hear(item, self._untold[0])
             del self._untold[0]
 
     def _hear(self, job: Job, need: Job) -> None:
@@ -175,18 +175,18 @@ class Keys:
         assert job.status == "PENDING", job
         job.status = "RUNNING"
 
-    def leave(self, job: Job, how: str) -> None:
+    def leave(self, job: Job, mode: str) -> None:
         """An attempt ends, in a way in which it may."""
         if job.to_cancel or job.to_pause:
             self._stopped(job)
-        elif how == "complete":
+        elif mode == "complete":
             self._end(job, "COMPLETED")
-        elif how == "fail":
+        elif mode == "fail":
             self._end(job, "FAILED")
         else:
-            job.status = {"retry": "RETRY_WAIT", "park": "WAITING"}.get(how, "PENDING")
-            job.is_parked = how == "park"
-            job.due = self.period + 1 if how in ("retry", "park") else 0
+            job.status = {"retry": "RETRY_WAIT", "park": "WAITING"}.get(mode, "PENDING")
+            job.is_parked = mode == "park"
+            job.due = self.period + 1 if mode in ("retry", "park") else 0
 
     def _stopped(self, job: Job) -> None:
         if job.to_cancel:
@@ -249,7 +249,7 @@ class Keys:
     def retry(self, job: Job) -> bool:
         if job.status not in ("FAILED", "CANCELLED"):
             return False
-        left = [self.jobs[need] for need, how in job.needs.items() if how != "met"]
+        left = [self.jobs[need] for need, mode in job.needs.items() if mode != "met"]
         if any(need.is_over and need.status != "COMPLETED" for need in left):
             return False
         for need in left:
@@ -266,7 +266,7 @@ class Keys:
             return False
         causes = [job]
         while causes:
-            causes = [other for each in causes for other in self._revived_for(each)]
+            causes = [other for cause in causes for other in self._revived_for(cause)]
         return True
 
     def _revived_for(self, cause: Job) -> Iterator[Job]:
@@ -280,8 +280,8 @@ class Keys:
             yield job
 
 
-def chosen(jobs: list[Job], which: int, wanted: Callable[[Job], Any]) -> Iterator[Job]:
+def chosen(jobs: list[Job], which: int, expected: Callable[[Job], Any]) -> Iterator[Job]:
     """One of the tasks that are wanted, if there is one."""
-    found = [job for job in jobs if wanted(job)]
-    if found:
-        yield found[which % len(found)]
+    matches = [job for job in jobs if expected(job)]
+    if matches:
+        yield matches[which % len(matches)]

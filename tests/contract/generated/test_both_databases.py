@@ -148,8 +148,8 @@ class SameAnswers(RuleBasedStateMachine):
         key=st.sampled_from([None, None, "k", "l"]),
     )
     def submit(self, options: dict[str, Any], later: float | None, key: str | None) -> Any:
-        wanted = new(run_at=self.now(later), idempotency_key=key, **options)
-        done = self.both(lambda engine: engine.submit(wanted))
+        expected = new(run_at=self.now(later), idempotency_key=key, **options)
+        done = self.both(lambda engine: engine.submit(expected))
         if done is None:
             return multiple()
         self.known.append(done.id)
@@ -157,10 +157,10 @@ class SameAnswers(RuleBasedStateMachine):
 
     @rule(target=tasks, bulk=st.lists(options, min_size=2, max_size=4))
     def submit_many(self, bulk: list[dict[str, Any]]) -> Any:
-        wanted = [new(**each) for each in bulk]
-        done = self.both(lambda engine: engine.submit_many(wanted)) or []
-        self.known += [each.id for each in done]
-        return multiple(*{each.id for each in done})
+        expected = [new(**item) for item in bulk]
+        done = self.both(lambda engine: engine.submit_many(expected)) or []
+        self.known += [item.id for item in done]
+        return multiple(*{item.id for item in done})
 
     @rule(
         target=fences,
@@ -175,8 +175,8 @@ class SameAnswers(RuleBasedStateMachine):
         )
 
         async def claim(engine: Engine) -> Any:
-            works = await engine.claim(agent, WORKER, n)
-            return sorted(works, key=lambda work: work.fence.task)
+            claimed = await engine.claim(agent, WORKER, n)
+            return sorted(claimed, key=lambda work: work.fence.task)
 
         return multiple(*(work.fence for work in self.both(claim) or []))
 
@@ -190,7 +190,7 @@ class SameAnswers(RuleBasedStateMachine):
 
         async def complete(engine: Engine) -> list[str]:
             ends = engine.complete(one, outputs[0]), engine.complete(other, outputs[1])
-            return [repr(told) for told in await asyncio.gather(*ends, return_exceptions=True)]
+            return [repr(result) for result in await asyncio.gather(*ends, return_exceptions=True)]
 
         self.both(complete)
 
@@ -203,8 +203,8 @@ class SameAnswers(RuleBasedStateMachine):
     def fail(
         self, fence: Fence, error_class: str, retryable: bool | None, later: float | None
     ) -> None:
-        why = failure(error_class, retryable=retryable, stack="s", exit_code=1)
-        self.both(lambda engine: engine.fail(fence, why, self.now(later)))
+        reason = failure(error_class, retryable=retryable, stack="s", exit_code=1)
+        self.both(lambda engine: engine.fail(fence, reason, self.now(later)))
 
     @rule(fence=fences, later=st.none() | seconds, until=st.none() | seconds)
     def park(self, fence: Fence, later: float | None, until: float | None) -> None:
@@ -271,11 +271,11 @@ class SameAnswers(RuleBasedStateMachine):
 
     @rule(target=tasks, task=tasks)
     def rerun(self, task: UUID) -> Any:
-        made = self.both(lambda engine: engine.rerun(task))
-        if made is None:
+        created = self.both(lambda engine: engine.rerun(task))
+        if created is None:
             return multiple()  # what it asked for was pruned
-        self.known.append(made.id)
-        return made.id
+        self.known.append(created.id)
+        return created.id
 
     @rule(by=st.sampled_from([0.5, 5, 21, 31, 120, 700, 2500, 90_000, 3_000_000]))
     def advance(self, by: float) -> None:

@@ -62,10 +62,10 @@ class TasksWithBudgets:
         ready = any(item.status == "PENDING" for item in items)
         return kind if ready or kind != "claim" else "submit"
 
-    def _chosen(self, step: Step, wanted: Callable[[Item], Any]) -> Iterator[Item]:
-        found = [item for item in self._budgets.items if wanted(item)]
-        if found:
-            yield found[step.which % len(found)]
+    def _chosen(self, step: Step, expected: Callable[[Item], Any]) -> Iterator[Item]:
+        matches = [item for item in self._budgets.items if expected(item)]
+        if matches:
+            yield matches[step.which % len(matches)]
 
     def _running(self, step: Step) -> Iterator[Item]:
         yield from self._chosen(step, lambda item: item.status == "RUNNING")
@@ -86,42 +86,42 @@ class TasksWithBudgets:
             budget = _budget(step.how, 8) if step.how % 3 == 0 else None
             item = Item(number=len(self._ids), parent=parent.number, budget=budget)
             asked = new(f"task {item.number}", budget=budget, max_attempts=100)
-            made: list[UUID] = []
+            created: list[UUID] = []
 
-            async def spawn(parent: Item, item: Item, asked: Any, made: list[UUID]) -> None:
+            async def spawn(parent: Item, item: Item, asked: Any, created: list[UUID]) -> None:
                 fence = self._fences[parent.number]
-                made.append(await self._engine.spawn(fence, f"child {item.number}", asked))
+                created.append(await self._engine.spawn(fence, f"child {item.number}", asked))
 
-            refused = await code_of(spawn(parent, item, asked, made))
+            refused = await code_of(spawn(parent, item, asked, created))
             if parent.to_cancel or parent.to_pause:
                 assert refused in ("cancel_requested", "pause_requested")
             else:
                 assert refused is None
-                self._added(item, made[0])
+                self._added(item, created[0])
 
     async def _claim(self, step: Step) -> None:
         await self._claim_some(1 + step.how % 3)
 
     async def _claim_some(self, n: int) -> int:
         agent = profile(workspace=self._engine.workspace)
-        works = await self._engine.claim(agent, WORKER, n, LEASE_S)
+        claimed = await self._engine.claim(agent, WORKER, n, LEASE_S)
         ready = [item for item in self._budgets.items if item.status == "PENDING"]
-        assert len(works) == min(n, len(ready))
-        for work in works:
+        assert len(claimed) == min(n, len(ready))
+        for work in claimed:
             number = self._ids.index(work.fence.task)
             self._budgets.claim(self._budgets.items[number])
             self._fences[number], self._told[number] = work.fence, []
-        return len(works)
+        return len(claimed)
 
     # What attempts say.
 
-    def _usage(self, item: Item, how: int) -> Usage:
+    def _usage(self, item: Item, mode: int) -> Usage:
         usage = Usage(
-            model=MODELS[how % 3],
-            input_tokens=how // 3 % 7,
-            output_tokens=how // 21 % 5,
-            cost_usd=how // 105 % 4 / 4,
-            number=len(self._told[item.number]) + 1 if how % 4 else None,
+            model=MODELS[mode % 3],
+            input_tokens=mode // 3 % 7,
+            output_tokens=mode // 21 % 5,
+            cost_usd=mode // 105 % 4 / 4,
+            number=len(self._told[item.number]) + 1 if mode % 4 else None,
         )
         if usage.number is not None:
             self._told[item.number].append(usage)
@@ -141,22 +141,22 @@ class TasksWithBudgets:
 
     async def _end(self, step: Step) -> None:
         for item in self._running(step):
-            how = ("complete", "fail", "retry")[step.how % 3]
+            mode = ("complete", "fail", "retry")[step.how % 3]
             usage = self._usage(item, step.how) if step.how % 5 else None
             fence = self._fences[item.number]
-            refused = await code_of(self._told_end(fence, how, usage))
-            assert (refused is None) == self._budgets.end(item, how, usage)
+            refused = await code_of(self._told_end(fence, mode, usage))
+            assert (refused is None) == self._budgets.end(item, mode, usage)
             if refused is None and usage is not None:
                 assert await code_of(self._engine.used(fence, usage)) == "lease_lost"
-            again = await code_of(self._told_end(fence, how, usage))
+            again = await code_of(self._told_end(fence, mode, usage))
             assert again == refused
 
-    async def _told_end(self, fence: Fence, how: str, usage: Usage | None) -> None:
-        if how == "complete":
+    async def _told_end(self, fence: Fence, mode: str, usage: Usage | None) -> None:
+        if mode == "complete":
             await self._engine.complete(fence, usage=usage)
         else:
-            why = failure("syntax" if how == "fail" else "error")
-            await self._engine.fail(fence, why, usage=usage)
+            reason = failure("syntax" if mode == "fail" else "error")
+            await self._engine.fail(fence, reason, usage=usage)
 
     async def _stop(self, step: Step) -> None:
         for item in self._chosen(step, lambda item: item.to_cancel or item.to_pause):
@@ -175,18 +175,18 @@ class TasksWithBudgets:
 
     async def _asked(self) -> dict[int, UUID]:
         """The open questions about budgets, by whose budget it is."""
-        asked = [each for each in await self._engine.inbox.list() if each.kind == HOLD]
-        found = {self._ids.index(each.task): each.id for each in asked if each.task is not None}
-        assert len(found) == len(asked)
-        return found
+        asked = [item for item in await self._engine.inbox.list() if item.kind == HOLD]
+        matches = {self._ids.index(item.task): item.id for item in asked if item.task is not None}
+        assert len(matches) == len(asked)
+        return matches
 
     async def _approve(self, step: Step) -> None:
         for item in self._chosen(step, lambda item: item.is_asked):
-            wanted = _budget(step.how, 60) if step.how % 2 else None
+            expected = _budget(step.how, 60) if step.how % 2 else None
             asked = await self._asked()
-            answer = self._engine.inbox.answer(asked[item.number], approve=True, budget=wanted)
+            answer = self._engine.inbox.answer(asked[item.number], approve=True, budget=expected)
             refused = await code_of(answer)
-            assert (refused is None) == self._budgets.approve(item, wanted), (item, refused)
+            assert (refused is None) == self._budgets.approve(item, expected), (item, refused)
 
     async def _reject(self, step: Step) -> None:
         for item in self._chosen(step, lambda item: item.is_asked):
@@ -233,8 +233,8 @@ class TasksWithBudgets:
             if item.parent is None or item.budget is not None:
                 params = {"task": task, "workspace": self._engine.workspace}
                 [row] = await self._engine.core.store.fetch(Statement("tree_usage", params))
-                found = row["input_tokens"], row["output_tokens"], row["cost_usd"]
-                assert found == self._budgets.spent(item), item
+                result = row["input_tokens"], row["output_tokens"], row["cost_usd"]
+                assert result == self._budgets.spent(item), item
 
     async def finish(self) -> None:
         for item, task in zip(self._budgets.items, self._ids, strict=True):
@@ -242,8 +242,8 @@ class TasksWithBudgets:
             budget = item.budget
             shown = budget and {"tokens": budget.tokens, "costUsd": budget.cost_usd}
             assert view.budget == shown
-            told = view.input_tokens, view.output_tokens, view.cost_usd
-            assert told == (item.input_tokens, item.output_tokens, item.cost_usd)
+            reported = view.input_tokens, view.output_tokens, view.cost_usd
+            assert reported == (item.input_tokens, item.output_tokens, item.cost_usd)
         for item, task in zip(self._budgets.items, self._ids, strict=True):
             if self._budgets.cancel(item):
                 await self._engine.cancel(task)
@@ -251,20 +251,20 @@ class TasksWithBudgets:
         await self.check()
 
 
-def _budget(how: int, tokens: int) -> Budget:
+def _budget(mode: int, tokens: int) -> Budget:
     """Up to so many tokens, or as many quarters of a tenth of that in dollars, or both."""
-    most, dollars = tokens * (1 + how % 5) // 5, (1 + how % 7) * tokens / 40
+    maximum, dollars = tokens * (1 + mode % 5) // 5, (1 + mode % 7) * tokens / 40
     return Budget(
-        tokens=None if how % 4 == 0 else most,
-        cost_usd=None if how % 4 in (1, 2) else dollars,
+        tokens=None if mode % 4 == 0 else maximum,
+        cost_usd=None if mode % 4 in (1, 2) else dollars,
     )
 
 
 @pytest.fixture
 def ground(database_url: str) -> Iterator[Ground]:
-    made = Ground(database_url)
-    yield made
-    made.close()
+    created = Ground(database_url)
+    yield created
+    created.close()
 
 
 def test_random_usage_reports_match_the_budget_interpreter(ground: Ground) -> None:

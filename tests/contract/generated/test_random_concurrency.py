@@ -61,28 +61,28 @@ class KeyedTasks:
     def _drawn(self, step: Step, n: int = 0) -> Job:
         """A new task, which may wait for others and may have a key."""
         jobs = self._keys.jobs
-        number, how = len(jobs) + n, step.how
-        key = None if how % 7 == 0 else KEYS[how % 3 // 2]
+        number, mode = len(jobs) + n, step.how
+        key = None if mode % 7 == 0 else KEYS[mode % 3 // 2]
         usual = {"deploy": 1, "build": 2}.get(key or "", 1)
-        policy: Any = ("queue", "queue", "queue", "cancel_old", "cancel_new")[how // 3 % 5]
-        needs = [step.which % number] if jobs and how // 15 % 4 == 0 else []
+        policy: Any = ("queue", "queue", "queue", "cancel_old", "cancel_new")[mode // 3 % 5]
+        needs = [step.which % number] if jobs and mode // 15 % 4 == 0 else []
         return Job(
             number=number,
             key=key,
-            limit=usual if how // 60 % 2 else 1 + how // 120 % 4,
+            limit=usual if mode // 60 % 2 else 1 + mode // 120 % 4,
             policy=policy,
-            on_failure=("fail", "run")[how % 2] if needs else "fail",
+            on_failure=("fail", "run")[mode % 2] if needs else "fail",
             needs=dict.fromkeys(needs, "open"),
         )
 
     def _asked(self, job: Job, **more: Any) -> NewTask:
         key = job.key
-        wish = None if key is None else Concurrency(key, job.limit, job.policy)
+        key_request = None if key is None else Concurrency(key, job.limit, job.policy)
         return new(
             f"task {job.number}",
             depends_on=[str(self._ids[need]) for need in job.needs],
             on_dependency_failure=job.on_failure,
-            concurrency=wish,
+            concurrency=key_request,
             max_attempts=100,
             idempotency_key=f"{self._engine.workspace} {job.number}",
             **more,
@@ -103,10 +103,10 @@ class KeyedTasks:
         await self._submit_all(jobs)
 
     async def _submit_all(self, jobs: list[Job]) -> None:
-        news = [self._asked(job) for job in jobs]
-        made = await self._engine.submit_many(news)
-        self._news += news
-        self._ids += [each.id for each in made]
+        new_tasks = [self._asked(job) for job in jobs]
+        submitted = await self._engine.submit_many(new_tasks)
+        self._news += new_tasks
+        self._ids += [item.id for item in submitted]
         for job in jobs:
             self._keys.submit(job)
 
@@ -116,17 +116,17 @@ class KeyedTasks:
             job = self._drawn(Step("submit", 0, step.how))
             job.needs, job.on_failure = {}, "fail"
             asked = self._asked(job, blocks=[str(self._ids[blocked.number])])
-            made: list[UUID] = []
+            created: list[UUID] = []
 
-            async def submit(asked: NewTask, made: list[UUID]) -> None:
-                made.append((await self._engine.submit(asked)).id)
+            async def submit(asked: NewTask, created: list[UUID]) -> None:
+                created.append((await self._engine.submit(asked)).id)
 
-            refused = await code_of(submit(asked, made))
+            refused = await code_of(submit(asked, created))
             if not self._keys.may_block(blocked):
                 assert refused == "out_of_turn"
                 continue
             assert refused is None
-            self._ids += made
+            self._ids += created
             self._news.append(asked)
             self._keys.block(blocked, job)
             self._keys.submit(job)
@@ -134,8 +134,8 @@ class KeyedTasks:
     async def _repeat(self, step: Step) -> None:
         """The same submit again makes nothing."""
         for job in chosen(self._keys.jobs, step.which, lambda job: True):
-            made = await self._engine.submit(self._news[job.number])
-            assert (made.id, made.created) == (self._ids[job.number], False)
+            submitted = await self._engine.submit(self._news[job.number])
+            assert (submitted.id, submitted.created) == (self._ids[job.number], False)
 
     # What workers do.
 
@@ -144,20 +144,20 @@ class KeyedTasks:
 
     async def _claim_some(self, n: int) -> int:
         agent = profile(workspace=self._engine.workspace)
-        works = await self._engine.claim(agent, WORKER, n, LEASE_S)
+        claimed = await self._engine.claim(agent, WORKER, n, LEASE_S)
         ready = [job for job in self._keys.jobs if job.status == "PENDING"]
-        assert len(works) == min(n, len(ready))
-        for work in works:
+        assert len(claimed) == min(n, len(ready))
+        for work in claimed:
             number = self._ids.index(work.fence.task)
             self._keys.claim(self._keys.jobs[number])
             self._fences[number] = work.fence
-        return len(works)
+        return len(claimed)
 
     async def _end(self, step: Step) -> None:
         for job in chosen(self._keys.jobs, step.which, lambda job: job.status == "RUNNING"):
             await self._leave(job, self.ends[step.how % len(self.ends)])
 
-    async def _leave(self, job: Job, how: str) -> None:
+    async def _leave(self, job: Job, mode: str) -> None:
         engine, fence = self._engine, self._fences.pop(job.number)
         if job.to_cancel or job.to_pause:
             asked = "cancel_requested" if job.to_cancel else "pause_requested"
@@ -166,15 +166,15 @@ class KeyedTasks:
             await engine.confirm_cancel(fence, KILLED)
         elif job.to_pause:
             await engine.confirm_pause(fence, KILLED)
-        elif how == "complete":
+        elif mode == "complete":
             await engine.complete(fence)
-        elif how in ("fail", "retry"):
-            await engine.fail(fence, failure("syntax" if how == "fail" else "error"))
-        elif how == "release":
+        elif mode in ("fail", "retry"):
+            await engine.fail(fence, failure("syntax" if mode == "fail" else "error"))
+        elif mode == "release":
             await engine.release(fence)
         else:
             await engine.park(fence, "input", engine.clock.now() + timedelta(minutes=30))
-        self._keys.leave(job, how)
+        self._keys.leave(job, mode)
 
     async def _time(self, step: Step) -> None:
         await pass_time(self._engine)
@@ -185,8 +185,8 @@ class KeyedTasks:
 
     async def _ask(self, name: str, step: Step, *statuses: str) -> None:
         """Ask something of a task in one of the statuses, now and then of any."""
-        wanted = statuses if step.how % 6 else tuple(Status)
-        for job in chosen(self._keys.jobs, step.which, lambda job: job.status in wanted):
+        expected = statuses if step.how % 6 else tuple(Status)
+        for job in chosen(self._keys.jobs, step.which, lambda job: job.status in expected):
             call = getattr(self._engine, name)(self._ids[job.number])
             refused = await code_of(call)
             assert (refused is None) == getattr(self._keys, name)(job), (name, job, refused)
@@ -231,14 +231,17 @@ class KeyedTasks:
         line = self._keys.line(key)
         assert [row["id"] for row in rows] == [self._ids[job.number] for job in line]
         if line:
-            places = len(self._keys.holders(key))
-            assert rows[0]["places"] == places
+            positions = len(self._keys.holders(key))
+            assert rows[0]["places"] == positions
             task = self._ids[line[-1].number]
-            told = await concurrency.describe_position(
+            reported = await concurrency.describe_position(
                 self._engine.core, task, self._engine.workspace
             )
             ahead = self._keys.ahead(line[-1])
-            assert f"{places} of {line[-1].limit} in use, {ahead} before it in the queue" in told
+            assert (
+                f"{positions} of {line[-1].limit} in use, {ahead} before it in the queue"
+                in reported
+            )
 
     async def finish(self) -> None:
         """Let all of them go on and end: then nobody has a place, or waits for one."""
@@ -252,21 +255,21 @@ class KeyedTasks:
                 self._keys.give()
                 await do_rest(self._engine)
             await self.check()
-        mine = f"where workspace = '{self._engine.workspace}'"
-        assert await self._raw.value(f"select count(*) from task_turn {mine}") == 0
-        assert await self._raw.value(f"select count(*) from turn_key {mine}") == 0
+        own = f"where workspace = '{self._engine.workspace}'"
+        assert await self._raw.value(f"select count(*) from task_turn {own}") == 0
+        assert await self._raw.value(f"select count(*) from turn_key {own}") == 0
 
 
 @pytest.fixture
 def ground(database_url: str) -> Iterator[Ground]:
-    made = Ground(database_url)
-    yield made
-    made.close()
+    created = Ground(database_url)
+    yield created
+    created.close()
 
 
-@pytest.mark.parametrize("given", [concurrency.MAX_GRANTS, 2])
+@pytest.mark.parametrize("values", [concurrency.MAX_GRANTS, 2])
 def test_random_commands_match_the_concurrency_interpreter(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, given: int
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, values: int
 ) -> None:
-    monkeypatch.setattr(concurrency, "MAX_GRANTS", given)
+    monkeypatch.setattr(concurrency, "MAX_GRANTS", values)
     ground.play_all("TENUTO_KEYS", SEEDS, KINDS, KeyedTasks, 30, 60)

@@ -39,10 +39,10 @@ class WaitingTasks(KeyedTasks):
     ends = ("complete", "complete", "fail", "fail", "fail", "retry", "park")
 
     def _drawn(self, step: Step, n: int = 0) -> Job:
-        number, how = len(self._keys.jobs) + n, step.how
-        some = [step.which % number, how % number] if self._keys.jobs and how % 4 else []
+        number, mode = len(self._keys.jobs) + n, step.how
+        some = [step.which % number, mode % number] if self._keys.jobs and mode % 4 else []
         needs = set(some[: self.most])
-        policy = self.policies[how % len(self.policies)] if needs else "fail"
+        policy = self.policies[mode % len(self.policies)] if needs else "fail"
         return Job(number=number, needs=dict.fromkeys(sorted(needs), "open"), on_failure=policy)
 
     # Graphs.
@@ -54,22 +54,24 @@ class WaitingTasks(KeyedTasks):
         needs = {number: _needs(step, number, first)[: self.most] for number in numbers}
         blocks = {number: self._blocks(step, number, first, numbers) for number in numbers}
         jobs = [self._node(step, number, needs[number]) for number in numbers]
-        news = [self._spelled(job, first, blocks[job.number]) for job in jobs]
-        made: list[UUID] = []
+        new_tasks = [self._spelled(job, first, blocks[job.number]) for job in jobs]
+        created: list[UUID] = []
 
         async def submit() -> None:
-            made.extend([each.id for each in await self._engine.submit_many(news)])
+            created.extend(
+                [submitted.id for submitted in await self._engine.submit_many(new_tasks)]
+            )
 
         refused = await code_of(submit())
         assert (refused is None) == self._accepted(jobs, blocks), refused
         if refused is None:
-            self._news += news
-            self._ids += made
+            self._news += new_tasks
+            self._ids += created
 
     def _blocks(self, step: Step, number: int, first: int, numbers: range) -> list[int]:
         """Those that it blocks: no handler's wait, which is looked at again only by and by."""
-        found = _blocks(step, number, first, numbers) if self.most > 1 else []
-        return [each for each in found if each >= first or not self._keys.jobs[each].is_parked]
+        result = _blocks(step, number, first, numbers) if self.most > 1 else []
+        return [item for item in result if item >= first or not self._keys.jobs[item].is_parked]
 
     def _node(self, step: Step, number: int, needs: list[int]) -> Job:
         policy = self.policies[(step.how + number) % len(self.policies)] if needs else "fail"
@@ -93,24 +95,24 @@ class WaitingTasks(KeyedTasks):
 
     def _accepted(self, jobs: list[Job], blocks: dict[int, list[int]]) -> bool:
         """Submit them to the interpreter, whole or not at all."""
-        known = self._keys.jobs
-        before = [msgspec.structs.replace(job) for job in known]
+        existing = self._keys.jobs
+        before = [msgspec.structs.replace(job) for job in existing]
         for job in jobs:
             self._keys.submit(job)
-        pairs = [(job, known[number]) for job in jobs for number in blocks[job.number]]
+        pairs = [(job, existing[number]) for job in jobs for number in blocks[job.number]]
         # Who says itself that it waits for that one is not asked.
-        wanted = [(job, other) for job, other in pairs if job.number not in other.needs]
-        accepted = all(self._may_block(other, len(before)) for _, other in wanted)
-        for job, other in wanted:
+        expected = [(job, other) for job, other in pairs if job.number not in other.needs]
+        accepted = all(self._may_block(other, len(before)) for _, other in expected)
+        for job, other in expected:
             accepted = accepted and not self._leads(job, other)
             if accepted:
                 self._keys.block(other, job)
-        self._keys.jobs = known if accepted else before
+        self._keys.jobs = existing if accepted else before
         return accepted
 
     def _may_block(self, job: Job, first: int) -> bool:
         """Whether it has neither begun nor ended; for a new one, not by what ended before."""
-        failed = [need for need, how in job.needs.items() if how == "failed"]
+        failed = [need for need, mode in job.needs.items() if mode == "failed"]
         if job.number >= first and job.is_over:
             return min(failed) >= first
         return job.status in ("WAITING", "PENDING", "PAUSED")
@@ -139,14 +141,14 @@ class WaitingTasks(KeyedTasks):
             Statement("dependencies_unmet", {"ids": sorted(self._ids)})
         )
         number = {task: number for number, task in enumerate(self._ids)}
-        found = {(number[row["id"]], number[row["needs"]], bool(row["failed"])) for row in rows}
+        matches = {(number[row["id"]], number[row["needs"]], bool(row["failed"])) for row in rows}
         expected = {
-            (job.number, need, how == "failed")
+            (job.number, need, mode == "failed")
             for job in self._keys.jobs
-            for need, how in job.needs.items()
-            if how != "met"
+            for need, mode in job.needs.items()
+            if mode != "met"
         }
-        assert found == expected, found ^ expected
+        assert matches == expected, matches ^ expected
 
 
 class SingleWaits(WaitingTasks):
@@ -165,8 +167,8 @@ def _needs(step: Step, number: int, first: int) -> list[int]:
         return []
     chance = step.how * 31 + number * 17 + step.which
     some = [first, first, chance // 3 % number, chance // 7 % number]
-    wanted = [some[chance % 4], some[chance // 4 % 4]][: chance % 3]
-    return sorted({each for each in wanted if each < number})
+    expected = [some[chance % 4], some[chance // 4 % 4]][: chance % 3]
+    return sorted({item for item in expected if item < number})
 
 
 def _blocks(step: Step, number: int, first: int, numbers: range) -> list[int]:
@@ -181,9 +183,9 @@ def _blocks(step: Step, number: int, first: int, numbers: range) -> list[int]:
 
 @pytest.fixture
 def ground(database_url: str) -> Iterator[Ground]:
-    made = Ground(database_url)
-    yield made
-    made.close()
+    created = Ground(database_url)
+    yield created
+    created.close()
 
 
 def test_random_dependency_graph_matches_the_interpreter(ground: Ground) -> None:

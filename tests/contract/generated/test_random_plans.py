@@ -25,9 +25,9 @@ SETTINGS = settings(
 
 @pytest.fixture
 def here(database_url: str) -> Iterator[Here]:
-    made = Here(database_url)
-    yield made
-    made.close()
+    created = Here(database_url)
+    yield created
+    created.close()
 
 
 def check(node: Node, played: Played) -> None:
@@ -36,12 +36,12 @@ def check(node: Node, played: Played) -> None:
     assert played.end == forecast.end
     counts = Counter(played.ran)
     assert counts - forecast.may <= forecast.runs <= counts, (counts, forecast.runs)
-    themselves = {each.key for each in steps(node) if isinstance(each, Items)}
+    themselves = {step.key for step in steps(node) if isinstance(step, Items)}
     for key in forecast.groups.keys() - forecast.unsure:
         ends = forecast.groups[key]
         tasks = ["COMPLETED"] * len(ends) if key in themselves else []
         assert sorted(played.statuses[key]) == sorted([*ends, *tasks]), (key, played.statuses)
-    assert {status for each in played.statuses.values() for status in each} <= {*TERMINAL}
+    assert {status for item in played.statuses.values() for status in item} <= {*TERMINAL}
 
 
 def test_random_plan_matches_the_interpreter(here: Here) -> None:
@@ -56,10 +56,10 @@ def test_random_plan_matches_the_interpreter(here: Here) -> None:
 def test_disturbed_plan_matches_the_interpreter(here: Here) -> None:
     @SETTINGS
     @given(plans(), troubles(), st.integers(2, 9), st.integers(0, 9))
-    def as_forecast(node: Node, happening: list[Trouble], rows: int, seed: int) -> None:
-        note(f"{happening}, {rows} rows, seed {seed}")
+    def as_forecast(node: Node, event_name: list[Trouble], rows: int, seed: int) -> None:
+        note(f"{event_name}, {rows} rows, seed {seed}")
         with bounded(rows):
-            check(node, here.run(node, lambda play: play.go_on(happening), seed))
+            check(node, here.run(node, lambda play: play.go_on(event_name), seed))
 
     as_forecast()
 
@@ -67,11 +67,11 @@ def test_disturbed_plan_matches_the_interpreter(here: Here) -> None:
 def test_cancelled_flow_finishes_and_runs_nothing_more(here: Here) -> None:
     @SETTINGS
     @given(plans(), troubles(), st.integers(2, 9), st.integers(0, 9), st.integers(0, 8))
-    def as_asked(node: Node, happening: list[Trouble], rows: int, seed: int, moment: int) -> None:
+    def as_asked(node: Node, event_name: list[Trouble], rows: int, seed: int, moment: int) -> None:
         ran: list[str] = []
 
         async def cancelled(play: Play) -> None:
-            await play.go_on(happening, moment)
+            await play.go_on(event_name, moment)
             ran.extend(play.ran)
             if not await play.cancel():
                 ran.clear()
@@ -79,7 +79,7 @@ def test_cancelled_flow_finishes_and_runs_nothing_more(here: Here) -> None:
 
         with bounded(rows):
             played = here.run(node, cancelled, seed)
-        assert {status for each in played.statuses.values() for status in each} <= {*TERMINAL}
+        assert {status for item in played.statuses.values() for status in item} <= {*TERMINAL}
         if ran:
             assert (played.end, played.ran) == ("CANCELLED", ran)
 
@@ -89,15 +89,15 @@ def test_cancelled_flow_finishes_and_runs_nothing_more(here: Here) -> None:
 def test_retried_flow_runs_its_remaining_tasks_once(here: Here) -> None:
     @SETTINGS
     @given(plans(["all_succeeded"]), troubles(cancels=False), st.integers(2, 9), st.integers(0, 9))
-    def as_forecast(node: Node, happening: list[Trouble], rows: int, seed: int) -> None:
-        note(f"{happening}, {rows} rows, seed {seed}")
+    def as_forecast(node: Node, event_name: list[Trouble], rows: int, seed: int) -> None:
+        note(f"{event_name}, {rows} rows, seed {seed}")
         succeeded: list[str] = []
 
         async def again(play: Play) -> None:
-            await play.go_on(happening)
+            await play.go_on(event_name)
             play.healed = True
             if await play.revive():
-                await play.go_on(happening)
+                await play.go_on(event_name)
             succeeded.extend(play.succeeded)
 
         with bounded(rows):

@@ -103,9 +103,9 @@ CALLS: dict[str, tuple[int, Call]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_call_at_its_limit_is_accepted_and_beyond_refused(engine: Engine, name: str) -> None:
-    most, call = CALLS[name]
-    await call(engine, most)
-    assert await refusal(call(engine, most + 1)) in ("invalid_value", "too_large")
+    maximum, call = CALLS[name]
+    await call(engine, maximum)
+    assert await refusal(call(engine, maximum + 1)) in ("invalid_value", "too_large")
 
 
 async def test_bulk_at_its_limit_is_accepted_and_beyond_refused(
@@ -124,7 +124,7 @@ async def test_pauses_of_a_workspace_are_limited(
     for kind in ("a", "b", "a"):  # one that there is can be changed
         await engine.gates.close("type", kind, reason="freeze")
     assert await refusal(engine.gates.close("type", "c")) == "too_large"
-    assert [each.subject for each in await engine.gates.list()] == ["a", "b"]
+    assert [item.subject for item in await engine.gates.list()] == ["a", "b"]
 
 
 async def test_rate_limits_of_a_workspace_are_limited(
@@ -138,14 +138,14 @@ async def test_rate_limits_of_a_workspace_are_limited(
     for name in ("a", "b", "a"):
         await put(name)
     assert await refusal(put("c")) == "too_large"
-    assert [each.name for each in await engine.rate_limits.list()] == ["a", "b"]
+    assert [item.name for item in await engine.rate_limits.list()] == ["a", "b"]
 
 
 async def test_password_length_is_bounded(engine: Engine) -> None:
     identity = Identity(engine.store)
     for n in (MIN_PASSWORD - 1, MAX_PASSWORD + 1):
-        made = identity.create_user(f"u{n}", "x" * n, engine.workspace, Role.MEMBER)
-        assert await refusal(made) == "invalid_value"
+        created = identity.create_user(f"u{n}", "x" * n, engine.workspace, Role.MEMBER)
+        assert await refusal(created) == "invalid_value"
     for n in (MIN_PASSWORD, MAX_PASSWORD):
         await identity.create_user(f"u{n}", "x" * n, engine.workspace, Role.MEMBER)
         await identity.login(f"u{n}", "x" * n, str(engine.workspace))

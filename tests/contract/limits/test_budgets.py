@@ -320,12 +320,12 @@ def test_raised_budget_is_at_least_twice_the_usage() -> None:
 async def test_usage_of_other_tasks_does_not_count(engine: Engine, raw: Raw) -> None:
     """Their row says that their task is part of one of ours."""
     elsewhere = Engine(engine.store, workspace=await raw.workspace(7), actor="tester")
-    mine = await running(engine, budget=Budget(tokens=100))
+    own = await running(engine, budget=Budget(tokens=100))
     theirs = await running(elsewhere)
-    await below(raw, theirs.task, mine.task)
+    await below(raw, theirs.task, own.task)
     await elsewhere.used(theirs, usage(1000))
-    await engine.used(mine, usage(1))
-    assert (await row_of(engine, mine.task)).hold is None
+    await engine.used(own, usage(1))
+    assert (await row_of(engine, own.task)).hold is None
 
 
 async def test_concurrent_report_and_answer_leave_no_task_waiting(

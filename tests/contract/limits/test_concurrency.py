@@ -34,8 +34,10 @@ KILLED = {"state": "killed"}
 
 async def submit(engine: Engine, title: str = "a task", **options: Any) -> UUID:
     """A task with the key `deploy`, or with what is said of it."""
-    wish = {name: options.pop(name) for name in ("key", "limit", "policy") if name in options}
-    concurrency = Concurrency(**{"key": "deploy", **wish})
+    key_options = {
+        name: options.pop(name) for name in ("key", "limit", "policy") if name in options
+    }
+    concurrency = Concurrency(**{"key": "deploy", **key_options})
     return (await engine.submit(new(title, concurrency=concurrency, **options))).id
 
 
@@ -53,12 +55,12 @@ async def test_key_runs_one_task_at_a_time_in_submit_order(engine: Engine, raw: 
     assert [await status(engine, task) for task in tasks] == ["PENDING", *["WAITING"] * 4]
     assert await status(engine, other) == "PENDING"
     order = []
-    while works := await claim_all(engine):
-        mine = [work for work in works if work.fence.task != other]
-        assert len(mine) == 1
-        for work in works:
+    while claimed := await claim_all(engine):
+        own = [work for work in claimed if work.fence.task != other]
+        assert len(own) == 1
+        for work in claimed:
             await engine.complete(work.fence)
-        order += [work.fence.task for work in mine]
+        order += [work.fence.task for work in own]
     assert order == tasks
     assert await raw.count("task_turn") == 0
     assert await raw.count("turn_key") == 0
@@ -73,20 +75,24 @@ async def test_key_runs_as_many_tasks_as_its_limit(engine: Engine) -> None:
 
 
 async def test_bulk_is_queued_in_its_order(engine: Engine) -> None:
-    wish = Concurrency("deploy")
-    made = await engine.submit_many([new(f"task {n}", concurrency=wish) for n in range(4)])
+    concurrency = Concurrency("deploy")
+    submitted = await engine.submit_many(
+        [new(f"task {n}", concurrency=concurrency) for n in range(4)]
+    )
     order = []
-    while works := await claim_all(engine):
-        assert len(works) == 1
-        order.append(works[0].fence.task)
-        await engine.complete(works[0].fence)
-    assert order == [each.id for each in made]
+    while claimed := await claim_all(engine):
+        assert len(claimed) == 1
+        order.append(claimed[0].fence.task)
+        await engine.complete(claimed[0].fence)
+    assert order == [item.id for item in submitted]
 
 
 async def test_first_task_of_a_large_bulk_runs_at_once(engine: Engine) -> None:
-    wish = Concurrency("deploy")
-    made = await engine.submit_many([new(f"task {n}", concurrency=wish) for n in range(301)])
-    assert [work.fence.task for work in await claim_all(engine)] == [made[0].id]
+    concurrency = Concurrency("deploy")
+    submitted = await engine.submit_many(
+        [new(f"task {n}", concurrency=concurrency) for n in range(301)]
+    )
+    assert [work.fence.task for work in await claim_all(engine)] == [submitted[0].id]
 
 
 async def test_workspaces_have_separate_concurrency_keys(engine: Engine, raw: Raw) -> None:
@@ -174,12 +180,12 @@ async def test_paused_task_is_passed_by_and_queues_again(engine: Engine) -> None
     assert await status(engine, second) == "PENDING"
 
 
-@pytest.mark.parametrize("how", ["paused", "blocked"])
-async def test_resumed_task_keeps_its_queue_position(engine: Engine, how: str) -> None:
+@pytest.mark.parametrize("mode", ["paused", "blocked"])
+async def test_resumed_task_keeps_its_queue_position(engine: Engine, mode: str) -> None:
     await submit(engine)
     second, third = await submit(engine), await submit(engine)
     holder = await claim_one(engine)
-    if how == "paused":
+    if mode == "paused":
         await engine.pause(second)
         await engine.resume(second)
     else:
@@ -199,11 +205,11 @@ async def test_freed_permits_of_one_transaction_are_all_granted(
     monkeypatch.setattr(turns, "MAX_GRANTS", 4)
     first = [await submit(engine, limit=4 + over) for _ in range(4 + over)]
     waiting = [await submit(engine, limit=4 + over) for _ in range(4 + over)]
-    works = await claim_all(engine)
-    assert len(works) == len(first)
-    await asyncio.gather(*(engine.complete(work.fence) for work in works))
+    claimed = await claim_all(engine)
+    assert len(claimed) == len(first)
+    await asyncio.gather(*(engine.complete(work.fence) for work in claimed))
     await work_off(engine)
-    assert {await status(engine, each) for each in waiting} == {"PENDING"}
+    assert {await status(engine, item) for item in waiting} == {"PENDING"}
 
 
 async def test_resumed_task_gets_a_free_permit(engine: Engine) -> None:
@@ -237,8 +243,8 @@ async def test_cancel_new_task_without_a_free_permit_is_cancelled(engine: Engine
     second = await submit(engine, policy="cancel_new")
     assert await status(engine, first) == "PENDING"
     assert await status(engine, second) == "CANCELLED"
-    told = [line.text for line in await engine.events(second)]
-    assert "no permit is free for the concurrency key 'deploy'" in told[-1]
+    reports = [line.text for line in await engine.events(second)]
+    assert "no permit is free for the concurrency key 'deploy'" in reports[-1]
     await engine.complete((await claim_one(engine)).fence)
     await work_off(engine)
     assert await status(engine, await submit(engine, policy="cancel_new")) == "PENDING"
@@ -247,10 +253,12 @@ async def test_cancel_new_task_without_a_free_permit_is_cancelled(engine: Engine
 
 async def test_dependent_of_a_cancel_new_task_follows_its_outcome(engine: Engine) -> None:
     await submit(engine)
-    wish = Concurrency("deploy", policy="cancel_new")
-    made = await engine.submit_many([new(key="build", concurrency=wish), new(depends_on=["build"])])
+    concurrency = Concurrency("deploy", policy="cancel_new")
+    submitted = await engine.submit_many(
+        [new(key="build", concurrency=concurrency), new(depends_on=["build"])]
+    )
     await work_off(engine)
-    assert [await status(engine, each.id) for each in made] == ["CANCELLED", "FAILED"]
+    assert [await status(engine, item.id) for item in submitted] == ["CANCELLED", "FAILED"]
 
 
 async def test_cancel_old_task_replaces_queued_tasks(engine: Engine) -> None:
@@ -282,10 +290,12 @@ async def test_cancel_old_task_leaves_as_many_as_the_limit(engine: Engine) -> No
 
 
 async def test_last_task_of_a_cancel_old_bulk_runs(engine: Engine) -> None:
-    wish = Concurrency("deploy", policy="cancel_old")
-    made = await engine.submit_many([new(f"task {n}", concurrency=wish) for n in range(3)])
+    concurrency = Concurrency("deploy", policy="cancel_old")
+    submitted = await engine.submit_many(
+        [new(f"task {n}", concurrency=concurrency) for n in range(3)]
+    )
     await work_off(engine)
-    ends = [await status(engine, each.id) for each in made]
+    ends = [await status(engine, item.id) for item in submitted]
     assert ends == ["CANCELLED", "CANCELLED", "PENDING"]
 
 
@@ -294,11 +304,11 @@ async def test_dependent_task_requests_its_permit_after_its_dependencies(engine:
     first = await submit(engine, depends_on=[str(build)])
     second = await submit(engine)
     assert await status(engine, second) == "PENDING"  # the first one does not hold up the line
-    works = {work.fence.task: work.fence for work in await claim_all(engine)}
-    await engine.complete(works[build])
+    claimed = {work.fence.task: work.fence for work in await claim_all(engine)}
+    await engine.complete(claimed[build])
     view = await engine.show(first)
     assert (view.status, view.hold) == ("WAITING", "concurrency")
-    await engine.complete(works[second])
+    await engine.complete(claimed[second])
     assert await status(engine, first) == "PENDING"
 
 
@@ -309,21 +319,21 @@ async def test_reopened_dependent_requests_a_permit_again(engine: Engine) -> Non
     assert await status(engine, first) == "FAILED"
     second = await submit(engine)
     await engine.retry(build, cascade=True)
-    works = {work.fence.task: work.fence for work in await claim_all(engine)}
-    assert sorted(works) == sorted([build, second])
-    await engine.complete(works[build])
+    claimed = {work.fence.task: work.fence for work in await claim_all(engine)}
+    assert sorted(claimed) == sorted([build, second])
+    await engine.complete(claimed[build])
     assert await status(engine, first) == "WAITING"
-    await engine.complete(works[second])
+    await engine.complete(claimed[second])
     assert await status(engine, first) == "PENDING"
 
 
 async def test_subtask_requests_a_permit(engine: Engine) -> None:
     await submit(engine)
     parent = (await engine.submit(new("parent"))).id
-    works = {work.fence.task: work.fence for work in await claim_all(engine)}
-    child = await engine.spawn(works[parent], "one", new("c", concurrency=Concurrency("deploy")))
+    claimed = {work.fence.task: work.fence for work in await claim_all(engine)}
+    child = await engine.spawn(claimed[parent], "one", new("c", concurrency=Concurrency("deploy")))
     assert await status(engine, child) == "WAITING"
-    holder = next(fence for task, fence in works.items() if task != parent)
+    holder = next(fence for task, fence in claimed.items() if task != parent)
     await engine.complete(holder)
     assert await status(engine, child) == "PENDING"
 
@@ -354,7 +364,7 @@ async def test_explain_names_the_key_and_the_tasks_ahead(engine: Engine) -> None
     await submit(engine)
     await submit(engine)
     third = await submit(engine)
-    [gate] = [each for each in (await engine.explain(third)).gates if each.gate == "concurrency"]
+    [gate] = [item for item in (await engine.explain(third)).gates if item.gate == "concurrency"]
     assert gate.detail == (
         "waits for a permit of the concurrency key 'deploy':"
         " 1 of 1 in use, 1 before it in the queue"
@@ -368,9 +378,9 @@ async def test_task_with_a_permit_cannot_be_blocked(engine: Engine) -> None:
 
 
 async def test_invalid_concurrency_is_refused(engine: Engine, clock: ManualClock) -> None:
-    for wish in ({"key": ""}, {"key": "x" * 101}, {"limit": 0}, {"limit": 1001}):
+    for concurrency in ({"key": ""}, {"key": "x" * 101}, {"limit": 0}, {"limit": 1001}):
         with pytest.raises(Invalid):
-            await submit(engine, **wish)
+            await submit(engine, **concurrency)
     assert await refusal(submit(engine, run_at=clock.now())) == "invalid_value"
     assert await refusal(submit(engine, next="more")) == "invalid_value"
 
@@ -398,9 +408,9 @@ async def test_permit_of_a_finished_task_is_granted_to_the_next(
 ) -> None:
     first, second = await submit(engine), await submit(engine)
     await raw.execute(f"update task set watched = false where id = '{first}'")
-    works = await claim_all(engine)
+    claimed = await claim_all(engine)
     engine.core.claim_snapshots.pop(first)
-    await engine.complete(works[0].fence)
+    await engine.complete(claimed[0].fence)
     assert await status(engine, second) == "WAITING"
     clock.advance(120)
     assert await PermitRepair(engine.system).recount_once("mender") >= 1
@@ -413,19 +423,19 @@ async def test_concurrent_submits_of_several_engines_keep_the_limit(
     """50 submits by three engines, while all of them complete: one at a time, in order."""
     left = [50]
 
-    async def complete(who: Engine) -> None:
+    async def complete(caller: Engine) -> None:
         while left[0] > 0:
-            for work in await who.claim(profile(), WORKER, 10, LEASE_S):
-                await who.complete(work.fence)
+            for work in await caller.claim(profile(), WORKER, 10, LEASE_S):
+                await caller.complete(work.fence)
                 left[0] -= 1
-            await who.flows.run_deferred_once()
+            await caller.flows.run_deferred_once()
 
     async with another() as second, another() as third:
         engines = (engine, second, third)
         early = await asyncio.gather(*(submit(engines[n % 3], f"task {n}") for n in range(25)))
         rows = await raw.fetch("select task from task_turn order by number")
         async with asyncio.timeout(120):
-            working = [asyncio.ensure_future(complete(each)) for each in engines]
+            working = [asyncio.ensure_future(complete(item)) for item in engines]
             later = (submit(engines[n % 3], f"later {n}") for n in range(25))
             late = await asyncio.gather(*later)
             await asyncio.gather(*working)
@@ -439,39 +449,42 @@ async def test_concurrent_submits_of_several_engines_keep_the_limit(
     assert await raw.count("task_turn") == 0
 
 
-async def meddle(who: Engine, tasks: list[UUID], chance: random.Random) -> None:
+async def meddle(caller: Engine, tasks: list[UUID], chance: random.Random) -> None:
     """What people do to tasks, at any moment; whatever is refused is refused."""
     for _ in range(40):
         task = chance.choice(tasks)
         with suppress(TenutoError):
             match chance.choice(["cancel", "pause", "resume", "resume", "retry", "urgent"]):
                 case "cancel":
-                    await who.cancel(task)
+                    await caller.cancel(task)
                 case "pause":
-                    await who.pause(task)
+                    await caller.pause(task)
                 case "resume":
-                    await who.resume(task)
+                    await caller.resume(task)
                 case "retry":
-                    await who.retry(task)
+                    await caller.retry(task)
                 case "urgent":
-                    await who.reprioritise(task, chance.randint(1, 10))
+                    await caller.reprioritise(task, chance.randint(1, 10))
 
 
-async def labour(who: Engine, chance: random.Random) -> bool:
+async def labour(caller: Engine, chance: random.Random) -> bool:
     """Claim what there is and end it in one way or another; answers whether there was anything."""
-    works = await who.claim(profile(), WORKER, 3, LEASE_S)
-    for work in works:
+    claimed = await caller.claim(profile(), WORKER, 3, LEASE_S)
+    for work in claimed:
         try:
             if chance.random() < 0.6:
-                await who.complete(work.fence)
+                await caller.complete(work.fence)
             elif chance.random() < 0.5:
-                await who.fail(work.fence, failure("syntax"))
+                await caller.fail(work.fence, failure("syntax"))
             else:
-                await who.release(work.fence)
+                await caller.release(work.fence)
         except Conflict as error:
-            asked = {"cancel_requested": who.confirm_cancel, "pause_requested": who.confirm_pause}
+            asked = {
+                "cancel_requested": caller.confirm_cancel,
+                "pause_requested": caller.confirm_pause,
+            }
             await asked[error.code](work.fence, KILLED)
-    return bool(works) or await who.flows.run_deferred_once() > 0
+    return bool(claimed) or await caller.flows.run_deferred_once() > 0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -483,14 +496,14 @@ async def test_random_commands_never_exceed_the_limit(
         engines = (engine, second, third)
         tasks = [await submit(engines[n % 3], limit=2, max_attempts=50) for n in range(30)]
 
-        async def shift(who: Engine) -> None:
+        async def shift(caller: Engine) -> None:
             for _ in range(25):
-                await labour(who, chance)
+                await labour(caller, chance)
 
         async with asyncio.timeout(120):
             await asyncio.gather(
-                *(shift(each) for each in engines),
-                *(meddle(each, tasks, chance) for each in engines),
+                *(shift(item) for item in engines),
+                *(meddle(item, tasks, chance) for item in engines),
             )
             for task in tasks:
                 with suppress(TenutoError):
@@ -506,15 +519,15 @@ async def test_random_commands_never_exceed_the_limit(
 async def most_at_once(raw: Raw) -> int:
     """How many tasks had a place at the same time, by the trail: from `ready` until the end."""
     holders: set[Any] = set()
-    most = 0
+    maximum = 0
     rows = await raw.fetch("select task, kind, new from event order by position")
     for task, kind, after in rows:
         if kind == "ready":
             holders.add(task)
         elif after in TERMINAL:
             holders.discard(task)
-        most = max(most, len(holders))
-    return most
+        maximum = max(maximum, len(holders))
+    return maximum
 
 
 async def test_last_of_many_cancel_old_tasks_runs(

@@ -68,9 +68,9 @@ async def test_retried_task_queues_behind_all_others(engine: Engine) -> None:
     await engine.fail((await claim_one(engine)).fence, failure("syntax"))
     await engine.retry(first)
     order = []
-    while works := await claim_all(engine):
-        order += [work.fence.task for work in works]
-        for work in works:
+    while claimed := await claim_all(engine):
+        order += [work.fence.task for work in claimed]
+        for work in claimed:
             await engine.complete(work.fence)
     assert order == [second, third, first]
 
@@ -82,10 +82,10 @@ async def test_task_blocked_while_queued_is_passed_by(engine: Engine) -> None:
     blocker = (await engine.submit(new("blocker", blocks=[str(second)]))).id
     await engine.complete(holder.fence)
     assert await status(engine, third) == "PENDING"
-    works = {work.fence.task: work.fence for work in await claim_all(engine)}
-    await engine.complete(works[blocker])
+    claimed = {work.fence.task: work.fence for work in await claim_all(engine)}
+    await engine.complete(claimed[blocker])
     assert await status(engine, second) == "WAITING"
-    await engine.complete(works[third])
+    await engine.complete(claimed[third])
     assert await status(engine, second) == "PENDING"
 
 

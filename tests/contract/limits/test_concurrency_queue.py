@@ -41,10 +41,12 @@ async def test_cancel_new_task_runs_while_a_permit_is_free(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(concurrency, "MAX_GRANTS", 2)
-    wish = Concurrency("deploy", limit=5, policy="cancel_new")
-    made = await engine.submit_many([new(f"task {n}", concurrency=wish) for n in range(6)])
+    cancel_new = Concurrency("deploy", limit=5, policy="cancel_new")
+    submitted = await engine.submit_many(
+        [new(f"task {n}", concurrency=cancel_new) for n in range(6)]
+    )
     await work_off(engine)
-    ends = [await status(engine, each.id) for each in made]
+    ends = [await status(engine, item.id) for item in submitted]
     assert ends == [*["PENDING"] * 5, "CANCELLED"]
 
 

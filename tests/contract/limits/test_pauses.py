@@ -37,8 +37,8 @@ async def test_paused_subject_is_not_claimed_until_resumed(engine: Engine, kind:
     await engine.register_agent(profile())
     task = (await engine.submit(new("held", task_type="deploy"))).id
     subject = await subject_of(engine, kind, task)
-    made = await engine.gates.close(kind, subject, reason="freeze")
-    assert await engine.gates.list() == [made]
+    created = await engine.gates.close(kind, subject, reason="freeze")
+    assert await engine.gates.list() == [created]
     assert await claim_all(engine) == []
     await engine.gates.open(kind, subject)
     assert await engine.gates.list() == []
@@ -139,11 +139,11 @@ async def test_workspace_at_its_limit_of_pauses_can_change_them(
 
 
 async def test_resume_wakes_workers(engine: Engine) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     await engine.gates.close("workspace")
-    engine.subscribe(heard.append)
+    engine.subscribe(received.append)
     await engine.gates.open("workspace")
-    assert heard == ["*"]
+    assert received == ["*"]
 
 
 async def test_audit_trail_names_who_paused_and_who_resumed(engine: Engine, raw: Raw) -> None:
@@ -156,8 +156,8 @@ async def test_audit_trail_names_who_paused_and_who_resumed(engine: Engine, raw:
         ("gate_closed", "WARN", "type deploy", "tester"),
         ("gate_opened", "INFO", "type deploy", "tester"),
     ]
-    told = await engine.query.severe_events(engine.workspace, "WARN", 10)
-    assert [(line.event, line.data["reason"]) for line in told] == [("gate_closed", "freeze")]
+    reported = await engine.query.severe_events(engine.workspace, "WARN", 10)
+    assert [(line.event, line.data["reason"]) for line in reported] == [("gate_closed", "freeze")]
 
 
 async def test_explain_shows_every_pause_with_reason_and_end_time(
@@ -171,10 +171,10 @@ async def test_explain_shows_every_pause_with_reason_and_end_time(
     await engine.gates.close("type", "deploy", reason="freeze", until=until)
     await engine.gates.close("type", "other")
     await engine.gates.close("workspace")
-    found = await engine.explain(task)
-    assert found.lane == await subject_of(engine, "lane", task)
-    told = [(gate.gate, gate.detail.partition(";")[0], gate.clears_at) for gate in found.gates]
-    assert told == [
+    result = await engine.explain(task)
+    assert result.lane == await subject_of(engine, "lane", task)
+    reports = [(gate.gate, gate.detail.partition(";")[0], gate.clears_at) for gate in result.gates]
+    assert reports == [
         ("pause", "type deploy was paused by tester: freeze", until),
         ("pause", "the workspace was paused by tester", None),
     ]
@@ -182,11 +182,11 @@ async def test_explain_shows_every_pause_with_reason_and_end_time(
     clock.advance(3600)
     await engine.worker_beat(WORKER, "host", 1, ["agent"], 5, "RUNNING")
     await engine.gates.close("agent", "agent", reason="broken")
-    found = await engine.explain(task)
-    assert [(gate.gate, gate.detail) for gate in found.gates] == [
+    result = await engine.explain(task)
+    assert [(gate.gate, gate.detail) for gate in result.gates] == [
         ("pause", "agent agent was paused by tester: broken")
     ]
-    assert found.agents == {"agent": ["agent agent was paused by tester: broken"]}
+    assert result.agents == {"agent": ["agent agent was paused by tester: broken"]}
 
 
 @pytest.mark.parametrize(

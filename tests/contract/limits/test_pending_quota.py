@@ -38,13 +38,13 @@ async def test_concurrent_submits_share_the_pending_quota(
     await bound(raw, engine, 5)
     async with another() as other:
         await other.core.lanes.reload_if_changed(other.workspace)
-        made = await asyncio.gather(
-            *(each.submit(new(f"t{n}")) for n in range(6) for each in (engine, other)),
+        created = await asyncio.gather(
+            *(item.submit(new(f"t{n}")) for n in range(6) for item in (engine, other)),
             return_exceptions=True,
         )
-    refused = [each for each in made if isinstance(each, BaseException)]
-    assert {type(each) for each in refused} == {TooMany}
-    assert (len(made), len(refused)) == (12, 7)
+    refused = [item for item in created if isinstance(item, BaseException)]
+    assert {type(item) for item in refused} == {TooMany}
+    assert (len(created), len(refused)) == (12, 7)
     assert await raw.value(WAITING) == 5
 
 

@@ -36,22 +36,24 @@ def agent(number: int = 1, **fields: Any) -> AgentProfile:
 
 
 async def limited(engine: Engine, name: str = "claude", **fields: Any) -> None:
-    given: dict[str, Any] = {"provider": "anthropic", "requests_per_minute": 10, **fields}
-    await engine.rate_limits.put(RateLimit(name=name, **given))
+    values: dict[str, Any] = {"provider": "anthropic", "requests_per_minute": 10, **fields}
+    await engine.rate_limits.put(RateLimit(name=name, **values))
 
 
 async def submit(engine: Engine, number: int, **fields: Any) -> None:
     await engine.submit_many([new(**fields) for _ in range(number)])
 
 
-async def claim(engine: Engine, who: AgentProfile, n: int = 100) -> list[str]:
-    return [work.title for work in await engine.claim(who, WORKER, n, LEASE_S)]
+async def claim(engine: Engine, caller: AgentProfile, n: int = 100) -> list[str]:
+    return [work.title for work in await engine.claim(caller, WORKER, n, LEASE_S)]
 
 
-async def charge(engine: Engine, who: UUID | None, model: str | None, tokens: int) -> None:
+async def charge(engine: Engine, caller: UUID | None, model: str | None, tokens: int) -> None:
     def script() -> Script[None]:
         now = engine.clock.now()
-        yield from rate_limits.charge_tokens(engine.core, engine.workspace, who, model, tokens, now)
+        yield from rate_limits.charge_tokens(
+            engine.core, engine.workspace, caller, model, tokens, now
+        )
 
     await engine.core.store.transact(script)
 
@@ -61,7 +63,7 @@ async def test_claims_within_any_minute_stay_within_the_limit(
 ) -> None:
     await limited(engine, requests_per_minute=7)
     await submit(engine, 120)
-    made: list[tuple[float, int]] = []
+    created: list[tuple[float, int]] = []
     async with another() as second:
         assert isinstance(second.clock, ManualClock)
         for step in range(60):
@@ -70,15 +72,15 @@ async def test_claims_within_any_minute_stay_within_the_limit(
                 for number, where in enumerate((engine, second, engine, second), 1)
             ]
             got = [len(titles) for titles in await asyncio.gather(*asks)]
-            made.append((clock.elapsed(), sum(got)))
+            created.append((clock.elapsed(), sum(got)))
             pause = (step * 7 % 11) / 2
             clock.advance(pause)
             second.clock.advance(pause)
-    for end, _ in made:
-        window = sum(number for at, number in made if end - 60 < at <= end)
+    for end, _ in created:
+        window = sum(number for at, number in created if end - 60 < at <= end)
         assert window <= 7, f"{window} claims in the minute before {end}"
     # And no fewer than the limit lets through, but for the last minute's rest.
-    assert sum(number for _, number in made) >= 7 * int(clock.elapsed() / 66)
+    assert sum(number for _, number in created) >= 7 * int(clock.elapsed() / 66)
 
 
 async def test_claim_takes_at_most_the_remaining_requests(
@@ -99,7 +101,7 @@ async def test_claim_from_an_empty_lane_uses_no_requests(engine: Engine) -> None
     await submit(engine, 2)
     assert len(await claim(engine, agent())) == 2
     assert await claim(engine, agent()) == []
-    assert [each.requests_left for each in await engine.rate_limits.list()] == [3]
+    assert [item.requests_left for item in await engine.rate_limits.list()] == [3]
 
 
 async def test_tasks_without_a_rate_limit_are_claimed_beside_limited_ones(engine: Engine) -> None:
@@ -127,10 +129,10 @@ async def test_narrowest_of_several_rate_limits_applies(engine: Engine, clock: M
     await limited(engine, "team", provider=None, account="team-a", requests_per_minute=4)
     await submit(engine, 6, title="opus")
     await submit(engine, 6, title="haiku", model="anthropic/haiku")
-    mine = await claim(engine, agent(1, account="team-a"))
-    assert sorted(mine) == ["haiku", "haiku", "opus", "opus"]
+    own = await claim(engine, agent(1, account="team-a"))
+    assert sorted(own) == ["haiku", "haiku", "opus", "opus"]
     assert await claim(engine, agent(2)) == ["haiku"]
-    left = {each.name: each.requests_left for each in await engine.rate_limits.list()}
+    left = {item.name: item.requests_left for item in await engine.rate_limits.list()}
     assert left == {"all": 0, "opus": 0, "team": 0}
     clock.advance(60)
     assert len(await claim(engine, agent(2))) == 5
@@ -188,13 +190,13 @@ async def test_reported_tokens_are_charged_and_delay_claims(
 ) -> None:
     await limited(engine, requests_per_minute=None, tokens_per_minute=600)
     await limited(engine, "team", provider=None, account="a", tokens_per_minute=60)
-    known = await engine.register_agent(agent(1, account="a"))
+    existing = await engine.register_agent(agent(1, account="a"))
     await submit(engine, 9)
-    assert len(await claim(engine, known, 1)) == 1
-    await charge(engine, known.id, OPUS, 1200)
-    await charge(engine, known.id, "openai/gpt", 30)
+    assert len(await claim(engine, existing, 1)) == 1
+    await charge(engine, existing.id, OPUS, 1200)
+    await charge(engine, existing.id, "openai/gpt", 30)
     await charge(engine, None, "anthropic/haiku", 0)
-    left = {each.name: each.tokens_left for each in await engine.rate_limits.list()}
+    left = {item.name: item.tokens_left for item in await engine.rate_limits.list()}
     assert left == {"claude": -600, "team": -1170}
     other = agent(2)
     assert await claim(engine, other) == []
@@ -202,26 +204,26 @@ async def test_reported_tokens_are_charged_and_delay_claims(
     assert await claim(engine, other) == []
     clock.advance(1)
     assert len(await claim(engine, other, 1)) == 1
-    assert await claim(engine, known) == []
+    assert await claim(engine, existing) == []
 
 
-@pytest.mark.parametrize("how", ["used", "complete", "fail"])
-async def test_reported_tokens_are_charged_once(engine: Engine, how: str) -> None:
+@pytest.mark.parametrize("mode", ["used", "complete", "fail"])
+async def test_reported_tokens_are_charged_once(engine: Engine, mode: str) -> None:
     await limited(engine, requests_per_minute=None, tokens_per_minute=600)
     await submit(engine, 2)
-    known = await engine.register_agent(agent())
-    [work] = await engine.claim(known, WORKER, 1, LEASE_S)
+    existing = await engine.register_agent(agent())
+    [work] = await engine.claim(existing, WORKER, 1, LEASE_S)
     # Of no model of its own: the agent's is meant.
     usage = Usage(input_tokens=500, output_tokens=300, number=1)
     await engine.used(work.fence, usage)
     await engine.used(work.fence, usage)
-    if how == "complete":
+    if mode == "complete":
         await engine.complete(work.fence, usage=usage)
-    elif how == "fail":
+    elif mode == "fail":
         await engine.fail(work.fence, failure(), usage=usage)
     [view] = await engine.rate_limits.list()
     assert view.tokens_left == -200
-    assert await claim(engine, known) == []
+    assert await claim(engine, existing) == []
 
 
 async def test_concurrent_token_reports_are_all_charged(engine: Engine, another: Another) -> None:
@@ -237,20 +239,20 @@ async def test_explain_names_the_rate_limit_and_the_next_start(
     engine: Engine, clock: ManualClock
 ) -> None:
     await limited(engine, requests_per_minute=1)
-    known = await engine.register_agent(agent())
-    await engine.worker_beat(WORKER, "host", 1, [known.name], 5, "RUNNING")
+    existing = await engine.register_agent(agent())
+    await engine.worker_beat(WORKER, "host", 1, [existing.name], 5, "RUNNING")
     await submit(engine, 1)
     task = (await engine.submit(new())).id
-    assert (await engine.explain(task)).agents == {known.name: []}
-    await claim(engine, known)
-    found = await engine.explain(task)
+    assert (await engine.explain(task)).agents == {existing.name: []}
+    await claim(engine, existing)
+    result = await engine.explain(task)
     text = "rate limit claude: next at 2030-01-01T00:01:00Z"
-    assert found.agents == {known.name: [text]}
-    [gate] = found.gates
+    assert result.agents == {existing.name: [text]}
+    [gate] = result.gates
     assert (gate.gate, gate.detail) == ("rate_limit", text)
     assert gate.clears_at == clock.now() + timedelta(seconds=60)
     clock.advance(60)
-    assert (await engine.explain(task)).agents == {known.name: []}
+    assert (await engine.explain(task)).agents == {existing.name: []}
 
 
 async def test_rate_limit_is_shown_changed_and_deleted(engine: Engine, raw: Raw) -> None:
@@ -272,10 +274,13 @@ async def test_rate_limit_is_shown_changed_and_deleted(engine: Engine, raw: Raw)
     await engine.rate_limits.delete("claude")
     assert await engine.rate_limits.list() == []
     assert await refusal(engine.rate_limits.delete("claude")) == "not_found"
-    told = await raw.fetch(
+    reported = await raw.fetch(
         "select kind, message, actor from event where kind like 'limit%' order by kind, at"
     )
-    assert told == [("limit_deleted", "claude", "tester")] + [("limit_set", "claude", "tester")] * 2
+    assert (
+        reported
+        == [("limit_deleted", "claude", "tester")] + [("limit_set", "claude", "tester")] * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -285,8 +290,8 @@ async def test_rate_limit_is_shown_changed_and_deleted(engine: Engine, raw: Raw)
 async def test_invalid_rate_limit_is_refused(
     engine: Engine, raw: Raw, fields: dict[str, Any]
 ) -> None:
-    wanted = RateLimit(name="x", provider="p", requests_per_minute=1)
-    await refusal(engine.rate_limits.put(msgspec.structs.replace(wanted, **fields)))
+    expected = RateLimit(name="x", provider="p", requests_per_minute=1)
+    await refusal(engine.rate_limits.put(msgspec.structs.replace(expected, **fields)))
     assert await raw.count("rate_limit") == 0
 
 

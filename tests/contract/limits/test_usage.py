@@ -50,7 +50,7 @@ async def stopped(engine: Engine, fence: Fence) -> None:
 
 async def asked(engine: Engine) -> UUID:
     """The one question about a budget that is open."""
-    [item] = [each for each in await engine.inbox.list() if each.kind == "budget"]
+    [item] = [entry for entry in await engine.inbox.list() if entry.kind == "budget"]
     return item.id
 
 
@@ -77,7 +77,10 @@ async def test_usage_is_stored_per_attempt(engine: Engine) -> None:
     second = await reclaimed(engine, first)
     await engine.used(second, usage(10, 0.5))
     attempts = await engine.attempts(first.task)
-    assert [(each.input_tokens, each.cost_usd) for each in attempts] == [(100, 1), (10, 0.5)]
+    assert [(attempt.input_tokens, attempt.cost_usd) for attempt in attempts] == [
+        (100, 1),
+        (10, 0.5),
+    ]
     assert await spent(engine, first.task) == (110, 0, 1.5)
 
 
@@ -89,16 +92,16 @@ async def below(raw: Raw, task: UUID, parent: UUID) -> None:
 async def test_usage_of_another_workspace_does_not_count_against_a_budget(
     engine: Engine, raw: Raw
 ) -> None:
-    mine = await running(engine, budget=Budget(tokens=1000))
+    own = await running(engine, budget=Budget(tokens=1000))
     other = Engine(engine.system.store, workspace=await raw.workspace(7))
     agent = profile(id=uuid4(), workspace=other.workspace)
     await other.register_agent(agent)
     await other.submit(new())
-    [foreign] = await other.claim(agent, "theirs", 1)
-    await below(raw, foreign.fence.task, mine.task)
-    await other.used(foreign.fence, usage(5000))
-    await engine.used(mine, usage(10))
-    assert not (await engine.heartbeat([mine])).held[mine.task].pause
+    [others] = await other.claim(agent, "theirs", 1)
+    await below(raw, others.fence.task, own.task)
+    await other.used(others.fence, usage(5000))
+    await engine.used(own, usage(10))
+    assert not (await engine.heartbeat([own])).held[own.task].pause
     assert await engine.inbox.list() == []
 
 

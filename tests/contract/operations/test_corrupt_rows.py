@@ -92,44 +92,44 @@ async def reap_around(engine: Engine, raw: Raw, change: str) -> UUID:
     return bad
 
 
-@pytest.mark.parametrize("what", GARBAGE_BODY)
-async def test_claim_continues_past_a_corrupt_row(engine: Engine, raw: Raw, what: str) -> None:
-    await check_quarantined(engine, await claim_around(engine, raw, GARBAGE_BODY[what]))
+@pytest.mark.parametrize("subject", GARBAGE_BODY)
+async def test_claim_continues_past_a_corrupt_row(engine: Engine, raw: Raw, subject: str) -> None:
+    await check_quarantined(engine, await claim_around(engine, raw, GARBAGE_BODY[subject]))
 
 
-@pytest.mark.parametrize("what", SQLITE_BODY)
+@pytest.mark.parametrize("subject", SQLITE_BODY)
 async def test_claim_continues_past_a_value_that_only_sqlite_stores(
-    sqlite_engine: Engine, sqlite_url: str, what: str
+    sqlite_engine: Engine, sqlite_url: str, subject: str
 ) -> None:
     raw = Raw(sqlite_url)
     await check_quarantined(
-        sqlite_engine, await claim_around(sqlite_engine, raw, SQLITE_BODY[what])
+        sqlite_engine, await claim_around(sqlite_engine, raw, SQLITE_BODY[subject])
     )
 
 
-@pytest.mark.parametrize("what", GARBAGE)
-async def test_reaper_continues_past_a_corrupt_row(engine: Engine, raw: Raw, what: str) -> None:
-    await check_quarantined(engine, await reap_around(engine, raw, GARBAGE[what]))
+@pytest.mark.parametrize("subject", GARBAGE)
+async def test_reaper_continues_past_a_corrupt_row(engine: Engine, raw: Raw, subject: str) -> None:
+    await check_quarantined(engine, await reap_around(engine, raw, GARBAGE[subject]))
 
 
-@pytest.mark.parametrize("what", SQLITE_GARBAGE)
+@pytest.mark.parametrize("subject", SQLITE_GARBAGE)
 async def test_reaper_continues_past_a_value_that_only_sqlite_stores(
-    sqlite_engine: Engine, sqlite_url: str, what: str
+    sqlite_engine: Engine, sqlite_url: str, subject: str
 ) -> None:
     raw = Raw(sqlite_url)
-    bad = await reap_around(sqlite_engine, raw, SQLITE_GARBAGE[what])
+    bad = await reap_around(sqlite_engine, raw, SQLITE_GARBAGE[subject])
     assert await raw.value(f"select status from task where id = '{bad}'") == "FAILED"
 
 
-@pytest.mark.parametrize("what", NOT_UTF8)
+@pytest.mark.parametrize("subject", NOT_UTF8)
 async def test_bytes_that_are_not_text_do_not_stop_a_claim(
-    sqlite_engine: Engine, sqlite_url: str, what: str
+    sqlite_engine: Engine, sqlite_url: str, subject: str
 ) -> None:
     bad = await sqlite_engine.submit(new("bad", priority=10))
     good = await sqlite_engine.submit(new("good"))
-    await damage(Raw(sqlite_url), bad.id, NOT_UTF8[what])
-    works = [work for _ in range(3) for work in await claim_all(sqlite_engine, 1)]
-    assert good.id in [work.fence.task for work in works]
+    await damage(Raw(sqlite_url), bad.id, NOT_UTF8[subject])
+    claimed = [work for _ in range(3) for work in await claim_all(sqlite_engine, 1)]
+    assert good.id in [work.fence.task for work in claimed]
 
 
 async def test_bytes_that_are_not_text_do_not_stop_the_reaper(
@@ -149,14 +149,14 @@ async def test_failed_statement_leaves_the_writer_usable(
     assert (await sqlite_engine.submit(new())).created
 
 
-@pytest.mark.parametrize("what", GARBAGE)
+@pytest.mark.parametrize("subject", GARBAGE)
 async def test_promoter_continues_past_a_corrupt_row(
-    engine: Engine, raw: Raw, clock: ManualClock, what: str
+    engine: Engine, raw: Raw, clock: ManualClock, subject: str
 ) -> None:
     bad, good = await running(engine), await running(engine)
     for fence in (bad, good):
         await engine.fail(fence, failure())
-    await damage(raw, bad.task, GARBAGE[what])
+    await damage(raw, bad.task, GARBAGE[subject])
     clock.advance(6)
     await engine.maintenance.promote_once("promoter")
     assert await status(engine, good.task) == "PENDING"
@@ -214,9 +214,9 @@ async def test_finished_corrupt_task_keeps_its_status(engine: Engine, raw: Raw) 
     fence = await in_status(engine, Status.COMPLETED)
     await damage(raw, fence.task, GARBAGE["retry of another shape"])
     await refusal(engine.archive(fence.task))
-    found = await status(engine, fence.task)
+    result = await status(engine, fence.task)
     await forget(raw, fence.task)
-    assert found == "COMPLETED"
+    assert result == "COMPLETED"
 
 
 async def test_quarantine_event_names_the_former_status(engine: Engine, raw: Raw) -> None:
@@ -253,11 +253,11 @@ UNSEEN = {
 }
 
 
-@pytest.mark.parametrize("what", UNSEEN)
-async def test_damaged_row_is_shown(sqlite_engine: Engine, sqlite_url: str, what: str) -> None:
+@pytest.mark.parametrize("subject", UNSEEN)
+async def test_damaged_row_is_shown(sqlite_engine: Engine, sqlite_url: str, subject: str) -> None:
     fence = await running(sqlite_engine)
     await sqlite_engine.complete(fence)
-    await Raw(sqlite_url).execute(f"update {UNSEEN[what]}")
+    await Raw(sqlite_url).execute(f"update {UNSEEN[subject]}")
     view = await sqlite_engine.show(fence.task)
     logs = await sqlite_engine.logs(fence.task)
     attempts = await sqlite_engine.attempts(fence.task)
@@ -274,8 +274,8 @@ async def test_damaged_lane_blocks_only_its_own_tasks(
     lane = await raw.value(f"select lane from task where id = '{lost.id}'")
     await raw.execute(f"update lane set key = '[' where id = {lane}")
     async with another() as other:
-        kept = await other.submit(new(task_type="kept"))
-        assert [work.fence.task for work in await claim_all(other)] == [kept.id]
+        stored = await other.submit(new(task_type="kept"))
+        assert [work.fence.task for work in await claim_all(other)] == [stored.id]
         assert "lane" in [gate.gate for gate in (await other.explain(lost.id)).gates]
         assert await refusal(other.submit(new(task_type="lost"))) == "corrupt"
 
@@ -289,13 +289,13 @@ async def test_audit_trail_ahead_of_its_row_blocks_only_its_task(engine: Engine,
     *answers, refused = await asyncio.gather(*calls, return_exceptions=True)
     await forget(raw, bad)
     assert isinstance(refused, TenutoError)
-    assert not [each for each in answers if isinstance(each, BaseException)]
+    assert not [answer for answer in answers if isinstance(answer, BaseException)]
     assert {await status(engine, task) for task in good} == {"CANCELLED"}
 
 
 async def test_task_without_its_body_is_detected(engine: Engine, raw: Raw) -> None:
     task = (await engine.submit(new())).id
     await raw.execute(f"delete from task_body where task = '{task}'")
-    [told] = await engine.maintenance.audit()
-    assert str(task) in told
+    [reported] = await engine.maintenance.audit()
+    assert str(task) in reported
     await forget(raw, task)

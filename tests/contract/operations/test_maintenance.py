@@ -109,13 +109,13 @@ async def test_hung_task_is_warned_then_aborted(engine: Engine, clock: ManualClo
     assert await refusal(engine.complete(fence)) == "lease_lost"
 
 
-@pytest.mark.parametrize("how", ["progress", "checkpoint"])
+@pytest.mark.parametrize("mode", ["progress", "checkpoint"])
 async def test_progress_delays_the_abort_of_a_hung_task(
-    engine: Engine, clock: ManualClock, how: str
+    engine: Engine, clock: ManualClock, mode: str
 ) -> None:
     fence = await hung(engine, clock)
     clock.advance(minutes=9)
-    if how == "progress":
+    if mode == "progress":
         await engine.progress(fence, 70)
     else:
         await engine.checkpoint(fence, {"at": 70})
@@ -239,9 +239,9 @@ async def test_exempt_leases_do_not_expire(engine: Engine, clock: ManualClock) -
     )
 
 
-@pytest.mark.parametrize("how", ["once", "in_turns"])
+@pytest.mark.parametrize("mode", ["once", "in_turns"])
 async def test_timers_of_exempt_leases_do_not_count(
-    engine: Engine, clock: ManualClock, how: str
+    engine: Engine, clock: ManualClock, mode: str
 ) -> None:
     silent = await running(engine, timeout_s=1)
     beating = await running(engine, timeout_s=1)
@@ -250,7 +250,7 @@ async def test_timers_of_exempt_leases_do_not_count(
     clock.advance(40)
     await engine.heartbeat([beating])
     promote = (
-        engine.maintenance.promote_once if how == "once" else engine.maintenance.promote_shared
+        engine.maintenance.promote_once if mode == "once" else engine.maintenance.promote_shared
     )
     assert await promote("promoter", exempt=EVERY_LEASE) == 1
     assert await status(engine, retried.task) == "PENDING"
@@ -265,23 +265,23 @@ async def test_many_coordinators_do_each_duty_once(
     engine: Engine, clock: ManualClock, another: Another
 ) -> None:
     await engine.submit_many([new() for _ in range(60)])
-    works = await claim_all(engine)
+    claimed = await claim_all(engine)
     clock.advance(LEASE_S + 1)
     async with another() as second, another() as third:
         for duty in ("expire_once", "promote_once"):
             calls = [getattr(e.maintenance, duty)("c") for e in (engine, second, third) * 3]
             assert sum(await asyncio.gather(*calls)) == 60
-    assert len(await claim_all(engine)) == len(works) == 60
+    assert len(await claim_all(engine)) == len(claimed) == 60
 
 
 async def test_concurrent_reaper_and_owner_have_one_winner(
     engine: Engine, clock: ManualClock, another: Another
 ) -> None:
     await engine.submit_many([new() for _ in range(40)])
-    works = await claim_all(engine)
+    claimed = await claim_all(engine)
     clock.advance(LEASE_S + 1)
     async with another() as second:
-        completes = [engine.complete(work.fence, 1) for work in works]
+        completes = [engine.complete(work.fence, 1) for work in claimed]
         answers = await asyncio.gather(
             *completes[:20],
             second.maintenance.expire_once("reaper"),
@@ -289,7 +289,7 @@ async def test_concurrent_reaper_and_owner_have_one_winner(
             return_exceptions=True,
         )
     reaped = answers.pop(20)
-    refused = [each for each in answers if each is not None]
+    refused = [answer for answer in answers if answer is not None]
     assert len(refused) == reaped
     counts = await engine.query.counts(engine.workspace)
     assert (counts["COMPLETED"], counts["RETRY_WAIT"]) == (40 - len(refused), len(refused))
@@ -364,8 +364,8 @@ async def test_stale_workers_are_marked(engine: Engine, clock: ManualClock) -> N
     await engine.worker_beat("host:3:c", "host", 3, ["agent"], 4, "DRAINING")
     clock.advance(minutes=3)
     assert await engine.maintenance.prune_once() == 2
-    found = {w["worker_id"]: w["status"] for w in await engine.query.workers(engine.workspace)}
-    assert found == {"host:1:a": "LOST", "host:2:b": "STOPPED", "host:3:c": "LOST"}
+    matches = {w["worker_id"]: w["status"] for w in await engine.query.workers(engine.workspace)}
+    assert matches == {"host:1:a": "LOST", "host:2:b": "STOPPED", "host:3:c": "LOST"}
     await engine.worker_beat("host:1:a", "host", 1, ["agent"], 4, "RUNNING")
     clock.advance(days=1)
     assert await engine.maintenance.prune_once() == 3
@@ -392,8 +392,8 @@ async def test_one_coordinator_leads_at_a_time(
             upkeep.acquire_leadership("duty", "a", 10),
             second.maintenance.acquire_leadership("duty", "b", 10),
         ]
-        leaders = [each for each in await asyncio.gather(*calls) if each is not None]
-    assert [each.epoch for each in leaders] == [1]
+        leaders = [result for result in await asyncio.gather(*calls) if result is not None]
+    assert [leader.epoch for leader in leaders] == [1]
     first, other = ("a", "b") if leaders[0].holder == "a" else ("b", "a")
     again = await upkeep.acquire_leadership("duty", first, 20)
     assert again is not None
@@ -432,10 +432,10 @@ async def test_audit_finds_an_inconsistent_row(
     await engine.release(fence)
     await claim_one(engine)
     await raw.execute(fault)
-    found = await engine.maintenance.audit()
+    result = await engine.maintenance.audit()
     await raw.execute(repair)
-    assert len(found) >= 1
-    assert str(fence.task) in found[0]
+    assert len(result) >= 1
+    assert str(fence.task) in result[0]
 
 
 UNSOUND = {
@@ -453,8 +453,8 @@ async def test_audit_finds_a_row_without_a_field_of_its_status(
     task = (await in_status(postgres_engine, state)).task
     assert await postgres_engine.maintenance.audit() == []
     await Raw(postgres_url).execute(f"update task set {UNSOUND[state]} where id = '{task}'")
-    told = [f"task {task}: {state}, but columns of this status are missing"]
-    assert await postgres_engine.maintenance.audit() == told
+    reports = [f"task {task}: {state}, but columns of this status are missing"]
+    assert await postgres_engine.maintenance.audit() == reports
 
 
 @pytest.mark.parametrize("state", UNSOUND)

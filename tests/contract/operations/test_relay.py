@@ -29,10 +29,10 @@ class Inbox:
         self.got += [(UUID(str(event["task"])), event["seq"]) for event in events]
 
     def by_task(self) -> dict[UUID, list[int]]:
-        found = defaultdict(list)
+        result = defaultdict(list)
         for task, seq in self.got:
-            found[task].append(seq)
-        return dict(found)
+            result[task].append(seq)
+        return dict(result)
 
 
 async def drain(engine: Engine, inbox: Inbox, limit: int = 500) -> int:
@@ -98,7 +98,7 @@ async def test_two_relays_of_one_subscriber_lose_no_event(engine: Engine, anothe
     await engine.submit_many([new() for _ in range(60)])
     inbox = Inbox()
     async with another() as second:
-        await asyncio.gather(*(drain(each, inbox, 7) for each in (engine, second) * 2))
+        await asyncio.gather(*(drain(item, inbox, 7) for item in (engine, second) * 2))
     assert len(set(inbox.got)) == 60
 
 
@@ -134,8 +134,8 @@ async def test_relay_loses_no_event_while_writers_are_busy(
     async def write(each: Engine) -> None:
         for _ in range(5):
             await each.submit_many([new() for _ in range(4)])
-            works = await claim_all(each, 3)
-            await asyncio.gather(*(each.complete(work.fence) for work in works))
+            claimed = await claim_all(each, 3)
+            await asyncio.gather(*(each.complete(work.fence) for work in claimed))
 
     async def relay() -> None:
         while busy:
@@ -143,7 +143,7 @@ async def test_relay_loses_no_event_while_writers_are_busy(
 
     async with another() as second, another() as third:
         reading = asyncio.ensure_future(relay())
-        await asyncio.gather(*(write(each) for each in (engine, second, third)))
+        await asyncio.gather(*(write(item) for item in (engine, second, third)))
         busy = False
         await reading
     await drain(engine, inbox)

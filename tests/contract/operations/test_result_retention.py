@@ -72,11 +72,11 @@ async def a_child(engine: Engine) -> tuple[UUID, Any]:
     return child, seen
 
 
-@pytest.mark.parametrize("made", [in_a_flow, in_a_paused_flow, waited_for, a_child])
+@pytest.mark.parametrize("created", [in_a_flow, in_a_paused_flow, waited_for, a_child])
 async def test_result_is_kept_while_an_unfinished_task_can_read_it(
-    engine: Engine, clock: ManualClock, made: Any
+    engine: Engine, clock: ManualClock, created: Any
 ) -> None:
-    done, seen = await made(engine)
+    done, seen = await created(engine)
     assert await refusal(engine.erase(done)) == "out_of_turn"
     for days in (8, 60):
         clock.advance(days=days)

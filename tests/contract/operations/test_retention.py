@@ -100,16 +100,16 @@ async def test_lane_in_use_is_not_deleted(
     assert await raw.count("lane") == 1
 
 
-@pytest.mark.parametrize("how", ["retry", "rerun"])
+@pytest.mark.parametrize("mode", ["retry", "rerun"])
 async def test_task_of_a_deleted_lane_can_be_rerun(
-    engine: Engine, clock: ManualClock, another: Another, how: str
+    engine: Engine, clock: ManualClock, another: Another, mode: str
 ) -> None:
     fence = await running(engine)
     await engine.fail(fence, failure("syntax"))
     clock.advance(days=2)
     await engine.maintenance.prune_once()
     again = fence.task
-    if how == "retry":
+    if mode == "retry":
         await engine.retry(fence.task)
     else:
         again = (await engine.rerun(fence.task)).id

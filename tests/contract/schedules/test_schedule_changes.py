@@ -43,30 +43,30 @@ async def test_start_in_progress_uses_the_changed_schedule(
         patched.setattr(Flows, "prepare", changed_meanwhile)
         assert await fire(engine) == 0
     assert await fire(engine) == 1
-    [(key, given)] = await flows(raw, "key, input")
-    assert (key, given) in [("other", '{"n":1}'), ("job", '{"n":2}')]
+    [(key, values)] = await flows(raw, "key, input")
+    assert (key, values) in [("other", '{"n":1}'), ("job", '{"n":2}')]
 
 
 async def test_changed_schedule_keeps_its_queue_only_if_it_queues(
     engine: Engine, clock: ManualClock
 ) -> None:
-    made = await hourly(engine, overlap="queue")
+    created = await hourly(engine, overlap="queue")
     for _ in range(3):
         clock.advance(HOUR)
         await fire(engine)
     for overlap, queued in (("queue", 2), ("skip", 0)):
         change = ScheduleChange(schedule=cron("30 * * * *", overlap=overlap))
-        assert len((await engine.schedules.update(made, change)).queued) == queued
+        assert len((await engine.schedules.update(created, change)).queued) == queued
 
 
 async def test_paused_start_counts_as_running(engine: Engine, clock: ManualClock) -> None:
-    made = await hourly(engine)
+    created = await hourly(engine)
     clock.advance(HOUR)
     await fire(engine)
-    flow = (await engine.schedules.get(made)).last_flow_id
+    flow = (await engine.schedules.get(created)).last_flow_id
     assert flow is not None
     await engine.flows.pause(flow)
     clock.advance(HOUR)
     await fire(engine)
-    view = await engine.schedules.get(made)
+    view = await engine.schedules.get(created)
     assert (view.fired, view.missed) == (1, 1)

@@ -45,31 +45,31 @@ async def test_schedule_is_created_shown_changed_and_deleted(
 ) -> None:
     await defined(engine)
     schedules = engine.schedules
-    made = await schedules.create("nightly", "job", cron("0 2 * * *"), {"n": 1})
-    assert (made.name, made.target, made.input, made.status) == (
+    created = await schedules.create("nightly", "job", cron("0 2 * * *"), {"n": 1})
+    assert (created.name, created.target, created.input, created.status) == (
         "nightly",
         "job",
         {"n": 1},
         "ACTIVE",
     )
-    assert made.schedule == ScheduleTimes(type="time-based", expression="0 2 * * *")
-    assert made.next_at == START + timedelta(hours=2)
-    assert (made.version, made.created_by, made.created_at) == (1, "tester", START)
-    assert await schedules.get("nightly") == await schedules.get(str(made.id)) == made
+    assert created.schedule == ScheduleTimes(type="time-based", expression="0 2 * * *")
+    assert created.next_at == START + timedelta(hours=2)
+    assert (created.version, created.created_by, created.created_at) == (1, "tester", START)
+    assert await schedules.get("nightly") == await schedules.get(str(created.id)) == created
     other = await schedules.create("other", "job", cron())
-    assert (await schedules.page()).schedules == [other, made]
+    assert (await schedules.page()).schedules == [other, created]
     first = await schedules.page(1)
     assert (first.schedules, first.next_cursor) == ([other], other.id)
-    assert (await schedules.page(1, first.next_cursor)).schedules == [made]
-    assert (await schedules.page(name="nightly")).schedules == [made]
+    assert (await schedules.page(1, first.next_cursor)).schedules == [created]
+    assert (await schedules.page(name="nightly")).schedules == [created]
     assert [time.hour for time in await schedules.next("nightly", 2)] == [2, 2]
     clock.advance(5)
     paused = await schedules.pause("nightly")
     assert (paused.status, paused.next_at, paused.version) == ("PAUSED", None, 2)
     assert await refusal(schedules.pause("nightly")) == "out_of_turn"
-    resumed = await schedules.resume(made.id)
-    assert (resumed.status, resumed.next_at) == ("ACTIVE", made.next_at)
-    assert await refusal(schedules.resume(made.id)) == "out_of_turn"
+    resumed = await schedules.resume(created.id)
+    assert (resumed.status, resumed.next_at) == ("ACTIVE", created.next_at)
+    assert await refusal(schedules.resume(created.id)) == "out_of_turn"
     change = ScheduleChange(schedule=cron("0 3 * * *"), input=None)
     assert await refusal(schedules.update("nightly", change, 1)) == "version_conflict"
     changed = await schedules.update("nightly", change, 3)
@@ -77,12 +77,12 @@ async def test_schedule_is_created_shown_changed_and_deleted(
     assert await schedules.update("nightly", change) == changed
     await schedules.delete("nightly")
     assert await refusal(schedules.get("nightly")) == "not_found"
-    assert await refusal(schedules.delete(made.id)) == "not_found"
-    assert await trail(raw, made.id) == ["created", "paused", "resumed", "changed", "deleted"]
+    assert await refusal(schedules.delete(created.id)) == "not_found"
+    assert await trail(raw, created.id) == ["created", "paused", "resumed", "changed", "deleted"]
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "spec", "given", "code"),
+    ("name", "target", "spec", "values", "code"),
     [
         ("with space", "job", cron(), None, "invalid_value"),
         ("s", "nothing", cron(), None, "target_unknown"),
@@ -95,13 +95,13 @@ async def test_schedule_is_created_shown_changed_and_deleted(
     ],
 )
 async def test_invalid_schedule_is_refused_and_not_stored(
-    engine: Engine, raw: Raw, name: str, target: str, spec: ScheduleSpec, given: Any, code: str
+    engine: Engine, raw: Raw, name: str, target: str, spec: ScheduleSpec, values: Any, code: str
 ) -> None:
     await defined(engine)
     await hourly(engine, "taken")
     before = await raw.counts()
     before.pop("lane")
-    assert await refusal(engine.schedules.create(name, target, spec, given)) == code
+    assert await refusal(engine.schedules.create(name, target, spec, values)) == code
     after = await raw.counts()
     after.pop("lane")
     assert after == before
@@ -111,20 +111,20 @@ async def test_due_time_starts_one_flow(
     engine: Engine, clock: ManualClock, raw: Raw, agent: AgentProfile
 ) -> None:
     await defined(engine, group("all", "a", "b"), task("a"), task("b"))
-    made = await engine.schedules.create("s", "all", cron(), {"why": "time"})
+    created = await engine.schedules.create("s", "all", cron(), {"why": "time"})
     assert await fire(engine) == 0
     for number in range(1, 4):
         clock.advance(HOUR)
         assert [await fire(engine) for _ in range(3)] == [1, 0, 0]
         assert await worked(engine, agent) == ["a", "b"]
-        view = await engine.schedules.get(made.id)
+        view = await engine.schedules.get(created.id)
         assert (view.fired, view.missed, view.fired_at) == (number, 0, clock.now())
         assert view.next_at == clock.now() + timedelta(hours=1)
     rows = await flows(raw, "key, status, source, fire_key, input")
-    assert [row[:3] for row in rows] == [("all", "COMPLETED", f"schedule:{made.id}")] * 3
-    assert rows[0][3] == f"schedule:{made.id}:2030-01-01T01:00:00+00:00"
+    assert [row[:3] for row in rows] == [("all", "COMPLETED", f"schedule:{created.id}")] * 3
+    assert rows[0][3] == f"schedule:{created.id}:2030-01-01T01:00:00+00:00"
     assert rows[0][4] == '{"why":"time"}'
-    assert await trail(raw, made.id) == ["created", "fired", "fired", "fired"]
+    assert await trail(raw, created.id) == ["created", "fired", "fired", "fired"]
 
 
 async def test_concurrent_coordinators_start_a_due_time_once(
@@ -134,17 +134,17 @@ async def test_concurrent_coordinators_start_a_due_time_once(
     ids = [await hourly(engine, f"s{number}") for number in range(5)]
     clock.advance(HOUR)
     async with another() as second, another() as third:
-        done = await asyncio.gather(*(fire(each) for each in (engine, second, third) * 2))
+        done = await asyncio.gather(*(fire(item) for item in (engine, second, third) * 2))
     assert sum(done) == 5
     assert len(await flows(raw)) == 5
-    assert [await seen(engine, each) for each in ids] == [("ACTIVE", 1, 0, 0)] * 5
+    assert [await seen(engine, item) for item in ids] == [("ACTIVE", 1, 0, 0)] * 5
 
 
 async def test_uncommitted_start_leaves_nothing(
     engine: Engine, clock: ManualClock, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await defined(engine)
-    made = await hourly(engine)
+    created = await hourly(engine)
     clock.advance(HOUR)
     begin = Flows.start_prepared
 
@@ -157,26 +157,26 @@ async def test_uncommitted_start_leaves_nothing(
         with pytest.raises(Unavailable):
             await fire(engine)
     assert await flows(raw) == []
-    assert await seen(engine, made) == ("ACTIVE", 0, 0, 0)
+    assert await seen(engine, created) == ("ACTIVE", 0, 0, 0)
     assert await fire(engine) == 1
-    assert await seen(engine, made) == ("ACTIVE", 1, 0, 0)
+    assert await seen(engine, created) == ("ACTIVE", 1, 0, 0)
 
 
 async def test_due_time_is_skipped_while_the_last_start_runs(
     engine: Engine, clock: ManualClock, raw: Raw, agent: AgentProfile
 ) -> None:
     await defined(engine)
-    made = await hourly(engine)
+    created = await hourly(engine)
     for _ in range(3):
         clock.advance(HOUR)
         await fire(engine)
     assert await flows(raw) == [("job", "RUNNING")]
-    assert await seen(engine, made) == ("ACTIVE", 1, 2, 0)
+    assert await seen(engine, created) == ("ACTIVE", 1, 2, 0)
     await worked(engine, agent)
     clock.advance(HOUR)
     await fire(engine)
     assert await flows(raw) == [("job", "COMPLETED"), ("job", "RUNNING")]
-    assert await trail(raw, made) == ["created", "fired", "skipped", "skipped", "fired"]
+    assert await trail(raw, created) == ["created", "fired", "skipped", "skipped", "fired"]
 
 
 async def test_due_time_is_skipped_while_the_last_start_is_paused(
@@ -197,30 +197,30 @@ async def test_due_times_queue_until_the_last_start_finishes(
     engine: Engine, clock: ManualClock, raw: Raw, agent: AgentProfile
 ) -> None:
     await defined(engine)
-    made = await hourly(engine, overlap="queue", until=START + timedelta(hours=3))
+    created = await hourly(engine, overlap="queue", until=START + timedelta(hours=3))
     for _ in range(3):
         clock.advance(HOUR)
         await fire(engine)
-    assert await seen(engine, made) == ("ACTIVE", 1, 0, 2)
+    assert await seen(engine, created) == ("ACTIVE", 1, 0, 2)
     clock.advance(HOUR)
     assert await fire(engine) == 0  # the last time has passed, and the first still runs
     for left in (1, 0):
         await worked(engine, agent)
         assert [await fire(engine), await fire(engine)] == [1, 0]
-        assert (await seen(engine, made))[3] == left
-    assert await seen(engine, made) == ("ENDED", 3, 0, 0)
+        assert (await seen(engine, created))[3] == left
+    assert await seen(engine, created) == ("ENDED", 3, 0, 0)
     keys = [row[0].rpartition("T")[2] for row in await flows(raw, "fire_key")]
     assert keys == ["01:00:00+00:00", "02:00:00+00:00", "03:00:00+00:00"]
-    assert (await trail(raw, made))[-1] == "ended"
+    assert (await trail(raw, created))[-1] == "ended"
 
 
 async def test_queue_of_due_times_is_bounded(engine: Engine, clock: ManualClock) -> None:
     await defined(engine)
-    made = await hourly(engine, overlap="queue", catch_up="all", catch_up_limit=1000)
+    created = await hourly(engine, overlap="queue", catch_up="all", catch_up_limit=1000)
     for _ in range(2):
         clock.advance(hours=900)
         await fire(engine)
-    view = await engine.schedules.get(made)
+    view = await engine.schedules.get(created)
     assert (view.fired, len(view.queued), view.missed) == (1, MAX_QUEUED, 1800 - 1 - MAX_QUEUED)
 
 
@@ -228,7 +228,7 @@ async def test_due_time_cancels_the_last_start(
     engine: Engine, clock: ManualClock, raw: Raw, agent: AgentProfile
 ) -> None:
     await defined(engine)
-    made = await hourly(engine, overlap="cancel_previous", catch_up="all")
+    created = await hourly(engine, overlap="cancel_previous", catch_up="all")
     clock.advance(HOUR)
     await fire(engine)
     [work] = await engine.claim(agent, "host:1:worker", 1)
@@ -239,7 +239,7 @@ async def test_due_time_cancels_the_last_start(
     clock.advance(5 * HOUR)
     await fire(engine)
     assert [status for _, status in await flows(raw)] == ["CANCELLED", "CANCELLED", "RUNNING"]
-    assert await seen(engine, made) == ("ACTIVE", 3, 4, 0)
+    assert await seen(engine, created) == ("ACTIVE", 3, 4, 0)
     await engine.confirm_cancel(work.fence, {"state": "killed"})
 
 
@@ -250,7 +250,7 @@ async def test_concurrent_cancel_of_the_last_start_and_its_completion_agree(
     ids = [await hourly(engine, f"s{n}", overlap="cancel_previous") for n in range(10)]
     clock.advance(HOUR)
     await fire(engine)
-    works = await engine.claim(agent, "host:1:worker", 10)
+    claimed = await engine.claim(agent, "host:1:worker", 10)
 
     async def finish(work: ClaimedTask) -> None:
         try:
@@ -260,8 +260,8 @@ async def test_concurrent_cancel_of_the_last_start_and_its_completion_agree(
 
     clock.advance(HOUR)
     async with another() as second:
-        await asyncio.gather(fire(engine), *(finish(work) for work in works), fire(second))
-    assert [await seen(engine, each) for each in ids] == [("ACTIVE", 2, 0, 0)] * 10
+        await asyncio.gather(fire(engine), *(finish(work) for work in claimed), fire(second))
+    assert [await seen(engine, item) for item in ids] == [("ACTIVE", 2, 0, 0)] * 10
     ended = [status for _, status in await flows(raw) if status != "RUNNING"]
     assert len(ended) == 10
     assert set(ended) <= {"COMPLETED", "CANCELLED"}
@@ -291,12 +291,12 @@ async def test_due_times_after_a_long_outage_follow_the_policy(
     queued: int,
 ) -> None:
     await defined(engine)
-    made = await hourly(engine, catch_up=catch_up, overlap=overlap, catch_up_limit=limit)
+    created = await hourly(engine, catch_up=catch_up, overlap=overlap, catch_up_limit=limit)
     clock.advance(hours=47, minutes=30)
     assert [await fire(engine), await fire(engine)] == [1, 0]
-    assert await seen(engine, made) == ("ACTIVE", fired, missed, queued)
+    assert await seen(engine, created) == ("ACTIVE", fired, missed, queued)
     assert len(await flows(raw)) == fired
-    assert ("missed" in await trail(raw, made)) == (catch_up != "all" or limit == 10)
+    assert ("missed" in await trail(raw, created)) == (catch_up != "all" or limit == 10)
 
 
 @pytest.mark.parametrize(
@@ -314,15 +314,15 @@ async def test_due_times_follow_daylight_saving_changes(
     await defined(engine, group("nothing"))
     clock.advance((date - START).total_seconds())
     spec = cron(line, timezone="Europe/Berlin")
-    made = await engine.schedules.create("s", "nothing", spec)
+    created = await engine.schedules.create("s", "nothing", spec)
     for _ in range(hours * 12):
         clock.advance(minutes=5)
         await fire(engine)
     want = [time for time in following(spec, date, 100) if time <= clock.now()]
-    keys = [row[0].rpartition(f"{made.id}:")[2] for row in await flows(raw, "fire_key")]
+    keys = [row[0].rpartition(f"{created.id}:")[2] for row in await flows(raw, "fire_key")]
     assert [datetime.fromisoformat(key) for key in keys] == want
     assert len(want) == {"*/15 2 * * *": 0 if date.month == 3 else 8}.get(line, 3)
-    assert (await engine.schedules.get(made.id)).missed == 0
+    assert (await engine.schedules.get(created.id)).missed == 0
 
 
 async def test_missing_target_stops_no_other_schedule(
@@ -364,12 +364,12 @@ async def test_immediate_schedule_starts_with_its_creation(
     engine: Engine, raw: Raw, agent: AgentProfile
 ) -> None:
     await defined(engine)
-    made = await engine.schedules.create("now", "job", ScheduleSpec(type="immediate"), 7)
-    assert (made.status, made.fired, made.next_at) == ("ENDED", 1, None)
+    created = await engine.schedules.create("now", "job", ScheduleSpec(type="immediate"), 7)
+    assert (created.status, created.fired, created.next_at) == ("ENDED", 1, None)
     assert await flows(raw, "id, key, input") == [
-        (str(made.last_flow_id) if raw.path else made.last_flow_id, "job", "7")
+        (str(created.last_flow_id) if raw.path else created.last_flow_id, "job", "7")
     ]
-    assert await trail(raw, made.id) == ["created", "fired", "ended"]
+    assert await trail(raw, created.id) == ["created", "fired", "ended"]
     assert await worked(engine, agent) == ["job"]
     assert await engine.schedules.next("now") == []
 
@@ -409,22 +409,22 @@ async def test_schedule_with_a_past_range_starts_nothing(
     spec = ScheduleSpec(
         type="range", at=START + timedelta(hours=1), until=START + timedelta(hours=2)
     )
-    made = await engine.schedules.create("s", "job", spec)
+    created = await engine.schedules.create("s", "job", spec)
     clock.advance(hours=2, seconds=1)
     assert await fire(engine) == 1
-    assert await seen(engine, made.id) == ("ENDED", 0, 1, 0)
+    assert await seen(engine, created.id) == ("ENDED", 0, 1, 0)
     assert await flows(raw) == []
-    assert await trail(raw, made.id) == ["created", "missed", "ended"]
+    assert await trail(raw, created.id) == ["created", "missed", "ended"]
 
 
 async def test_schedule_ends_with_its_last_time(engine: Engine, clock: ManualClock) -> None:
     await defined(engine, group("nothing"))
     twice = ScheduleSpec(type="iso", expression="R2/2030-01-01T01:00Z/PT1H")
-    made = await engine.schedules.create("s", "nothing", twice)
+    created = await engine.schedules.create("s", "nothing", twice)
     for _ in range(4):
         clock.advance(HOUR)
         await fire(engine)
-    assert await seen(engine, made.id) == ("ENDED", 2, 0, 0)
+    assert await seen(engine, created.id) == ("ENDED", 2, 0, 0)
     assert await refusal(engine.schedules.resume("s")) == "out_of_turn"
 
 
@@ -432,31 +432,31 @@ async def test_due_times_during_a_pause_are_skipped(
     engine: Engine, clock: ManualClock, raw: Raw
 ) -> None:
     await defined(engine)
-    made = await hourly(engine, catch_up="all", overlap="queue")
-    await engine.schedules.pause(made)
+    created = await hourly(engine, catch_up="all", overlap="queue")
+    await engine.schedules.pause(created)
     clock.advance(hours=5, minutes=30)
     assert await fire(engine) == 0
-    await engine.schedules.resume(made)
+    await engine.schedules.resume(created)
     assert await fire(engine) == 0
     clock.advance(minutes=30)
     assert await fire(engine) == 1
-    assert await seen(engine, made) == ("ACTIVE", 1, 0, 0)
+    assert await seen(engine, created) == ("ACTIVE", 1, 0, 0)
 
 
 async def test_jitter_delays_a_start_within_the_range(engine: Engine, clock: ManualClock) -> None:
     await defined(engine)
     clock.roll = 0.5
-    made = await hourly(engine, jitter_s=600, until=START + timedelta(hours=1))
+    created = await hourly(engine, jitter_s=600, until=START + timedelta(hours=1))
     at = START + timedelta(hours=1)
     fixed = ScheduleSpec(type="range", at=at, until=at + timedelta(minutes=2), jitter_s=600)
     await engine.schedules.create("fixed", "job", fixed)
-    assert (await engine.schedules.get(made)).next_at == at + timedelta(minutes=5)
+    assert (await engine.schedules.get(created)).next_at == at + timedelta(minutes=5)
     assert (await engine.schedules.get("fixed")).next_at == at
     clock.advance(hours=1)
     assert await fire(engine) == 1
     clock.advance(minutes=5)
     assert await fire(engine) == 1
-    view = await engine.schedules.get(made)
+    view = await engine.schedules.get(created)
     assert (view.status, view.fired, view.fired_at) == ("ENDED", 1, at)
 
 
@@ -466,9 +466,9 @@ async def test_apply_updates_schedules_by_name(
     await defined(engine)
     schedules = engine.schedules
 
-    async def put(*wanted: DesiredSchedule, dry: bool = False) -> dict[str, str]:
+    async def put(*expected: DesiredSchedule, dry: bool = False) -> dict[str, str]:
         script = schedules.compare if dry else schedules.put
-        return await engine.core.store.transact(lambda: script(wanted))
+        return await engine.core.store.transact(lambda: script(expected))
 
     times = DesiredSchedule(name="times", target="job", schedule=cron(), input={"n": 1})
     now = DesiredSchedule(name="now", target="job", schedule=ScheduleSpec(type="immediate"))
@@ -493,18 +493,18 @@ async def test_schedules_of_all_workspaces_fire_separately(
     engine: Engine, clock: ManualClock, raw: Raw
 ) -> None:
     await defined(engine)
-    made = await hourly(engine)
+    created = await hourly(engine)
     other = Engine(engine.store, workspace=await raw.workspace(2), actor="other")
     await defined(other)
     hers = await hourly(other)
     for call in _calls(engine.schedules):
         assert await refusal(call(hers)) == "not_found"
-    assert [each.id for each in (await engine.schedules.page()).schedules] == [made]
+    assert [schedule.id for schedule in (await engine.schedules.page()).schedules] == [created]
     clock.advance(HOUR)
     assert await fire(engine) == 2
     rows = {(str(row[0]), row[1]) for row in await flows(raw, "workspace, source")}
     assert rows == {
-        (str(engine.workspace), f"schedule:{made}"),
+        (str(engine.workspace), f"schedule:{created}"),
         (str(other.workspace), f"schedule:{hers}"),
     }
 
@@ -516,7 +516,7 @@ def _calls(schedules: Schedules) -> list[Callable[[UUID], Awaitable[Any]]]:
         schedules.pause,
         schedules.resume,
         schedules.delete,
-        lambda each: schedules.update(each, ScheduleChange(input=1)),
+        lambda item: schedules.update(item, ScheduleChange(input=1)),
     ]
 
 

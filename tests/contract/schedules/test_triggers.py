@@ -47,7 +47,7 @@ async def inputs(raw: Raw) -> list[Any]:
 
 async def names(raw: Raw) -> list[str]:
     """The names of the events that flows were started with, in order."""
-    return [given["name"] for given in await inputs(raw) if given is not None]
+    return [values["name"] for values in await inputs(raw) if values is not None]
 
 
 async def test_trigger_is_created_shown_changed_and_deleted(
@@ -55,15 +55,15 @@ async def test_trigger_is_created_shown_changed_and_deleted(
 ) -> None:
     await defined(engine)
     rules = engine.triggers
-    made = await rules.create("t", "deploy.*", "job", "event.data.env == 'live'")
-    assert (made.event, made.filter, made.status) == (
+    created = await rules.create("t", "deploy.*", "job", "event.data.env == 'live'")
+    assert (created.event, created.filter, created.status) == (
         "deploy.*",
         "event.data.env == 'live'",
         "ACTIVE",
     )
-    assert (made.version, made.fired, made.created_by) == (1, 0, "tester")
-    assert await rules.get("t") == await rules.get(str(made.id)) == made
-    assert (await rules.page()).triggers == (await rules.page(name="t")).triggers == [made]
+    assert (created.version, created.fired, created.created_by) == (1, 0, "tester")
+    assert await rules.get("t") == await rules.get(str(created.id)) == created
+    assert (await rules.page()).triggers == (await rules.page(name="t")).triggers == [created]
     clock.advance(5)
     assert (await rules.pause("t")).status == "PAUSED"
     assert await refusal(rules.pause("t")) == "out_of_turn"
@@ -75,8 +75,8 @@ async def test_trigger_is_created_shown_changed_and_deleted(
     assert await refusal(rules.create("t", "x", "job")) == "name_taken"
     await rules.delete("t")
     assert await refusal(rules.get("t")) == "not_found"
-    assert await refusal(rules.delete(made.id)) == "not_found"
-    assert await trail(raw, made.id) == ["created", "paused", "resumed", "changed", "deleted"]
+    assert await refusal(rules.delete(created.id)) == "not_found"
+    assert await trail(raw, created.id) == ["created", "paused", "resumed", "changed", "deleted"]
 
 
 @pytest.mark.parametrize(
@@ -103,26 +103,30 @@ async def test_event_starts_a_flow_with_the_event_as_input(
     engine: Engine, raw: Raw, agent: AgentProfile
 ) -> None:
     await defined(engine)
-    made = await on(engine, "order.created")
-    told = await engine.publish("order.created", {"id": 7})
+    created = await on(engine, "order.created")
+    reported = await engine.publish("order.created", {"id": 7})
     await engine.publish("order.changed", {"id": 8})
     assert await trigger(engine) > 0
-    [given] = await inputs(raw)
-    assert (given["name"], given["data"], given["actor"]) == ("order.created", {"id": 7}, "tester")
-    assert (given["subject"], given["task"], given["flow"]) == (str(told.id), None, None)
-    assert given["at"] == told.at.isoformat()
+    [values] = await inputs(raw)
+    assert (values["name"], values["data"], values["actor"]) == (
+        "order.created",
+        {"id": 7},
+        "tester",
+    )
+    assert (values["subject"], values["task"], values["flow"]) == (str(reported.id), None, None)
+    assert values["at"] == reported.at.isoformat()
     [(source, key)] = await flows(raw, "source, fire_key")
-    assert source == build_source(str(made), 1)
-    assert key == f"trigger:{made}:{given['id']}"
-    view = await engine.triggers.get(made)
+    assert source == build_source(str(created), 1)
+    assert key == f"trigger:{created}:{values['id']}"
+    view = await engine.triggers.get(created)
     assert (view.fired, view.last_error) == (1, None)
     assert await worked(engine, agent, lambda work: work.input) == ["job"]
-    assert await trail(raw, made) == ["created", "fired"]
+    assert await trail(raw, created) == ["created", "fired"]
 
 
 async def test_repeated_event_starts_no_second_flow(engine: Engine, raw: Raw) -> None:
     await defined(engine)
-    made = await on(engine, "x")
+    created = await on(engine, "x")
     for _ in range(5):
         await engine.publish("x")
     assert await trigger(engine) > 0
@@ -130,22 +134,22 @@ async def test_repeated_event_starts_no_second_flow(engine: Engine, raw: Raw) ->
         await back(raw)
         await trigger(engine)
     assert len(await flows(raw)) == 5
-    assert (await engine.triggers.get(made)).fired == 5
-    assert await trail(raw, made) == ["created", *["fired"] * 5]
+    assert (await engine.triggers.get(created)).fired == 5
+    assert await trail(raw, created) == ["created", *["fired"] * 5]
 
 
 async def test_concurrent_coordinators_start_an_event_once(
     engine: Engine, raw: Raw, another: Another
 ) -> None:
     await defined(engine)
-    made = await on(engine, "x")
+    created = await on(engine, "x")
     for _ in range(10):
         await engine.publish("x")
     async with another() as second, another() as third:
-        await asyncio.gather(*(trigger(each) for each in (engine, second, third) * 2))
+        await asyncio.gather(*(trigger(item) for item in (engine, second, third) * 2))
     await trigger(engine)
     assert len(await flows(raw)) == 10
-    assert (await engine.triggers.get(made)).fired == 10
+    assert (await engine.triggers.get(created)).fired == 10
 
 
 async def test_crashed_trigger_relay_continues_at_its_cursor(
@@ -217,8 +221,8 @@ async def test_changes_of_tasks_flows_and_groups_have_event_names(
     bad = await engine.flows.start("bad")
     await worked(engine, agent, handler)
     await TriggerRunner(engine.system).trigger_once(1000)
-    found = [(each["name"], each["flow"], each["key"]) for each in await inputs(raw) if each]
-    assert sorted(found) == sorted(
+    matches = [(item["name"], item["flow"], item["key"]) for item in await inputs(raw) if item]
+    assert sorted(matches) == sorted(
         [
             ("task.completed", str(good), "ok"),
             ("group.completed", str(good), "g"),
@@ -250,7 +254,7 @@ def test_audit_events_map_to_event_names() -> None:
         matching_name("all.*", ("flow.completed", "all.finished", "all.succeeded"))
         == "all.finished"
     )
-    assert [trigger_depth(each) for each in (None, "api", build_source(str(uuid4()), 3))] == [
+    assert [trigger_depth(item) for item in (None, "api", build_source(str(uuid4()), 3))] == [
         0,
         0,
         3,
@@ -263,7 +267,7 @@ async def test_trigger_filter_selects_events(engine: Engine, raw: Raw) -> None:
     for n in range(5):
         await engine.publish("x", {"n": n})
     await trigger(engine)
-    assert [given["data"]["n"] for given in await inputs(raw)] == [3, 4]
+    assert [values["data"]["n"] for values in await inputs(raw)] == [3, 4]
 
 
 async def test_failing_trigger_filter_stops_no_other_trigger(engine: Engine, raw: Raw) -> None:
@@ -300,7 +304,7 @@ async def test_internal_error_in_a_trigger_stops_no_other_trigger(
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await defined(engine)
-    made = await on(engine, "x")
+    created = await on(engine, "x")
     await engine.publish("x")
 
     def broken(*args: Any) -> Any:
@@ -309,7 +313,7 @@ async def test_internal_error_in_a_trigger_stops_no_other_trigger(
     with monkeypatch.context() as patched:
         patched.setattr(event_matching, "_flow_input", broken)
         await trigger(engine)
-    assert "a bug" in str((await engine.triggers.get(made)).last_error)
+    assert "a bug" in str((await engine.triggers.get(created)).last_error)
     await engine.publish("x")
     await trigger(engine)
     assert len(await flows(raw)) == 1
@@ -331,7 +335,7 @@ async def test_events_before_and_during_a_pause_start_nothing(
     assert await flows(raw) == []
     await engine.publish("x", 3)
     await trigger(engine)
-    assert [given["data"] for given in await inputs(raw)] == [3]
+    assert [values["data"] for values in await inputs(raw)] == [3]
 
 
 async def test_events_without_a_trigger_are_not_read(engine: Engine, raw: Raw) -> None:
@@ -348,7 +352,7 @@ async def test_trigger_loop_is_bounded(
     engine: Engine, raw: Raw, agent: AgentProfile, event: str
 ) -> None:
     await defined(engine)
-    made = await on(engine, event)
+    created = await on(engine, event)
     await engine.flows.start("job")
     for _ in range(MAX_DEPTH + 5):
         await worked(engine, agent)
@@ -356,13 +360,13 @@ async def test_trigger_loop_is_bounded(
     rows = await flows(raw, "source, status")
     assert [trigger_depth(source) for source, _ in rows] == list(range(MAX_DEPTH + 1))
     assert {status for _, status in rows} == {"COMPLETED"}
-    view = await engine.triggers.get(made)
+    view = await engine.triggers.get(created)
     assert view.fired == MAX_DEPTH
     assert [kind for kind, _ in await faults(raw)] == ["trigger_failed"]
     await engine.flows.start("job")  # another beginning is another chain
     await worked(engine, agent)
     await trigger(engine)
-    assert (await engine.triggers.get(made)).fired == MAX_DEPTH + 1
+    assert (await engine.triggers.get(created)).fired == MAX_DEPTH + 1
 
 
 async def test_branching_trigger_loop_is_bounded(
@@ -394,7 +398,7 @@ async def test_events_of_a_subtask_count_for_the_loop_bound_of_its_flow(
     await trigger(engine)
     depths = [trigger_depth(source) for (source,) in await flows(raw, "source")]
     assert depths == [1, 2, 2, 1]
-    assert [given["task"] for given in await inputs(raw)] == [
+    assert [values["task"] for values in await inputs(raw)] == [
         None,
         str(work.fence.task),
         str(child),
@@ -405,14 +409,14 @@ async def test_events_of_a_subtask_count_for_the_loop_bound_of_its_flow(
 
 async def test_triggers_of_workspaces_are_separate(engine: Engine, raw: Raw) -> None:
     await defined(engine)
-    made = await on(engine, "*")
+    created = await on(engine, "*")
     other = Engine(engine.store, workspace=await raw.workspace(2), actor="other")
     await defined(other)
     hers = await on(other, "hers")
     for call in _calls(engine.triggers):
         assert await refusal(call(hers)) == "not_found"
-    foreign = (await other.submit(new())).id
-    assert await refusal(engine.publish("x", None, foreign)) == "not_found"
+    others = (await other.submit(new())).id
+    assert await refusal(engine.publish("x", None, others)) == "not_found"
     await other.publish("hers", 1)
     await other.publish("mine", 2)
     await TriggerRunner(engine.system).trigger_once()
@@ -421,27 +425,27 @@ async def test_triggers_of_workspaces_are_separate(engine: Engine, raw: Raw) -> 
     await engine.publish("hers", 3)
     await TriggerRunner(engine.system).trigger_once()
     assert (await other.triggers.get(hers)).fired == 1
-    given = [each["data"] for each in await inputs(raw) if each and each["name"] == "hers"]
-    assert given == [1, 3]
-    assert [each.id for each in (await engine.triggers.page()).triggers] == [made]
+    values = [item["data"] for item in await inputs(raw) if item and item["name"] == "hers"]
+    assert values == [1, 3]
+    assert [item.id for item in (await engine.triggers.page()).triggers] == [created]
 
 
 def _calls(of: Triggers) -> list[Callable[[UUID], Awaitable[Any]]]:
     change = TriggerChange(event="y")
-    return [of.get, of.pause, of.resume, of.delete, lambda each: of.update(each, change)]
+    return [of.get, of.pause, of.resume, of.delete, lambda item: of.update(item, change)]
 
 
 async def test_trigger_on_schedule_events_starts(
     engine: Engine, clock: ManualClock, raw: Raw
 ) -> None:
     await defined(engine)
-    made = await engine.schedules.create("s", "job", cron())
+    created = await engine.schedules.create("s", "job", cron())
     await on(engine, "schedule.fired")
     clock.advance(3600)
     await fire(engine)
     await trigger(engine)
-    [_, given] = await inputs(raw)
-    assert (given["name"], given["subject"]) == ("schedule.fired", str(made.id))
+    [_, values] = await inputs(raw)
+    assert (values["name"], values["subject"]) == ("schedule.fired", str(created.id))
 
 
 async def test_coordinator_runs_triggers(engine: Engine, raw: Raw) -> None:
@@ -490,14 +494,16 @@ async def test_invalid_event_is_refused(
 
 async def test_secrets_are_redacted_in_events(engine: Engine, raw: Raw) -> None:
     keyed = Engine(engine.store, actor="tester", key_ring=KeyRing({"k": bytes(range(32))}))
-    given = {"secrets": {"key": "hush-hush-1"}}
-    made = await keyed.submit(new(input=given))
-    told = await keyed.publish(
-        "x", {"secrets": {"own": "hush-hush-2"}, "said": "hush-hush-1 and hush-hush-2"}, made.id
+    values = {"secrets": {"key": "hush-hush-1"}}
+    submitted = await keyed.submit(new(input=values))
+    reported = await keyed.publish(
+        "x",
+        {"secrets": {"own": "hush-hush-2"}, "said": "hush-hush-1 and hush-hush-2"},
+        submitted.id,
     )
-    assert told.data == {"secrets": {"own": "***"}, "said": "*** and ***"}
+    assert reported.data == {"secrets": {"own": "***"}, "said": "*** and ***"}
     stored = await raw.value("select data from event where kind = 'event'")
-    assert msgspec.json.decode(stored) == told.data
+    assert msgspec.json.decode(stored) == reported.data
 
 
 async def test_events_without_a_task_are_deleted_past_their_age(
@@ -539,6 +545,6 @@ async def test_flood_of_events_does_not_block_other_duties(
         begun.append(await raw.count("flow"))
     assert begun[:2] == [6, 12], "all that one event calls for, and no more than needed"
     assert begun[-1] == 21
-    found = [(given["data"]["n"], given["id"]) for given in await inputs(raw)]
-    assert sorted({n for n, _ in found}) == list(range(7))
-    assert {found.count(each) for each in found} == {3}
+    matches = [(values["data"]["n"], values["id"]) for values in await inputs(raw)]
+    assert sorted({n for n, _ in matches}) == list(range(7))
+    assert {matches.count(item) for item in matches} == {3}

@@ -138,15 +138,15 @@ async def insisted(call: Callable[[], Awaitable[Any]]) -> Any:
     return (await eventually(attempt))[0]
 
 
-@pytest.mark.parametrize("how", ["terminated", "restarted"])
+@pytest.mark.parametrize("mode", ["terminated", "restarted"])
 async def test_lost_connection_is_restored(
-    postgres: PostgresServer, postgres_url: str, how: str
+    postgres: PostgresServer, postgres_url: str, mode: str
 ) -> None:
     async with opened(postgres_url, ManualClock()) as store:
         engine = Engine(store)
         fence = await running(engine)
         await engine.list()
-        if how == "restarted":
+        if mode == "restarted":
             postgres.restart("fast")
         else:
             await Raw(postgres_url).execute(
@@ -184,15 +184,15 @@ OUTAGES = {
 """What PostgreSQL says of itself, by its codes."""
 
 
-@pytest.mark.parametrize("what", OUTAGES)
-async def test_shutdown_errors_of_the_server_are_outages(postgres_url: str, what: str) -> None:
+@pytest.mark.parametrize("subject", OUTAGES)
+async def test_shutdown_errors_of_the_server_are_outages(postgres_url: str, subject: str) -> None:
     raw = Raw(postgres_url)
     async with opened(postgres_url, ManualClock()) as store:
         engine = Engine(store)
         fence = await running(engine)
         await raw.execute(
             "create function away() returns trigger language plpgsql as $$ begin"
-            f" raise exception 'away' using errcode = '{OUTAGES[what]}'; end $$"
+            f" raise exception 'away' using errcode = '{OUTAGES[subject]}'; end $$"
         )
         await raw.execute(
             "create trigger away before update on task for each statement execute function away()"
@@ -251,8 +251,8 @@ def without_privileges() -> Iterator[None]:
     if os.geteuid() != 0:
         yield
         return
-    nobody = pwd.getpwnam("nobody").pw_uid
-    os.seteuid(nobody)
+    anonymous = pwd.getpwnam("nobody").pw_uid
+    os.seteuid(anonymous)
     try:
         yield
     finally:

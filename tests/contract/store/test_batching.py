@@ -83,17 +83,17 @@ class Counting:
         self.running += 1
         self.begun.set()
         self.most = max(self.most, self.running)
-        how = self.lose.pop(0) if self.lose else ""
+        mode = self.lose.pop(0) if self.lose else ""
         try:
-            if how == "before":
+            if mode == "before":
                 raise Unavailable("lost before the commit")
-            if how == "late":  # its commit waits for a standby
+            if mode == "late":  # its commit waits for a standby
                 self._waiting.append(script)
                 raise Unavailable("no standby")
             while self._waiting:
                 await run(self._waiting.pop(0))
             result: T = await run(script)
-            if how == "after":
+            if mode == "after":
                 raise Unavailable("lost after the commit")
             return result
         finally:
@@ -125,7 +125,7 @@ async def test_lone_caller_does_not_wait(busy: Engine, counting: Counting) -> No
 async def test_64_submits_share_transactions(busy: Engine, counting: Counting, raw: Raw) -> None:
     answers = await asyncio.gather(*(busy.submit(new(f"t{n}")) for n in range(64)))
     assert counting.transactions <= 1 + counting.writers  # the first waits for nobody
-    assert len({each.id for each in answers}) == 64
+    assert len({item.id for item in answers}) == 64
     for answer, n in zip(answers, range(64), strict=True):
         assert (await busy.show(answer.id)).title == f"t{n}"
 
@@ -141,11 +141,11 @@ async def test_64_first_submits_share_the_creation_of_their_lane(
 
 async def test_64_completes_share_transactions(busy: Engine, counting: Counting) -> None:
     await busy.submit_many([new() for _ in range(64)])
-    works = await claim_all(busy)
+    claimed = await claim_all(busy)
     counting.transactions = 0
-    await asyncio.gather(*(busy.complete(work.fence, n) for n, work in enumerate(works)))
+    await asyncio.gather(*(busy.complete(work.fence, n) for n, work in enumerate(claimed)))
     assert counting.transactions <= counting.writers
-    views = [await busy.show(work.fence.task) for work in works]
+    views = [await busy.show(work.fence.task) for work in claimed]
     assert [view.output for view in views] == list(range(64))
 
 
@@ -166,7 +166,7 @@ async def test_caller_gets_its_own_response(busy: Engine) -> None:
     for fence in stale:
         await busy.cancel(fence.task)
     answers = await asyncio.gather(*(busy.complete(f) for f in fences), return_exceptions=True)
-    assert [getattr(each, "code", None) for each in answers] == ["cancel_requested", None] * 3
+    assert [getattr(answer, "code", None) for answer in answers] == ["cancel_requested", None] * 3
 
 
 async def test_concurrent_commands_of_one_task_are_decided_one_by_one(busy: Engine) -> None:
@@ -185,8 +185,8 @@ async def test_writers_run_concurrently(busy: Engine, counting: Counting) -> Non
     await busy.submit_many([new() for _ in range(40)])
     agents = [profile(id=UUID(int=n), name=f"a{n}") for n in range(1, 9)]
     counting.most = 0
-    works = await asyncio.gather(*(busy.claim(agent, WORKER, 1) for agent in agents))
-    assert [len(each) for each in works] == [1] * 8
+    claimed = await asyncio.gather(*(busy.claim(agent, WORKER, 1) for agent in agents))
+    assert [len(work) for work in claimed] == [1] * 8
     assert counting.most == counting.writers
 
 
@@ -215,9 +215,9 @@ async def test_complete_with_a_lost_response_can_be_repeated(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("wanted", [1, 3])
+@pytest.mark.parametrize("expected", [1, 3])
 async def test_claim_of_unknown_outcome_is_found_by_the_next_claim(
-    busy: Engine, counting: Counting, monkeypatch: pytest.MonkeyPatch, when: str, wanted: int
+    busy: Engine, counting: Counting, monkeypatch: pytest.MonkeyPatch, when: str, expected: int
 ) -> None:
     tasks = [(await busy.submit(new(max_attempts=1))).id for _ in range(3)]
     away = ["claimed_by_token"] * 2
@@ -232,12 +232,12 @@ async def test_claim_of_unknown_outcome_is_found_by_the_next_claim(
     counting.lose = [when]
     for _ in range(2):
         assert await refusal(busy.claim(profile(), WORKER, 2, 20)) == "database_unreachable"
-    works = await busy.claim(profile(), WORKER, wanted, 20)
+    claimed = await busy.claim(profile(), WORKER, expected, 20)
     rest = await busy.claim(profile(), WORKER, 3, 20)
-    assert [work.fence.task for work in works] == tasks[: len(works)]
-    assert len(works) == (2 if (when, wanted) == ("after", 3) else wanted)
-    assert sorted(work.fence.task for work in (*works, *rest)) == tasks
-    for work in (*works, *rest):
+    assert [work.fence.task for work in claimed] == tasks[: len(claimed)]
+    assert len(claimed) == (2 if (when, expected) == ("after", 3) else expected)
+    assert sorted(work.fence.task for work in (*claimed, *rest)) == tasks
+    for work in (*claimed, *rest):
         await busy.complete(work.fence)
 
 
@@ -250,9 +250,9 @@ async def test_claim_committed_late_is_found_before_another_claim(
     counting.lose = ["before"]
     assert await refusal(busy.claim(profile(), WORKER, 2, 20)) == "database_unreachable"
     claims = [busy.claim(profile(), WORKER, 2, 20) for _ in range(2)]
-    works = [work for found in await asyncio.gather(*claims) for work in found]
-    assert [(work.fence.task, work.tries) for work in works] == [(task, 1) for task in tasks]
-    for work in works:
+    claimed = [work for result in await asyncio.gather(*claims) for work in result]
+    assert [(work.fence.task, work.tries) for work in claimed] == [(task, 1) for task in tasks]
+    for work in claimed:
         await busy.complete(work.fence)
 
 
@@ -273,10 +273,10 @@ async def test_cancelled_caller_does_not_affect_its_batch(busy: Engine, raw: Raw
     for call in calls[::2]:
         call.cancel()
     answers = await asyncio.gather(*calls, return_exceptions=True)
-    assert [isinstance(each, asyncio.CancelledError) for each in answers] == [True, False] * 5
-    for kept in answers[1::2]:
-        assert not isinstance(kept, BaseException)
-        assert (await busy.show(kept.id)).status == "PENDING"
+    assert [isinstance(answer, asyncio.CancelledError) for answer in answers] == [True, False] * 5
+    for stored in answers[1::2]:
+        assert not isinstance(stored, BaseException)
+        assert (await busy.show(stored.id)).status == "PENDING"
 
 
 async def memory_batcher() -> tuple[Batcher, SqliteStore]:

@@ -20,13 +20,13 @@ SAID = ["plain", 'a "quote" and a \\', "naïve 🎼 тест", "line\nline\ttab"
 
 def various(number: int) -> NewTask:
     """Tasks that say different things, of different kinds."""
-    said = SAID[number % len(SAID)]
+    output = SAID[number % len(SAID)]
     return new(
-        f"{number} {said}",
-        prompt=said if number % 2 else None,
-        input={"said": said, "big": 2**60 + number} if number % 3 else said,
+        f"{number} {output}",
+        prompt=output if number % 2 else None,
+        input={"said": output, "big": 2**60 + number} if number % 3 else output,
         metadata={"n": number},
-        env={"SAID": said.replace("\n", " ")},
+        env={"SAID": output.replace("\n", " ")},
         timeout_s=number + 1,
     )
 
@@ -43,11 +43,11 @@ async def test_large_claim_returns_the_same_as_small_ones(engine: Engine) -> Non
         tasks[0] = new("first", key="first")
         await engine.submit_many([*tasks, follower])
         token = engine.clock.new_token()
-        works = await claimed_by(engine, token)
-        assert len(works) == SIZE
+        claimed = await claimed_by(engine, token)
+        assert len(claimed) == SIZE
         again = {work.fence.task: work for work in await engine.claimed(AGENT, token)}
-        assert {work.fence.task: work for work in works} == again
-        await asyncio.gather(*(engine.complete(work.fence) for work in works))
+        assert {work.fence.task: work for work in claimed} == again
+        await asyncio.gather(*(engine.complete(work.fence) for work in claimed))
         [after] = await claim_all(engine)
         await engine.complete(after.fence)
 
@@ -55,16 +55,16 @@ async def test_large_claim_returns_the_same_as_small_ones(engine: Engine) -> Non
 async def test_bulk_completion_counts_only_current_fences(engine: Engine, raw: Raw) -> None:
     for _ in range(2):
         await engine.submit_many([new() for _ in range(SIZE)])
-        works = await claim_all(engine)
-        stranger = engine.clock.new_token()
-        fences = [work.fence for work in works]
-        fences[7] = Fence(fences[7].task, fences[7].attempt, stranger)
-        said = await asyncio.gather(
+        claimed = await claim_all(engine)
+        other_token = engine.clock.new_token()
+        fences = [work.fence for work in claimed]
+        fences[7] = Fence(fences[7].task, fences[7].attempt, other_token)
+        output = await asyncio.gather(
             *(engine.complete(fence) for fence in fences), return_exceptions=True
         )
-        assert [number for number, answer in enumerate(said) if answer is not None] == [7]
+        assert [number for number, answer in enumerate(output) if answer is not None] == [7]
         assert await refusal(engine.complete(fences[7])) == "lease_lost"
-        await engine.complete(works[7].fence)
+        await engine.complete(claimed[7].fence)
     assert await raw.value("select count(*) from task where status = 'COMPLETED'") == 2 * SIZE
 
 
@@ -75,17 +75,17 @@ async def test_claim_too_long_for_one_text_is_read_row_by_row(sqlite_engine: Eng
     for longest in (1_000_000, 100_000):
         await sqlite_engine.submit_many([new(prompt="p" * 1000) for _ in range(SIZE)])
         raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
-        works = await claim_all(sqlite_engine)
-        assert [len(work.prompt or "") for work in works] == [1000] * SIZE
+        claimed = await claim_all(sqlite_engine)
+        assert [len(work.prompt or "") for work in claimed] == [1000] * SIZE
 
 
-@pytest.mark.parametrize("what", NOT_UTF8)
+@pytest.mark.parametrize("subject", NOT_UTF8)
 async def test_bytes_that_are_not_text_do_not_stop_a_large_claim(
-    sqlite_engine: Engine, sqlite_url: str, what: str
+    sqlite_engine: Engine, sqlite_url: str, subject: str
 ) -> None:
     for _ in range(2):
-        told = await sqlite_engine.submit_many([new() for _ in range(SIZE)])
-        bad = told[7].id
-        await damage(Raw(sqlite_url), bad, NOT_UTF8[what])
+        reported = await sqlite_engine.submit_many([new() for _ in range(SIZE)])
+        bad = reported[7].id
+        await damage(Raw(sqlite_url), bad, NOT_UTF8[subject])
         taken = {work.fence.task for work in await claim_all(sqlite_engine)}
-        assert taken >= {each.id for each in told} - {bad}
+        assert taken >= {item.id for item in reported} - {bad}

@@ -140,17 +140,17 @@ async def test_concurrent_gateway_failures_are_all_counted(engine: Engine, raw: 
 
 
 async def test_agent_terminated_meanwhile_is_not_terminated_again(engine: Engine, raw: Raw) -> None:
-    known = await engine.register_agent(profile())
-    ending = AgentRegistry(engine.core, engine.workspace).drain(known.id, None, "tester")
+    existing = await engine.register_agent(profile())
+    ending = AgentRegistry(engine.core, engine.workspace).drain(existing.id, None, "tester")
     ended = "update agent set status = 'TERMINATED', version = version + 1"
     assert await refusal(meanwhile(raw, ending, ended)) == "agent_terminated"
 
 
 async def test_schedule_firing_during_its_pause_has_fired(engine: Engine, raw: Raw) -> None:
     await defined(engine)
-    made = await engine.schedules.create("s", "job", cron())
+    created = await engine.schedules.create("s", "job", cron())
     paused = await meanwhile(raw, engine.schedules.pause("s"), "update schedule set fired = 5")
-    assert (paused.id, paused.status, paused.fired) == (made.id, "PAUSED", 5)
+    assert (paused.id, paused.status, paused.fired) == (created.id, "PAUSED", 5)
 
 
 async def test_trigger_changed_during_its_pause_is_changed(engine: Engine, raw: Raw) -> None:
@@ -210,15 +210,17 @@ async def test_concurrent_claims_with_one_token_return_the_same_task(
     )
     held = f"select pg_advisory_xact_lock(hashtextextended('{token}', 0))"
     claiming = engine.claim(profile(), WORKER, 1, 20, "said twice")
-    works = await meanwhile(raw, claiming, held, taken)
-    assert [work.fence.task for work in works] == [first]
+    claimed = await meanwhile(raw, claiming, held, taken)
+    assert [work.fence.task for work in claimed] == [first]
     assert await status(engine, second) == "PENDING"
 
 
 async def test_command_decides_on_the_committed_task(engine: Engine, raw: Raw) -> None:
-    made = (await engine.submit(new())).id
-    await meanwhile(raw, engine.cancel(made), "update task set priority = 9, version = version + 1")
-    assert await status(engine, made) == "CANCELLED"
+    created = (await engine.submit(new())).id
+    await meanwhile(
+        raw, engine.cancel(created), "update task set priority = 9, version = version + 1"
+    )
+    assert await status(engine, created) == "CANCELLED"
 
 
 async def test_task_submitted_while_its_dependency_finishes_does_not_wait(
@@ -226,8 +228,8 @@ async def test_task_submitted_while_its_dependency_finishes_does_not_wait(
 ) -> None:
     need = (await engine.submit(new())).id
     making = engine.submit(new(depends_on=[str(need)]))
-    made = await meanwhile(raw, making, f"update task set {ENDED} where id = '{need}'")
-    assert await status(engine, made.id) == "PENDING"
+    created = await meanwhile(raw, making, f"update task set {ENDED} where id = '{need}'")
+    assert await status(engine, created.id) == "PENDING"
 
 
 async def test_parent_that_waits_while_its_subtask_finishes_is_woken(
@@ -239,17 +241,17 @@ async def test_parent_that_waits_while_its_subtask_finishes_is_woken(
         raw, engine.wait(fence, [child]), f"update task set {ENDED} where id = '{child}'"
     )
     assert not waited.parked
-    assert [(each.id, each.status) for each in waited.children] == [(child, "COMPLETED")]
+    assert [(item.id, item.status) for item in waited.children] == [(child, "COMPLETED")]
 
 
 async def test_concurrent_last_subtasks_wake_the_parent_once(engine: Engine, raw: Raw) -> None:
     fence = await running(engine)
     one, two = [await engine.spawn(fence, key, new(key)) for key in ("one", "two")]
-    works = {work.fence.task: work.fence for work in await claim_all(engine)}
+    claimed = {work.fence.task: work.fence for work in await claim_all(engine)}
     assert (await engine.wait(fence, [one, two])).parked
     await meanwhile(
         raw,
-        engine.complete(works[two]),
+        engine.complete(claimed[two]),
         f"select from task where id = '{fence.task}' for update",
         f"delete from child_wait where child = '{one}'",
     )
@@ -258,9 +260,9 @@ async def test_concurrent_last_subtasks_wake_the_parent_once(engine: Engine, raw
 
 async def test_concurrent_last_children_finish_the_group_once(engine: Engine, raw: Raw) -> None:
     flow = await start(engine, "g", group("g", "a", "b", order="parallel"), task("a"), task("b"))
-    works = await claim_all(engine)
+    claimed = await claim_all(engine)
     other = "update task_group set open = open - 1, succeeded = succeeded + 1"
-    await meanwhile(raw, engine.complete(works[1].fence), other)
+    await meanwhile(raw, engine.complete(claimed[1].fence), other)
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
@@ -271,19 +273,19 @@ async def test_flow_cancelled_meanwhile_is_not_paused(engine: Engine, raw: Raw) 
     assert await flow_status(engine, flow) == "CANCELLED"
 
 
-@pytest.mark.parametrize("how", ["completed", "completed elsewhere", "failed"])
+@pytest.mark.parametrize("mode", ["completed", "completed elsewhere", "failed"])
 async def test_task_cancelled_while_its_dependency_finished_stays_cancelled(
-    engine: Engine, raw: Raw, how: str
+    engine: Engine, raw: Raw, mode: str
 ) -> None:
     """One statement ends what was claimed here; for all else there is a cascade."""
     need = (await engine.submit(new())).id
-    made = new(depends_on=[str(need)], on_dependency_failure="run")
-    waiter = (await engine.submit(made)).id
+    created = new(depends_on=[str(need)], on_dependency_failure="run")
+    waiter = (await engine.submit(created)).id
     fence = (await claim_one(engine)).fence
-    by = Engine(engine.store) if how == "completed elsewhere" else engine
-    ending = by.fail(fence, failure("syntax")) if how == "failed" else by.complete(fence)
+    by = Engine(engine.store) if mode == "completed elsewhere" else engine
+    ending = by.fail(fence, failure("syntax")) if mode == "failed" else by.complete(fence)
     await meanwhile(raw, ending, f"update task set {CANCELLED} where id = '{waiter}'")
-    assert await status(engine, need) == how.split(maxsplit=1)[0].upper()
+    assert await status(engine, need) == mode.split(maxsplit=1)[0].upper()
     assert await status(engine, waiter) == "CANCELLED"
 
 
@@ -293,16 +295,16 @@ async def test_task_blocked_while_its_dependency_finishes_is_released(
     need, other = [(await engine.submit(new(name))).id for name in ("need", "other")]
     await engine.submit(new(depends_on=[str(need)]))
     late = (await engine.submit(new(depends_on=[str(other)]))).id
-    works = {work.fence.task: work.fence for work in await claim_all(engine)}
+    claimed = {work.fence.task: work.fence for work in await claim_all(engine)}
     await meanwhile(
         raw,
-        engine.complete(works[need]),
+        engine.complete(claimed[need]),
         f"update task set awaited = 2 where id = '{need}'",
         f"update task set unmet = 2, version = version + 1 where id = '{late}'",
         "insert into task_dependency (task, needs, workspace, met)"
         f" values ('{late}', '{need}', '{engine.workspace}', false)",
     )
-    await engine.complete(works[other])
+    await engine.complete(claimed[other])
     assert await status(engine, late) == "PENDING"
 
 
@@ -359,8 +361,8 @@ async def test_secret_restricted_to_owners_meanwhile_is_not_deleted(
     await Engine(engine.store, key_ring=VAULT).secrets.put("s", "a value")
     admin = caller_of(engine.workspace, Role.ADMIN)
     deleting = NamedSecrets(engine.core, engine.workspace, "admin", admin).delete("s")
-    kept = """update secret set use = '{"role": "OWNER"}'"""
-    assert await refusal(meanwhile(raw, deleting, kept)) == "secret_forbidden"
+    stored = """update secret set use = '{"role": "OWNER"}'"""
+    assert await refusal(meanwhile(raw, deleting, stored)) == "secret_forbidden"
     assert await raw.count("secret") == 1
 
 
@@ -369,11 +371,11 @@ URL = "https://127.0.0.1/"
 
 async def told(engine: Engine) -> UUID:
     """A webhook, and an event that it is to be told."""
-    made = await hooks_of(engine.store, engine.workspace).create(
+    created = await hooks_of(engine.store, engine.workspace).create(
         URL, ["*"], engine.workspace, "tester"
     )
     await engine.complete(await running(engine))
-    return made.webhook.id
+    return created.webhook.id
 
 
 async def test_concurrent_endpoint_failures_are_all_counted(engine: Engine, raw: Raw) -> None:

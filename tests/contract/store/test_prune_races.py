@@ -31,11 +31,11 @@ async def in_line(url: str, rows: str, *calls: Awaitable[Any]) -> AsyncIterator[
 
 async def waiting(raw: Raw, n: int) -> bool:
     """Whether so many wait for a lock."""
-    found = await raw.value(
+    result = await raw.value(
         "select count(*) from pg_stat_activity"
         " where datname = current_database() and wait_event_type = 'Lock'"
     )
-    return bool(found == n)
+    return bool(result == n)
 
 
 def aged(engine: Engine, **parts: float) -> None:

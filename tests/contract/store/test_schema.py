@@ -81,8 +81,10 @@ async def test_schema_equals_the_golden_dump(empty_url: str, clock: ManualClock)
     golden = GOLDEN / ("sqlite.sql" if raw.path else "postgres.sql")
     if os.environ.get("TENUTO_GOLDEN") == "write":
         golden.write_text(dumped)
-    told = f"the schema is not {golden.name}; if that is meant, regenerate it with\n  {REGENERATE}"
-    assert dumped == golden.read_text(), told
+    reported = (
+        f"the schema is not {golden.name}; if that is meant, regenerate it with\n  {REGENERATE}"
+    )
+    assert dumped == golden.read_text(), reported
 
 
 async def test_schemas_of_both_databases_have_the_same_columns(
@@ -95,10 +97,10 @@ async def test_schemas_of_both_databases_have_the_same_columns(
         for table in tables:
             rows = await lite.fetch(f"select name, \"notnull\" from pragma_table_info('{table}')")
             columns = {row[0] for row in rows}
-            found = await post.fetch(
+            matches = await post.fetch(
                 f"select column_name from information_schema.columns where table_name = '{table}'"
             )
-            assert {row[0] for row in found} ^ columns <= {"xid"}
+            assert {row[0] for row in matches} ^ columns <= {"xid"}
 
 
 PROCESS = """
@@ -139,14 +141,14 @@ def test_migration_by_eight_processes_runs_once(empty_url: str) -> None:
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
-        told = [process.communicate(timeout=60) for process in processes]
+        reports = [process.communicate(timeout=60) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    assert [error for _, error in told if error] == []
+    assert [error for _, error in reports if error] == []
     numbers = [migration.number for migration in schema.migrations()]
-    assert sorted(out for out, _ in told) == sorted(["[]\n"] * 7 + [f"{numbers}\n"])
+    assert sorted(out for out, _ in reports) == sorted(["[]\n"] * 7 + [f"{numbers}\n"])
 
 
 async def test_migration_runs_once(empty_url: str, clock: ManualClock) -> None:
@@ -231,12 +233,12 @@ async def test_compat_lowered_by_a_later_migration_still_counts(
 
 
 async def test_store_description_names_the_database_and_its_durability(store: AnyStore) -> None:
-    told: dict[str, Any] = await store.describe()
-    assert told["database"].startswith(("SQLite 3", "PostgreSQL "))
-    if "journal" in told:
-        assert (told["journal"], told["synchronous"]) == ("wal", "FULL")
+    reported: dict[str, Any] = await store.describe()
+    assert reported["database"].startswith(("SQLite 3", "PostgreSQL "))
+    if "journal" in reported:
+        assert (reported["journal"], reported["synchronous"]) == ("wal", "FULL")
     else:
-        assert {"role", "name", "fsync", "synchronous_commit"} <= told.keys()
+        assert {"role", "name", "fsync", "synchronous_commit"} <= reported.keys()
 
 
 async def test_close_leaves_no_connection(postgres_url: str) -> None:
@@ -276,8 +278,8 @@ async def test_database_owner_without_row_access_migrates_all_rows(
     tasks = {"needed": Clock().new_id(), "waiting": Clock().new_id()}
     monkeypatch.setattr(schema, "migrations", lambda: every[:3])
     await migrated(owned)
-    for made in (TWO_TASKS, ONE_WAITS):
-        await raw.execute(made.format(**tasks))
+    for created in (TWO_TASKS, ONE_WAITS):
+        await raw.execute(created.format(**tasks))
     monkeypatch.setattr(schema, "migrations", lambda: every)
     await migrated(owned)
     assert await raw.value(f"select awaited from task where id = '{tasks['needed']}'") == 1

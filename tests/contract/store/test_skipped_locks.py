@@ -62,8 +62,8 @@ async def test_claim_skips_locked_rows(
     engine = postgres_engine
     tasks = [(await engine.submit(new(task_type=f"lane{n % lanes}"))).id for n in range(6)]
     async with holding(postgres_url, tasks[0]):
-        works = await at_once(engine.claim(profile(), WORKER, 3))
-        assert [work.fence.task for work in works] == tasks[1:4]
+        claimed = await at_once(engine.claim(profile(), WORKER, 3))
+        assert [work.fence.task for work in claimed] == tasks[1:4]
     assert {work.fence.task for work in await claim_all(engine)} == {tasks[0], *tasks[4:]}
 
 
@@ -131,7 +131,7 @@ async def test_dequeue_skips_locked_messages(postgres_engine: Engine, postgres_u
     sent = [await engine.mailboxes.send(AGENT, NewMessage(kind="note", body=n)) for n in range(2)]
     async with holding(postgres_url, sent[0].id, "message"):
         taken = (await at_once(engine.mailboxes.dequeue(AGENT))).messages
-    assert [each.id for each in taken] == [sent[1].id]
+    assert [item.id for item in taken] == [sent[1].id]
 
 
 async def test_deferred_work_skips_locked_pieces(
@@ -156,11 +156,11 @@ async def test_coordinator_skips_locked_schedules(
 ) -> None:
     engine = postgres_engine
     await defined(engine)
-    made = [await engine.schedules.create(name, "job", cron()) for name in ("a", "b")]
+    created = [await engine.schedules.create(name, "job", cron()) for name in ("a", "b")]
     clock_of(engine).advance(3600)
-    async with holding(postgres_url, made[0].id, "schedule"):
+    async with holding(postgres_url, created[0].id, "schedule"):
         assert await at_once(fire(engine)) == 1
-    assert [(await engine.schedules.get(each.id)).fired for each in made] == [0, 1]
+    assert [(await engine.schedules.get(item.id)).fired for item in created] == [0, 1]
 
 
 async def test_webhook_sender_skips_locked_webhooks(

@@ -17,7 +17,7 @@ from tenuto.engine.engine import Engine
 
 
 async def test_assigned_task_is_claimed_by_its_agent_only(engine: Engine) -> None:
-    mine = await engine.register_agent(profile(name="mine"))
+    own = await engine.register_agent(profile(name="mine"))
     other = await engine.register_agent(profile(id=uuid4(), name="other"))
     task = (await engine.submit(new())).id
     await engine.assign(task, other.id)
@@ -25,7 +25,7 @@ async def test_assigned_task_is_claimed_by_its_agent_only(engine: Engine) -> Non
     assert (await engine.show(task)).target_agent == other.id
     [work] = await engine.claim(other, "host:2:worker", 5)
     assert work.fence.task == task
-    assert mine.id != other.id
+    assert own.id != other.id
 
 
 async def test_running_task_is_reassigned_only_if_forced(

@@ -44,8 +44,8 @@ PROPERTY = settings(
 WORKSPACES = count(1000)
 
 
-def ids(works: list[ClaimedTask]) -> list[UUID]:
-    return [work.fence.task for work in works]
+def ids(claimed: list[ClaimedTask]) -> list[UUID]:
+    return [work.fence.task for work in claimed]
 
 
 async def test_claim_makes_the_task_running_under_a_lease(
@@ -71,9 +71,9 @@ async def test_claim_makes_the_task_running_under_a_lease(
 
 async def test_lease_is_the_longer_of_task_and_claim(engine: Engine) -> None:
     await engine.submit_many([new("long", lease_s=100), new("short", lease_s=5)])
-    works = {work.title: work for work in await engine.claim(profile(), WORKER, 2, 30)}
-    assert works["long"].lease_until == START + timedelta(seconds=100)
-    assert works["short"].lease_until == START + timedelta(seconds=30)
+    claimed = {work.title: work for work in await engine.claim(profile(), WORKER, 2, 30)}
+    assert claimed["long"].lease_until == START + timedelta(seconds=100)
+    assert claimed["short"].lease_until == START + timedelta(seconds=30)
 
 
 async def test_lease_token_is_stored_only_as_a_hash(engine: Engine, raw: Raw) -> None:
@@ -104,12 +104,12 @@ QUEUES = st.lists(
 
 async def queued(engine: Engine, clock: ManualClock, queue: Queue) -> list[tuple[int, UUID, int]]:
     """Submit the queue; answers (rank, id, lane) of its tasks, best first, by brute force."""
-    found = []
+    matches = []
     for lane, priority, gap in queue:
         clock.advance(gap)
         task = new(task_type=f"lane{lane}", priority=priority)
-        found.append((rank(priority, clock.now()), (await engine.submit(task)).id, lane))
-    return sorted(found)
+        matches.append((rank(priority, clock.now()), (await engine.submit(task)).id, lane))
+    return sorted(matches)
 
 
 @PROPERTY
@@ -119,10 +119,10 @@ async def test_claim_takes_the_best_tasks_by_rank(
 ) -> None:
     engine = Engine(store, workspace=await raw.workspace(next(WORKSPACES)))
     model = [task for _, task, _ in await queued(engine, clock, queue)]
-    for wish in wishes:
-        works = await engine.claim(profile(workspace=engine.workspace), WORKER, wish)
-        assert sorted(ids(works)) == sorted(model[:wish])
-        model = model[wish:]
+    for concurrency in wishes:
+        claimed = await engine.claim(profile(workspace=engine.workspace), WORKER, concurrency)
+        assert sorted(ids(claimed)) == sorted(model[:concurrency])
+        model = model[concurrency:]
 
 
 @PROPERTY
@@ -175,9 +175,9 @@ async def test_claim_takes_pending_tasks_only(engine: Engine) -> None:
 
 
 async def drain(engine: Engine, agent: Any, n: int, taken: list[UUID]) -> None:
-    while works := await engine.claim(agent, WORKER, n):
-        assert len(works) <= n
-        taken += ids(works)
+    while claimed := await engine.claim(agent, WORKER, n):
+        assert len(claimed) <= n
+        taken += ids(claimed)
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
@@ -193,7 +193,7 @@ async def test_eight_concurrent_claimers_never_claim_a_task_twice(
         await asyncio.gather(*(drain(each, agent, 3, taken) for each, agent in pairs))
         await drain(engine, profile(), 50, taken)
     assert max(Counter(taken).values()) == 1
-    assert set(taken) == {each.id for each in submitted}
+    assert set(taken) == {item.id for item in submitted}
 
 
 async def test_agent_in_many_processes_claims_no_task_twice(
@@ -202,7 +202,7 @@ async def test_agent_in_many_processes_claims_no_task_twice(
     await engine.submit_many([new() for _ in range(60)])
     taken: list[UUID] = []
     async with another() as second:
-        calls = [drain(each, profile(), 2, taken) for each in (engine, second) * 4]
+        calls = [drain(item, profile(), 2, taken) for item in (engine, second) * 4]
         await asyncio.gather(*calls)
     assert sorted(Counter(taken).values()) == [1] * 60
 
@@ -216,9 +216,9 @@ async def test_agent_capacity_holds_under_concurrent_claims(
     async with another() as second, another() as third:
         for _ in range(4):
             calls = [e.claim(agent, WORKER, 2) for e in (engine, second, third) * 3]
-            works = [work for found in await asyncio.gather(*calls) for work in found]
-            assert len(works) == await raw.value(running_now) == 5
-            await asyncio.gather(*(engine.complete(work.fence) for work in works))
+            claimed = [work for result in await asyncio.gather(*calls) for work in result]
+            assert len(claimed) == await raw.value(running_now) == 5
+            await asyncio.gather(*(engine.complete(work.fence) for work in claimed))
 
 
 async def test_claim_uses_the_registered_capacity(engine: Engine) -> None:
@@ -418,14 +418,14 @@ async def test_claim_returns_only_tasks_that_the_agent_matches(engine: Engine, r
         if target := task.get("target_agent"):
             await there.register_agent(profile(id=target, workspace=there.workspace))
         await there.submit(new(**task))
-        found = await there.claim(profile(workspace=there.workspace, **agent), WORKER, 1)
-        assert bool(found) is fits, f"case {number}: {task} against {agent}"
+        claimed = await there.claim(profile(workspace=there.workspace, **agent), WORKER, 1)
+        assert bool(claimed) is fits, f"case {number}: {task} against {agent}"
 
 
 async def test_agent_of_another_workspace_claims_nothing(engine: Engine, raw: Raw) -> None:
     await engine.submit(new())
-    stranger = profile(workspace=await raw.workspace(next(WORKSPACES)))
-    assert await engine.claim(stranger, WORKER, 1) == []
+    other_agent = profile(workspace=await raw.workspace(next(WORKSPACES)))
+    assert await engine.claim(other_agent, WORKER, 1) == []
 
 
 async def test_next_attempt_starts_without_state_of_the_last(
@@ -450,10 +450,10 @@ async def test_claim_token_used_by_several_processes_claims_once(
         token = f"the token of claim {number}"
         async with another() as second, another() as third:
             claims = [
-                each.claim(profile(), WORKER, 1, LEASE_S, token)
-                for each in (engine, second, third)
+                item.claim(profile(), WORKER, 1, LEASE_S, token)
+                for item in (engine, second, third)
                 for _ in range(3)
             ]
-            taken = [work.fence for works in await asyncio.gather(*claims) for work in works]
+            taken = [work.fence for claimed in await asyncio.gather(*claims) for work in claimed]
         assert len(taken) == len(claims)
         assert len(set(taken)) == 1

@@ -22,15 +22,15 @@ async def filled(engine: Engine, depth: int) -> dict[str, Any]:
     types = [f"type {number}" for number in range(LANES)]
     assert isinstance(engine.clock, ManualClock)
     for _ in range(depth):
-        await engine.submit_many([new(task_type=each) for each in types])
+        await engine.submit_many([new(task_type=item) for item in types])
         engine.clock.advance(60)
     agent = profile(workspace=engine.workspace, task_types=tuple(types))
-    found = await engine.core.lanes.open_lanes(agent, engine.clock.now())
-    assert len(found.free) == LANES
+    result = await engine.core.lanes.open_lanes(agent, engine.clock.now())
+    assert len(result.free) == LANES
     return {
-        "lanes": found.free,
+        "lanes": result.free,
         "workspace": engine.workspace,
-        "lanes_version": found.version,
+        "lanes_version": result.version,
         "n": WANTED,
         "status": "RUNNING",
         "agent": agent.id,
@@ -44,7 +44,7 @@ async def filled(engine: Engine, depth: int) -> dict[str, Any]:
 def scanned(node: dict[str, Any]) -> int:
     """The most rows that one step of a plan went through."""
     seen = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
-    below = [scanned(each) for each in node.get("Plans", [])]
+    below = [scanned(item) for item in node.get("Plans", [])]
     return max(int(seen * node["Actual Loops"]), *below, 0)
 
 
@@ -56,13 +56,13 @@ async def test_claim_on_postgresql_reads_few_rows_of_deep_lanes(
     compiled = sql.for_postgres(query)
     connection = await asyncpg.connect(postgres_url, server_settings=WRITE_SETTINGS)
     try:
-        [[told]] = await connection.fetch(
+        [[reported]] = await connection.fetch(
             f"explain (analyze, format json) {compiled.sql}",
             *(params[str(name)] for name in compiled.arguments),
         )
     finally:
         await connection.close()
-    [plan] = msgspec.json.decode(told)
+    [plan] = msgspec.json.decode(reported)
     taken = plan["Plan"]["Actual Rows"]
     assert taken == WANTED
     assert scanned(plan["Plan"]) <= 3 * WANTED + LANES * 2
@@ -87,9 +87,9 @@ async def test_claim_on_sqlite_takes_as_many_steps_in_deep_lanes(
         raw = store._writer_connection().raw
         steps[0] = 0
         raw.set_progress_handler(count, 10)
-        works = await sqlite_engine.claim(agent, "worker", params["n"])
+        claimed = await sqlite_engine.claim(agent, "worker", params["n"])
         raw.set_progress_handler(None, 0)
-        assert len(works) == n
+        assert len(claimed) == n
         took.append(steps[0])
     shallow, deep = took
     assert deep < 1.2 * shallow

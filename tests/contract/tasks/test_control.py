@@ -61,18 +61,18 @@ async def test_every_command_in_every_status_does_what_the_model_decides(
     for name, (ask, command) in ASKS.items():
         fence = await in_status(engine, of)
         before, seen = await row_of(engine, fence.task), await snapshot(engine, fence.task)
-        wanted: TaskChange | str | None
+        expected: TaskChange | str | None
         try:
-            wanted = decide(before, command, DecisionContext(engine.clock.now(), 0.5, "tester"))
+            expected = decide(before, command, DecisionContext(engine.clock.now(), 0.5, "tester"))
         except Conflict as error:
-            wanted = error.code
-        if isinstance(wanted, TaskChange):
+            expected = error.code
+        if isinstance(expected, TaskChange):
             await ask(engine, fence.task)
-            assert await row_of(engine, fence.task) == wanted.task, name
+            assert await row_of(engine, fence.task) == expected.task, name
             event = (await engine.events(fence.task))[-1]
-            assert (event.event, event.actor) == (wanted.event.kind, "tester")
+            assert (event.event, event.actor) == (expected.event.kind, "tester")
         else:
-            assert await refusal(ask(engine, fence.task)) == wanted, name
+            assert await refusal(ask(engine, fence.task)) == expected, name
             assert await snapshot(engine, fence.task) == seen
         if (await row_of(engine, fence.task)).status is Status.PENDING:
             await engine.cancel(fence.task)  # else the next claim takes it
@@ -82,11 +82,11 @@ async def test_control_of_a_missing_or_other_workspaces_task_is_not_found(
     engine: Engine, raw: Raw
 ) -> None:
     elsewhere = Engine(engine.store, workspace=await raw.workspace(77))
-    foreign = (await elsewhere.submit(new())).id
+    others = (await elsewhere.submit(new())).id
     for ask, _ in ASKS.values():
-        assert await refusal(ask(engine, foreign)) == "not_found"
-    assert await refusal(engine.rerun(foreign)) == "not_found"
-    assert (await elsewhere.show(foreign)).version == 1
+        assert await refusal(ask(engine, others)) == "not_found"
+    assert await refusal(engine.rerun(others)) == "not_found"
+    assert (await elsewhere.show(others)).version == 1
 
 
 async def test_cancel_of_a_running_task_stores_the_receipt(
@@ -146,13 +146,13 @@ async def test_concurrent_cancel_and_complete_have_one_winner(
     engine: Engine, another: Another
 ) -> None:
     await engine.submit_many([new() for _ in range(30)])
-    works = await claim_all(engine)
+    claimed = await claim_all(engine)
     async with another() as second:
         calls = []
-        for work in works:
+        for work in claimed:
             calls += [engine.complete(work.fence), second.cancel(work.fence.task)]
         answers = await asyncio.gather(*calls, return_exceptions=True)
-    for work, completed, cancelled in zip(works, answers[::2], answers[1::2], strict=True):
+    for work, completed, cancelled in zip(claimed, answers[::2], answers[1::2], strict=True):
         view = await engine.show(work.fence.task)
         if completed is None:
             assert view.status == "COMPLETED"
@@ -280,9 +280,9 @@ async def test_rerun_has_the_same_request(engine: Engine, clock: ManualClock) ->
     again = await engine.rerun(first.id)
     assert again.created
     assert again.id != first.id
-    old, made = await engine.show(first.id), await engine.show(again.id)
-    assert (made.rerun_of, made.status) == (first.id, "PENDING")
-    changed = {n for n in old.__struct_fields__ if getattr(old, n) != getattr(made, n)}
+    old, created = await engine.show(first.id), await engine.show(again.id)
+    assert (created.rerun_of, created.status) == (first.id, "PENDING")
+    changed = {n for n in old.__struct_fields__ if getattr(old, n) != getattr(created, n)}
     assert changed == {"id", "rerun_of", "created_at", "updated_at"}
     assert (await row_of(engine, first.id)).lane == (await row_of(engine, again.id)).lane
     assert old.version == 1
@@ -312,13 +312,13 @@ async def test_rerun_copies_every_field(engine: Engine) -> None:
 
     async def stored(task: Any) -> dict[str, Any]:
         labels = await engine.query.labels([task])
-        wanted = Statement("task_show", {"id": task, "workspace": engine.workspace})
-        return {**(await engine.core.store.fetch(wanted))[0], "labels": labels[task]}
+        expected = Statement("task_show", {"id": task, "workspace": engine.workspace})
+        return {**(await engine.core.store.fetch(expected))[0], "labels": labels[task]}
 
     first = (await engine.submit(asked)).id
-    old, made = await stored(first), await stored((await engine.rerun(first)).id)
+    old, created = await stored(first), await stored((await engine.rerun(first)).id)
     assert set(fields) - old.keys() <= {*ITS_OWN, "tags", "task_tags", "capabilities"}
-    changed = {name for name in old if old[name] != made[name]}
+    changed = {name for name in old if old[name] != created[name]}
     assert changed - {"event_xid"} == {"id", "rerun_of"}
 
 
@@ -338,13 +338,13 @@ async def test_rerun_copies_every_requirement(engine: Engine) -> None:
     assert await engine.claim(profile(region="us"), WORKER, 1) == []
 
 
-@pytest.mark.parametrize("how", ["aged", "erased"])
+@pytest.mark.parametrize("mode", ["aged", "erased"])
 async def test_rerun_of_a_task_without_contents_is_refused(
-    engine: Engine, clock: ManualClock, raw: Raw, how: str
+    engine: Engine, clock: ManualClock, raw: Raw, mode: str
 ) -> None:
     first = await engine.submit(new(command=["echo", "hi"], tags=["x"]))
     await engine.cancel(first.id)
-    if how == "aged":
+    if mode == "aged":
         await engine.archive(first.id)
         clock.advance(days=31)
         await engine.maintenance.prune_once()
@@ -361,11 +361,11 @@ async def test_rerun_of_a_task_without_contents_is_refused(
 SAID = "sesame"
 
 
-@pytest.mark.parametrize("how", ["aged", "erased"])
+@pytest.mark.parametrize("mode", ["aged", "erased"])
 async def test_deleted_contents_leave_no_trace(
-    engine: Engine, clock: ManualClock, raw: Raw, how: str
+    engine: Engine, clock: ManualClock, raw: Raw, mode: str
 ) -> None:
-    said: dict[str, Any] = {
+    body: dict[str, Any] = {
         "description": SAID,
         "prompt": SAID,
         "system_prompt": SAID,
@@ -374,14 +374,14 @@ async def test_deleted_contents_leave_no_trace(
         "metadata": {"a": SAID},
         "escalation": Escalation(SAID, SAID),
     }
-    if how == "erased":
-        said |= {"title": SAID, "tags": [SAID], "cwd": f"/{SAID}", "idempotency_key": SAID}
-    fence = await running(engine, **said)
+    if mode == "erased":
+        body |= {"title": SAID, "tags": [SAID], "cwd": f"/{SAID}", "idempotency_key": SAID}
+    fence = await running(engine, **body)
     await engine.append(fence, [Line(0, "INFO", SAID)])
     await engine.record_step(fence, "k", SAID)
     await engine.checkpoint(fence, SAID)
     await engine.complete(fence, SAID, SAID)
-    if how == "erased":
+    if mode == "erased":
         await engine.erase(fence.task)
     else:
         await engine.archive(fence.task)
@@ -414,20 +414,20 @@ async def test_new_priority_is_recorded_apart_from_edits(engine: Engine) -> None
     task = (await engine.submit(new())).id
     await engine.edit(task, TaskChanges(priority=6))
     await engine.edit(task, TaskChanges(priority=7, title="t"))
-    told = [event.event for event in await engine.events(task)]
-    assert told == ["submitted", "priority_changed", "priority_changed", "edited"]
+    reports = [event.event for event in await engine.events(task)]
+    assert reports == ["submitted", "priority_changed", "priority_changed", "edited"]
 
 
 async def test_action_applies_to_many_tasks(engine: Engine) -> None:
-    made = [await in_status(engine, s) for s in (Status.DEAD, Status.FAILED, Status.COMPLETED)]
+    created = [await in_status(engine, s) for s in (Status.DEAD, Status.FAILED, Status.COMPLETED)]
     everything = Filter()
     planned = await engine.act("retry", everything, dry_run=True)
-    assert set(planned.done) == {fence.task for fence in made}
-    assert await status(engine, made[0].task) == "DEAD"
+    assert set(planned.done) == {fence.task for fence in created}
+    assert await status(engine, created[0].task) == "DEAD"
     result = await engine.act("retry", everything)
-    assert set(result.done) == {fence.task for fence in made[:2]}
-    assert list(result.refused) == [str(made[2].task)]
-    assert "COMPLETED" in result.refused[str(made[2].task)]
+    assert set(result.done) == {fence.task for fence in created[:2]}
+    assert list(result.refused) == [str(created[2].task)]
+    assert "COMPLETED" in result.refused[str(created[2].task)]
 
 
 async def test_action_by_filter_takes_the_newest_up_to_its_limit(engine: Engine) -> None:
@@ -461,18 +461,18 @@ async def test_every_action_works_by_filter(
 async def test_action_wakes_workers_if_a_task_becomes_claimable(
     engine: Engine, clock: ManualClock
 ) -> None:
-    heard: list[str] = []
-    engine.core.wakeups.subscribe(heard.append)
+    received: list[str] = []
+    engine.core.wakeups.subscribe(received.append)
     fence = await running(engine)
     lane = f"lane:{(await row_of(engine, fence.task)).lane}"
-    assert heard == [lane]
+    assert received == [lane]
     await engine.pause(fence.task)
-    assert heard[1:] == [f"worker:{WORKER}"]
+    assert received[1:] == [f"worker:{WORKER}"]
     await engine.confirm_pause(fence, KILLED)
     await engine.resume(fence.task)
-    assert heard[2:] == [lane]
+    assert received[2:] == [lane]
     fence = (await claim_one(engine)).fence
     clock.advance(LEASE_S + 1)
     await engine.maintenance.expire_once("reaper")
     await engine.maintenance.promote_once("promoter")
-    assert heard[3:] == [lane]
+    assert received[3:] == [lane]

@@ -29,7 +29,7 @@ from tenuto.store.protocol import Script, Statement
 
 
 async def submit(engine: Engine, *needs: UUID, **options: Any) -> UUID:
-    return (await engine.submit(new(depends_on=[str(each) for each in needs], **options))).id
+    return (await engine.submit(new(depends_on=[str(need) for need in needs], **options))).id
 
 
 async def finish(engine: Engine, task: UUID, *, fails: bool = False) -> None:
@@ -109,7 +109,7 @@ async def test_bulk_tasks_depend_on_each_other_by_key(engine: Engine, agent: Age
 
 
 @pytest.mark.parametrize(
-    ("news", "code"),
+    ("new_tasks", "code"),
     [
         ([new(key="a", depends_on=["a"])], "dependency_cycle"),
         ([new(key="a", depends_on=["b"]), new(key="b", depends_on=["a"])], "dependency_cycle"),
@@ -121,9 +121,9 @@ async def test_bulk_tasks_depend_on_each_other_by_key(engine: Engine, agent: Age
     ],
 )
 async def test_bulk_with_an_invalid_dependency_is_refused_whole(
-    engine: Engine, news: Any, code: str
+    engine: Engine, new_tasks: Any, code: str
 ) -> None:
-    assert await refusal(engine.submit_many(news)) == code
+    assert await refusal(engine.submit_many(new_tasks)) == code
     assert sum((await engine.counts()).values()) == 0
 
 
@@ -148,14 +148,14 @@ async def test_repeated_submit_adds_no_dependency(
     engine: Engine, agent: AgentProfile, by_id: bool
 ) -> None:
     blocked = await submit(engine, title="b")
-    known = {"id": uuid4()} if by_id else {"idempotency_key": "k"}
-    first = new("a", blocks=[str(blocked)], **known)
-    made = await engine.submit(first)
+    existing = {"id": uuid4()} if by_id else {"idempotency_key": "k"}
+    first = new("a", blocks=[str(blocked)], **existing)
+    submitted = await engine.submit(first)
     again = await engine.submit(first)
     assert await worked(engine, agent) == ["a", "b"]
     late = await engine.submit(first)
-    assert {made.id} == {again.id, late.id}
-    assert [each.created for each in (made, again, late)] == [True, False, False]
+    assert {submitted.id} == {again.id, late.id}
+    assert [item.created for item in (submitted, again, late)] == [True, False, False]
 
 
 async def test_repeated_spawn_adds_no_dependency(engine: Engine, agent: AgentProfile) -> None:
@@ -168,9 +168,9 @@ async def test_repeated_spawn_adds_no_dependency(engine: Engine, agent: AgentPro
 
 async def test_repeated_task_cannot_block_a_new_one_of_its_bulk(engine: Engine) -> None:
     """It would not wait, though it was said that it does."""
-    news = [new("a", key="a", idempotency_key="k", blocks=["b"]), new("b", key="b")]
-    await engine.submit_many(news)
-    assert await refusal(engine.submit_many(news)) == "idempotency_conflict"
+    new_tasks = [new("a", key="a", idempotency_key="k", blocks=["b"]), new("b", key="b")]
+    await engine.submit_many(new_tasks)
+    assert await refusal(engine.submit_many(new_tasks)) == "idempotency_conflict"
     assert sum((await engine.counts()).values()) == 2
 
 
@@ -182,8 +182,8 @@ async def test_second_half_of_a_cycle_is_refused(engine: Engine, another: Anothe
             other.submit(new(depends_on=[str(two)], blocks=[str(one)])),
             return_exceptions=True,
         )
-    refused = [each for each in answers if isinstance(each, Invalid)]
-    assert [each.code for each in refused] == ["dependency_cycle"]
+    refused = [answer for answer in answers if isinstance(answer, Invalid)]
+    assert [item.code for item in refused] == ["dependency_cycle"]
 
 
 async def test_cycle_of_two_submits_that_share_no_task_is_refused(
@@ -253,10 +253,10 @@ async def test_thousand_tasks_depend_on_one(engine: Engine) -> None:
 
 
 async def test_long_chain_of_dependents_fails_in_bounded_steps(engine: Engine) -> None:
-    news = [new(key="t0")]
-    news += [new(key=f"t{i}", depends_on=[f"t{i - 1}"]) for i in range(1, 1200)]
-    made = await engine.submit_many(news)
-    await finish(engine, made[0].id, fails=True)
+    new_tasks = [new(key="t0")]
+    new_tasks += [new(key=f"t{i}", depends_on=[f"t{i - 1}"]) for i in range(1, 1200)]
+    submitted = await engine.submit_many(new_tasks)
+    await finish(engine, submitted[0].id, fails=True)
     while await engine.flows.run_deferred_once():
         pass
     assert (await engine.counts())[Status.FAILED] == 1200

@@ -38,19 +38,19 @@ async def next_attempt(engine: Engine, clock: ManualClock, task: Fence) -> Fence
 async def delays(engine: Engine, clock: ManualClock, times: int, **options: object) -> list[float]:
     """The seconds between a failure and the next attempt, one after another."""
     fence = await running(engine, **options)
-    found = []
+    matches = []
     for _ in range(times):
         await engine.fail(fence, failure())
         row = await row_of(engine, fence.task)
         assert row.next_attempt_at is not None
-        found.append((row.next_attempt_at - clock.now()).total_seconds())
+        matches.append((row.next_attempt_at - clock.now()).total_seconds())
         fence = await next_attempt(engine, clock, fence)
-    return found
+    return matches
 
 
 async def test_backoff_doubles_up_to_its_cap(engine: Engine, clock: ManualClock) -> None:
-    found = await delays(engine, clock, 10, max_attempts=11)
-    assert found == [5, 10, 20, 40, 80, 160, 320, 640, 900, 900]
+    result = await delays(engine, clock, 10, max_attempts=11)
+    assert result == [5, 10, 20, 40, 80, 160, 320, 640, 900, 900]
 
 
 @pytest.mark.parametrize(("roll", "factor"), [(0.0, 0.8), (0.999999, 1.2)])
@@ -124,7 +124,7 @@ async def test_timeout_doubles_the_time_limit_of_the_next_attempt(
     fence = await next_attempt(engine, clock, fence)
     await engine.fail(fence, failure("timeout"))
     assert (await engine.show(fence.task)).timeout_s == 24 * 3600
-    receipts = [each.receipt for each in await engine.attempts(fence.task)]
+    receipts = [attempt.receipt for attempt in await engine.attempts(fence.task)]
     assert receipts == [{"state": "killed"}, None]
 
 
@@ -132,15 +132,15 @@ async def test_rate_limit_without_a_reset_backs_off_without_counting_a_try(
     engine: Engine, clock: ManualClock
 ) -> None:
     fence = await running(engine, max_attempts=2)
-    found = []
+    matches = []
     for _ in range(20):
         await engine.fail(fence, failure("rate_limit"))
         row = await row_of(engine, fence.task)
         assert (row.status, row.tries) == ("RETRY_WAIT", 0)
         assert row.next_attempt_at is not None
-        found.append((row.next_attempt_at - clock.now()).total_seconds())
+        matches.append((row.next_attempt_at - clock.now()).total_seconds())
         fence = await next_attempt(engine, clock, fence)
-    assert found[:7] == [30, 60, 120, 240, 480, 900, 900]
+    assert matches[:7] == [30, 60, 120, 240, 480, 900, 900]
     await engine.fail(fence, failure("rate_limit"))
     assert (await row_of(engine, fence.task)).tries == 1
     fence = await next_attempt(engine, clock, fence)
@@ -214,11 +214,11 @@ async def test_another_outcome_resets_the_count_of_lost_leases(
         fence = await next_attempt(engine, clock, fence)
 
 
-@pytest.mark.parametrize("how", ["release", "park"])
-async def test_release_is_free_twenty_times(engine: Engine, clock: ManualClock, how: str) -> None:
+@pytest.mark.parametrize("mode", ["release", "park"])
+async def test_release_is_free_twenty_times(engine: Engine, clock: ManualClock, mode: str) -> None:
     fence = await running(engine, max_attempts=2)
     for ends in range(1, 24):
-        if how == "release":
+        if mode == "release":
             await engine.release(fence)
         else:
             await engine.park(fence, "input", resume_at=clock.now() + timedelta(seconds=1))
@@ -315,6 +315,6 @@ async def test_task_without_attempts_left_does_not_block_its_lane(engine: Engine
     with suppress(Conflict):  # it may as well be refused
         await engine.resume(fence.task)
     other = await engine.submit(new())
-    works = await engine.claim(profile(), "w", 1)
+    claimed = await engine.claim(profile(), "w", 1)
     await forget(raw, submitted.id)
-    assert [work.fence.task for work in works] == [other.id]
+    assert [work.fence.task for work in claimed] == [other.id]

@@ -37,16 +37,16 @@ async def test_repeated_submit_is_recognised_after_a_new_complexity_rule(
     await engine.definitions.put(task("then"))
     hard = new(estimate_minutes=500, **KEYED)
     followed = NewTask(title="f", estimate_minutes=500, next="then", idempotency_key="f")
-    first = [(await engine.submit(each)).id for each in (hard, followed)]
+    first = [(await engine.submit(item)).id for item in (hard, followed)]
     for rules in (
         ComplexityRules(policy="require"),
         ComplexityRules(policy="require", middle_minutes=600),
         ComplexityRules(policy="warn"),
     ):
         await engine.complexity.set(rules)
-        again = [await engine.submit(each) for each in (hard, followed)]
-        assert [each.id for each in again] == first
-        assert not any(each.created for each in again)
+        again = [await engine.submit(item) for item in (hard, followed)]
+        assert [item.id for item in again] == first
+        assert not any(item.created for item in again)
     assert await raw.count("task") == 2
 
 
@@ -57,9 +57,9 @@ async def test_repeated_submit_is_recognised_after_its_complexity_rule_is_gone(
     await engine.complexity.set(ComplexityRules(policy="require"))
     hard = new(estimate_minutes=500, **KEYED)
     followed = NewTask(title="f", estimate_minutes=500, next="then", idempotency_key="f")
-    first = [(await engine.submit(each)).id for each in (hard, followed)]
+    first = [(await engine.submit(item)).id for item in (hard, followed)]
     await engine.complexity.set(ComplexityRules())
-    assert [(await engine.submit(each)).id for each in (hard, followed)] == first
+    assert [(await engine.submit(item)).id for item in (hard, followed)] == first
     other = msgspec.structs.replace(hard, estimate_minutes=400)
     assert await refusal(engine.submit(other)) == "idempotency_conflict"
 
@@ -93,11 +93,11 @@ async def test_repeated_submit_is_recognised_after_its_references_are_deleted(
     async def submit(each: NewTask) -> Any:
         return (await engine.submit_many([each]))[0] if bulk else await engine.submit(each)
 
-    first = [(await submit(each)).id for each in (named, followed)]
+    first = [(await submit(item)).id for item in (named, followed)]
     await engine.secrets.delete("s")
     await engine.definitions.delete("then")
     await raw.execute("delete from agent")
-    assert [(await submit(each)).id for each in (named, followed)] == first
+    assert [(await submit(item)).id for item in (named, followed)] == first
     others = (
         (msgspec.structs.replace(named, idempotency_key="other"), "not_found"),
         (msgspec.structs.replace(named, title="other"), "not_found"),
@@ -136,14 +136,14 @@ SETTLED: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("how", ["before", "after"])
+@pytest.mark.parametrize("mode", ["before", "after"])
 @pytest.mark.parametrize("kind", SETTLED)
 async def test_submit_with_a_lost_response_is_repeated_by_the_engine(
     engine: Engine,
     raw: Raw,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
-    how: str,
+    mode: str,
 ) -> None:
     """The connection goes before or after the commit of a submit."""
     need = (await engine.submit(new("need"))).id
@@ -151,7 +151,7 @@ async def test_submit_with_a_lost_response_is_repeated_by_the_engine(
         quota = """quota = '{"pending": 5}', lanes_version = lanes_version + 1"""
         await raw.execute(f"update workspace set {quota}")
         await engine.core.lanes.reload_if_changed(engine.workspace)
-    lost, whole = [how], engine.core.store.transact
+    lost, whole = [mode], engine.core.store.transact
 
     async def transact(script: Any) -> Any:
         if lost and lost[0] == "before":
@@ -162,11 +162,11 @@ async def test_submit_with_a_lost_response_is_repeated_by_the_engine(
         return done
 
     monkeypatch.setattr(engine.core.store, "transact", transact)
-    made = await engine.submit(new("t", **SETTLED[kind](str(need))))
+    submitted = await engine.submit(new("t", **SETTLED[kind](str(need))))
     assert not lost
-    assert made.created or kind == "key"
+    assert submitted.created or kind == "key"
     assert await raw.count("task") == 2
-    events = [each.event for each in await engine.events(made.id)]
+    events = [event.event for event in await engine.events(submitted.id)]
     assert events == ["submitted", *(["ready"] if kind == "turn" else [])]
     waits = kind == "dependency"
-    assert (await row_of(engine, made.id)).status == ("WAITING" if waits else "PENDING")
+    assert (await row_of(engine, submitted.id)).status == ("WAITING" if waits else "PENDING")

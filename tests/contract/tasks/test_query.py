@@ -50,7 +50,7 @@ def spellings(engine: Engine) -> int:
     if isinstance(store, PostgresStore):
         return len(store._connections.compiled)
     file: Any = engine.store
-    return max(len(each._prepared) for each in (file._connection, *file._reader_connections))
+    return max(len(item._prepared) for item in (file._connection, *file._reader_connections))
 
 
 async def test_filters_prepare_a_bounded_number_of_statements(
@@ -67,16 +67,16 @@ async def test_filters_prepare_a_bounded_number_of_statements(
 
 
 async def test_filter_accepts_every_status(engine: Engine) -> None:
-    made: dict[Status, UUID] = {}
+    created: dict[Status, UUID] = {}
     for of in sorted(Status, key=lambda of: of is Status.PENDING):  # else a later claim takes it
-        made[of] = (await in_status(engine, of)).task
-    for of, task in made.items():
+        created[of] = (await in_status(engine, of)).task
+    for of, task in created.items():
         for spelled in (of.value, of.value.lower(), of.value.title()):
             page = await engine.list(Filter(status=(spelled,)))
-            assert [each.id for each in page.tasks] == [task]
+            assert [item.id for item in page.tasks] == [task]
     page = await engine.list(Filter(status=("DEAD", "running", "Waiting")))
-    wanted = {made[Status.DEAD], made[Status.RUNNING], made[Status.WAITING]}
-    assert {each.id for each in page.tasks} == wanted
+    expected = {created[Status.DEAD], created[Status.RUNNING], created[Status.WAITING]}
+    assert {item.id for item in page.tasks} == expected
     assert len((await engine.list()).tasks) == 11
     counts = await engine.query.counts(engine.workspace)
     assert counts == {of.value: 1 for of in Status}
@@ -226,13 +226,13 @@ async def test_ambiguous_end_of_an_id_is_refused(engine: Engine) -> None:
 
 async def test_task_of_another_workspace_is_not_found(engine: Engine, raw: Raw) -> None:
     elsewhere = Engine(engine.store, workspace=await raw.workspace(5))
-    foreign = (await elsewhere.submit(new())).id
+    others = (await elsewhere.submit(new())).id
     missing = UUID(int=12345)
     reads: list[Any] = [engine.show, engine.attempts, engine.events, engine.logs, engine.explain]
     for read in reads:
-        for task in (foreign, missing):
+        for task in (others, missing):
             assert await refusal(read(task)) == "not_found"
-    assert await refusal(engine.find(str(foreign)[:18])) == "not_found"
+    assert await refusal(engine.find(str(others)[:18])) == "not_found"
     assert (await engine.list()).tasks == []
 
 
@@ -301,8 +301,8 @@ async def test_limited_logs_are_the_newest_lines(engine: Engine, clock: ManualCl
 
 
 async def explained(engine: Engine, task: UUID) -> tuple[str, list[str]]:
-    why = await engine.explain(task)
-    return why.summary, [gate.gate for gate in why.gates]
+    reason = await engine.explain(task)
+    return reason.summary, [gate.gate for gate in reason.gates]
 
 
 async def test_explain_says_why_a_task_is_not_running(engine: Engine, clock: ManualClock) -> None:
@@ -352,8 +352,8 @@ async def test_explain_says_why_a_lane_is_closed(engine: Engine, raw: Raw) -> No
         yield Statement("lane_close", {"lane": lane, "until": until, "why": "provider limit"})
 
     await engine.core.store.transact(script)
-    why = await engine.explain(submitted.id)
-    gate = next(gate for gate in why.gates if gate.gate == "lane")
+    reason = await engine.explain(submitted.id)
+    gate = next(gate for gate in reason.gates if gate.gate == "lane")
     assert (gate.detail, gate.clears_at) == ("lane closed: provider limit", until)
     await engine.core.store.transact(script)
 
@@ -361,9 +361,9 @@ async def test_explain_says_why_a_lane_is_closed(engine: Engine, raw: Raw) -> No
 async def test_explain_covers_every_status(engine: Engine) -> None:
     for of in Status:
         fence = await in_status(engine, of)
-        why = await engine.explain(fence.task)
-        assert why.status == of.value
-        assert why.summary
+        reason = await engine.explain(fence.task)
+        assert reason.status == of.value
+        assert reason.summary
         if of is Status.PENDING:
             await engine.cancel(fence.task)
     assert await claim_all(engine) == []
@@ -374,9 +374,9 @@ async def test_agent_name_keeps_its_id(engine: Engine) -> None:
     again = await engine.register_agent(profile(id=UUID(int=8), capabilities=("new",)))
     assert again.id == first.id
     assert again.version > first.version
-    known = await engine.query.agents(engine.workspace)
-    assert known["agent"].id == first.id
-    assert known["agent"].capabilities == ("new",)
+    existing = await engine.query.agents(engine.workspace)
+    assert existing["agent"].id == first.id
+    assert existing["agent"].capabilities == ("new",)
 
 
 async def test_agent_id_under_another_name_is_no_error(engine: Engine) -> None:

@@ -101,8 +101,8 @@ async def test_refused_result_is_not_stored_beside_an_accepted_one(
     beside = await running(engine)
     late = Fence(stale.task, current.attempt, "a guess") if stolen else stale
     ends = engine.complete(late, "late"), engine.complete(beside, None)
-    told = await asyncio.gather(*ends, return_exceptions=True)
-    assert [type(each) for each in told] == [Conflict, type(None)]
+    reported = await asyncio.gather(*ends, return_exceptions=True)
+    assert [type(item) for item in reported] == [Conflict, type(None)]
     assert (await engine.show(stale.task)).output == "accepted"
 
 
@@ -113,8 +113,8 @@ async def test_result_of_another_workspace_is_not_changed(engine: Engine, raw: R
     own = await running(intruder)
     forged = Fence(fence.task, fence.attempt, "a guess")
     ends = intruder.complete(forged, "forged"), intruder.complete(own, None)
-    told = await asyncio.gather(*ends, return_exceptions=True)
-    assert [type(each) for each in told] == [NotFound, type(None)]
+    reported = await asyncio.gather(*ends, return_exceptions=True)
+    assert [type(item) for item in reported] == [NotFound, type(None)]
     assert (await engine.show(fence.task)).output == "accepted"
 
 
@@ -154,8 +154,8 @@ async def test_transcript_lines_are_stored_once_and_in_order(
     await engine.append(fence, lines[:3])
     await engine.append(fence, lines[2:])
     await engine.append(fence, [])
-    said = await engine.query.transcript(fence.task, engine.workspace)
-    assert [(line.seq, line.text) for line in said] == [(n, f"line {n}") for n in range(5)]
+    output = await engine.query.transcript(fence.task, engine.workspace)
+    assert [(line.seq, line.text) for line in output] == [(n, f"line {n}") for n in range(5)]
 
 
 async def test_heartbeat_renews_held_leases_and_names_lost_ones(
@@ -165,10 +165,10 @@ async def test_heartbeat_renews_held_leases_and_names_lost_ones(
     current = await reclaimed(engine, stale)
     other = await running(engine, lease_s=100)
     clock.advance(5)
-    beat = await engine.heartbeat([current, other, Fence(UUID(int=9), 1, "x")], 30)
-    assert beat.held[current.task].lease_until == clock.now() + timedelta(seconds=30)
-    assert beat.held[other.task].lease_until == clock.now() + timedelta(seconds=100)
-    assert [fence.task for fence in beat.lost] == [UUID(int=9)]
+    heartbeat = await engine.heartbeat([current, other, Fence(UUID(int=9), 1, "x")], 30)
+    assert heartbeat.held[current.task].lease_until == clock.now() + timedelta(seconds=30)
+    assert heartbeat.held[other.task].lease_until == clock.now() + timedelta(seconds=100)
+    assert [fence.task for fence in heartbeat.lost] == [UUID(int=9)]
     before = await snapshot(engine, stale.task)
     assert (await engine.heartbeat([stale])).lost == [stale]
     assert await snapshot(engine, stale.task) == before
@@ -178,19 +178,19 @@ async def test_heartbeat_renews_held_leases_and_names_lost_ones(
 async def test_heartbeat_distinguishes_two_attempts_of_a_task(engine: Engine) -> None:
     stale = await running(engine)
     current = await reclaimed(engine, stale)
-    beat = await engine.heartbeat([stale, current])
-    assert list(beat.held) == [current.task]
-    assert beat.lost == [stale]
+    heartbeat = await engine.heartbeat([stale, current])
+    assert list(heartbeat.held) == [current.task]
+    assert heartbeat.lost == [stale]
 
 
 async def test_heartbeat_returns_cancel_and_pause_requests(engine: Engine) -> None:
     fence = await running(engine)
-    pulse = (await engine.heartbeat([fence])).held[fence.task]
-    assert (pulse.cancel, pulse.pause, pulse.hung) == (False, False, False)
+    lease_status = (await engine.heartbeat([fence])).held[fence.task]
+    assert (lease_status.cancel, lease_status.pause, lease_status.hung) == (False, False, False)
     await engine.pause(fence.task)
     await engine.cancel(fence.task)
-    pulse = (await engine.heartbeat([fence])).held[fence.task]
-    assert (pulse.cancel, pulse.pause, pulse.hung) == (True, True, False)
+    lease_status = (await engine.heartbeat([fence])).held[fence.task]
+    assert (lease_status.cancel, lease_status.pause, lease_status.hung) == (True, True, False)
     assert (await engine.heartbeat([])).lost == []
 
 
@@ -277,8 +277,8 @@ async def test_requested_stop_refuses_other_outcomes(engine: Engine, asked: str)
     allowed = {"progress", "begin", f"confirm_{asked}"}
     allowed |= {"checkpoint"} if asked == "pause" else set()
     for name in sorted(FENCED.keys() - allowed):
-        wanted = "out_of_turn" if name == "confirm_cancel" else f"{asked}_requested"
-        assert await refusal(FENCED[name](engine, fence)) == wanted, name
+        expected = "out_of_turn" if name == "confirm_cancel" else f"{asked}_requested"
+        assert await refusal(FENCED[name](engine, fence)) == expected, name
     assert await snapshot(engine, fence.task) == before
     assert not (await engine.heartbeat([fence])).lost
     if asked == "pause":
@@ -306,21 +306,21 @@ async def test_complete_in_the_store_equals_complete_in_the_model(
 async def compare_complete(engine: Engine, fence: Fence) -> None:
     before = await row_of(engine, fence.task)
     command = Complete(fence=fence, output="1")
-    wanted: TaskChange | str | None
+    expected: TaskChange | str | None
     try:
-        wanted = decide(before, command, DecisionContext(engine.clock.now(), actor="tester"))
+        expected = decide(before, command, DecisionContext(engine.clock.now(), actor="tester"))
     except Conflict as error:
-        wanted = error.code
-    told: str | None = None
+        expected = error.code
+    reported: str | None = None
     try:
         await engine.complete(fence, 1)
     except Conflict as error:
-        told = error.code
-    assert told == (wanted if isinstance(wanted, str) else None)
+        reported = error.code
+    assert reported == (expected if isinstance(expected, str) else None)
     after = await row_of(engine, fence.task)
-    assert after == (wanted.task if isinstance(wanted, TaskChange) else before)
+    assert after == (expected.task if isinstance(expected, TaskChange) else before)
     output = (await engine.show(fence.task)).output
-    assert output == (1 if isinstance(wanted, TaskChange) else None)
+    assert output == (1 if isinstance(expected, TaskChange) else None)
 
 
 async def test_checkpoint_numbers_only_grow(engine: Engine) -> None:
@@ -422,12 +422,12 @@ async def test_push_task_begins_before_it_completes(engine: Engine) -> None:
 
 
 async def test_report_on_a_missing_task_is_not_found(engine: Engine) -> None:
-    nobody = Fence(UUID(int=1), 1, "token")
+    anonymous = Fence(UUID(int=1), 1, "token")
     for name in ("complete", "fail", "release", "checkpoint", "record_step", "spawn"):
-        assert await refusal(FENCED[name](engine, nobody)) == "not_found"
-    assert await refusal(engine.progress(nobody, 1)) == "lease_lost"
-    assert (await engine.heartbeat([nobody])).lost == [nobody]
-    await engine.append(nobody, [Line(1, "INFO", "x")])
+        assert await refusal(FENCED[name](engine, anonymous)) == "not_found"
+    assert await refusal(engine.progress(anonymous, 1)) == "lease_lost"
+    assert (await engine.heartbeat([anonymous])).lost == [anonymous]
+    await engine.append(anonymous, [Line(1, "INFO", "x")])
     assert await engine.claim(profile(), "w", 1) == []
 
 

@@ -123,15 +123,15 @@ async def test_rank_is_age_less_an_hour_per_priority_step(
 
 
 async def test_bulk_mixes_plain_and_full_tasks(engine: Engine) -> None:
-    said: list[dict[str, Any]] = [
+    lines: list[dict[str, Any]] = [
         {"prompt": "do it", "metadata": {"a": 1}},
         {"description": "long", "timeout_s": 5},
         {"input": [1, 2], "priority": 9},
         {"tags": ["red"], "max_attempts": 7, "lease_s": 30},
     ]
     await engine.submit(new())  # the lanes are known: what follows is one batch
-    made = await asyncio.gather(*(engine.submit(new(f"t{n}", **s)) for n, s in enumerate(said)))
-    for number, (task, fields) in enumerate(zip(made, said, strict=True)):
+    created = await asyncio.gather(*(engine.submit(new(f"t{n}", **s)) for n, s in enumerate(lines)))
+    for number, (task, fields) in enumerate(zip(created, lines, strict=True)):
         view = await engine.show(task.id)
         plain = new(f"t{number}", **fields)
         for name in ("title", "prompt", "metadata", "description", "timeout_s", "input"):
@@ -157,18 +157,18 @@ async def test_empty_bulk_submits_nothing(engine: Engine, raw: Raw) -> None:
 
 async def test_bulk_keeps_its_order(engine: Engine) -> None:
     submitted = await engine.submit_many([new(f"t{n}") for n in range(500)])
-    assert len({each.id for each in submitted}) == 500
-    assert [each.id for each in submitted] == sorted(each.id for each in submitted)
+    assert len({item.id for item in submitted}) == 500
+    assert [item.id for item in submitted] == sorted(item.id for item in submitted)
     page = await engine.list(limit=500)
     assert [task.title for task in page.tasks] == [f"t{n}" for n in reversed(range(500))]
 
 
 async def test_large_bulk_is_written_whole(engine: Engine, raw: Raw) -> None:
-    made = [new(f"t{n}", tags=[f"{n % 7}"], task_type=f"type-{n % 3}") for n in range(1100)]
-    submitted = await engine.submit_many(made)
-    assert [each.created for each in submitted] == [True] * 1100
+    created = [new(f"t{n}", tags=[f"{n % 7}"], task_type=f"type-{n % 3}") for n in range(1100)]
+    submitted = await engine.submit_many(created)
+    assert [item.created for item in submitted] == [True] * 1100
     titles = dict(await raw.fetch("select task, title from task_body"))
-    assert [titles[_stored(each.id, raw)] for each in submitted] == [each.title for each in made]
+    assert [titles[_stored(item.id, raw)] for item in submitted] == [item.title for item in created]
     assert await raw.count("task_label") == await raw.count("event") == 1100
     assert len(await engine.claim(profile(), WORKER, 100)) == 100
 
@@ -194,7 +194,7 @@ async def test_large_bulk_with_a_lost_response_is_stored_once(
     monkeypatch.setattr(engine.core.store, "stream", stream)
     monkeypatch.setattr(engine.core.store, "mixes", False)
     submitted = await engine.submit_many([new(f"t{n}") for n in range(600)])
-    assert len({each.id for each in submitted}) == await raw.count("task") == 600
+    assert len({item.id for item in submitted}) == await raw.count("task") == 600
     assert await raw.count("event") == 600
 
 
@@ -204,9 +204,9 @@ async def test_large_bulk_that_cannot_be_serialized_writes_nothing(
     """The database goes while the lanes of a later part are looked up."""
     whole, calls = engine.core.lanes.ensure, iter([True, False])
 
-    async def ensure(wanted: Any) -> Any:
+    async def ensure(expected: Any) -> Any:
         if next(calls):
-            return await whole(wanted)
+            return await whole(expected)
         raise Unavailable("the database does not answer")
 
     await engine.submit(new())
@@ -273,13 +273,13 @@ async def test_bulk_can_repeat_stored_tasks(engine: Engine) -> None:
     both = await engine.submit_many(
         [new("one", idempotency_key="one"), new("two", idempotency_key="two"), new("three")]
     )
-    assert [each.created for each in both] == [False, True, True]
+    assert [item.created for item in both] == [False, True, True]
     assert both[0].id == first.id
 
 
 async def test_explicit_default_is_the_same_body(engine: Engine, raw: Raw) -> None:
-    said = b'{"title": "a task", "task_type": "default", "idempotency_key": "k"}'
-    first = await engine.submit(msgspec.json.decode(said, type=NewTask))
+    output = b'{"title": "a task", "task_type": "default", "idempotency_key": "k"}'
+    first = await engine.submit(msgspec.json.decode(output, type=NewTask))
     again = await engine.submit(new(idempotency_key="k"))
     assert (again.id, again.created) == (first.id, False)
     assert await raw.count("lane") == 1
@@ -287,7 +287,7 @@ async def test_explicit_default_is_the_same_body(engine: Engine, raw: Raw) -> No
 
 async def test_key_twice_in_a_bulk_creates_one_task(engine: Engine, raw: Raw) -> None:
     both = await engine.submit_many([new(idempotency_key="k"), new(idempotency_key="k")])
-    assert [each.created for each in both] == [True, False]
+    assert [item.created for item in both] == [True, False]
     assert both[0].id == both[1].id
     bodies = [new("one", idempotency_key="q"), new("two", idempotency_key="q")]
     assert await refusal(engine.submit_many(bodies)) == "idempotency_conflict"
@@ -305,7 +305,7 @@ async def test_id_chosen_by_the_caller_is_kept_and_repeatable(engine: Engine, ra
 
 async def test_id_twice_in_a_bulk_creates_one_task(engine: Engine, raw: Raw) -> None:
     both = await engine.submit_many([new(id=GIVEN), new(id=GIVEN)])
-    assert [(each.id, each.created) for each in both] == [(GIVEN, True), (GIVEN, False)]
+    assert [(item.id, item.created) for item in both] == [(GIVEN, True), (GIVEN, False)]
     assert await raw.count("task") == 1
 
 
@@ -344,8 +344,8 @@ async def test_same_key_from_many_engines_at_once_creates_one_task(
     async with another() as second, another() as third:
         engines = [engine, second, third] * 8
         answers = await asyncio.gather(*(e.submit(new(idempotency_key="k")) for e in engines))
-    assert len({each.id for each in answers}) == 1
-    assert [each.created for each in answers].count(True) == 1
+    assert len({answer.id for answer in answers}) == 1
+    assert [answer.created for answer in answers].count(True) == 1
 
 
 async def test_different_bodies_under_one_key_at_once_create_one_task(
@@ -353,16 +353,16 @@ async def test_different_bodies_under_one_key_at_once_create_one_task(
 ) -> None:
     async with another() as second:
         calls = [
-            each.submit(new(f"body {n}", idempotency_key="k"))
+            item.submit(new(f"body {n}", idempotency_key="k"))
             for n in range(8)
-            for each in (engine, second)
+            for item in (engine, second)
         ]
         answers = await asyncio.gather(*calls, return_exceptions=True)
-    refused = [each for each in answers if isinstance(each, Conflict)]
-    accepted = [each for each in answers if not isinstance(each, BaseException)]
+    refused = [answer for answer in answers if isinstance(answer, Conflict)]
+    accepted = [answer for answer in answers if not isinstance(answer, BaseException)]
     assert len(refused) == 14
-    assert {each.code for each in refused} == {"idempotency_conflict"}
-    assert sorted(each.created for each in accepted) == [False, True]
+    assert {item.code for item in refused} == {"idempotency_conflict"}
+    assert sorted(item.created for item in accepted) == [False, True]
 
 
 async def test_bulk_over_the_limit_is_refused(engine: Engine, raw: Raw) -> None:
@@ -412,8 +412,8 @@ async def test_large_bulk_keeps_shared_and_separate_fields(engine: Engine, raw: 
         sent = []
         for index in range(70):
             values = {
-                name: one if shared >> place & 1 or index % 2 else other
-                for place, (name, one, other) in enumerate(fields)
+                name: one if shared >> position & 1 or index % 2 else other
+                for position, (name, one, other) in enumerate(fields)
             }
             sent.append(new(title=f"{shared}.{index}", **values))
         await engine.submit_many(sent)
@@ -423,20 +423,20 @@ async def test_large_bulk_keeps_shared_and_separate_fields(engine: Engine, raw: 
         )
         assert stored == [
             (
-                each.title,
-                each.prompt,
-                each.source,
-                None if each.input is None else str(each.input),
-                each.priority,
-                each.max_attempts,
-                each.timeout_s,
+                item.title,
+                item.prompt,
+                item.source,
+                None if item.input is None else str(item.input),
+                item.priority,
+                item.max_attempts,
+                item.timeout_s,
             )
-            for each in sent
+            for item in sent
         ]
 
 
 @pytest.mark.parametrize(
-    ("given", "code"),
+    ("values", "code"),
     [
         ({"$from": "b"}, "reference_invalid"),
         ({"p": {"$secret": "nobody-knows"}}, "secret_unknown"),
@@ -445,33 +445,33 @@ async def test_large_bulk_keeps_shared_and_separate_fields(engine: Engine, raw: 
     ],
 )
 async def test_task_of_a_cached_lane_is_refused_like_the_first(
-    engine: Engine, given: Any, code: str
+    engine: Engine, values: Any, code: str
 ) -> None:
-    assert await refusal(engine.submit(new(input=given))) == code
+    assert await refusal(engine.submit(new(input=values))) == code
     await engine.submit(new())
-    assert await refusal(engine.submit(new(input=given))) == code
+    assert await refusal(engine.submit(new(input=values))) == code
     counts = await engine.query.counts(engine.workspace)
     assert (counts["PENDING"], sum(counts.values())) == (1, 1)
 
 
 async def test_task_of_a_cached_lane_is_stored_like_the_first(engine: Engine) -> None:
-    wanted = new(prompt="p", input={"a": [1]}, metadata={"m": 1}, priority=7, max_attempts=2)
-    first, again = [(await engine.submit(wanted)).id for _ in range(2)]
-    one, two = [await row_of(engine, each) for each in (first, again)]
+    expected = new(prompt="p", input={"a": [1]}, metadata={"m": 1}, priority=7, max_attempts=2)
+    first, again = [(await engine.submit(expected)).id for _ in range(2)]
+    one, two = [await row_of(engine, item) for item in (first, again)]
     assert msgspec.structs.replace(two, id=first) == one
-    seen, last = [await engine.show(each) for each in (first, again)]
+    seen, last = [await engine.show(item) for item in (first, again)]
     assert msgspec.structs.replace(last, id=first) == seen
 
 
-@pytest.mark.parametrize("known", [{"id": GIVEN}, {"idempotency_key": "known"}])
+@pytest.mark.parametrize("existing", [{"id": GIVEN}, {"idempotency_key": "known"}])
 async def test_repeated_submit_writes_no_body_again(
-    engine: Engine, raw: Raw, known: dict[str, Any]
+    engine: Engine, raw: Raw, existing: dict[str, Any]
 ) -> None:
     awaited = await engine.submit(new("awaited"))
-    first = new("first", tags=["a"], depends_on=[str(awaited.id)], **known)
-    made = await engine.submit(first)
+    first = new("first", tags=["a"], depends_on=[str(awaited.id)], **existing)
+    submitted = await engine.submit(first)
     again, fresh = await engine.submit_many([first, new("new", idempotency_key="new")])
-    assert (again.id, again.created, fresh.created) == (made.id, False, True)
+    assert (again.id, again.created, fresh.created) == (submitted.id, False, True)
     assert await raw.fetch("select count(*) from task_label") == [(1,)]
     assert await raw.fetch("select count(*) from task_dependency") == [(1,)]
 
@@ -480,8 +480,8 @@ async def test_concurrent_large_submits_with_separate_lanes_are_stored(
     engine: Engine, raw: Raw
 ) -> None:
     large = [[new(task_type=f"type {i}")] * 400 for i in range(engine.store.writers)]
-    made = await asyncio.gather(*map(engine.submit_many, large))
-    assert sum(map(len, made)) == await raw.count("task")
+    created = await asyncio.gather(*map(engine.submit_many, large))
+    assert sum(map(len, created)) == await raw.count("task")
 
 
 async def test_task_submitted_by_the_previous_version_is_recognised(
@@ -493,8 +493,8 @@ async def test_task_submitted_by_the_previous_version_is_recognised(
     await raw.execute(f"update task_body set fingerprint = '{before}'")
     assert (await engine.submit(new(idempotency_key="k"))).id == first.id
     bulk = [new(idempotency_key="k"), new("another", idempotency_key="l")]
-    made = await engine.submit_many(bulk)
-    assert made[0] == Submitted(first.id, created=False)
-    assert made[1].created
+    submitted = await engine.submit_many(bulk)
+    assert submitted[0] == Submitted(first.id, created=False)
+    assert submitted[1].created
     with pytest.raises(Conflict):
         await engine.submit(new("other", idempotency_key="k"))

@@ -67,13 +67,13 @@ class World:
 
     async def given(self, engine: Engine, agent: AgentProfile) -> ClaimedTask | str:
         """What a claim brings, or why its task was given back."""
-        works = await engine.claim(agent, "worker")
-        if works:
-            return works[0]
-        newest = [await self.engine.show(each.id) for each in (await self.engine.list()).tasks]
-        why = next(each.last_error for each in newest if each.last_error)
-        assert VALUE not in why
-        return why
+        claimed = await engine.claim(agent, "worker")
+        if claimed:
+            return claimed[0]
+        newest = [await self.engine.show(item.id) for item in (await self.engine.list()).tasks]
+        reason = next(item.last_error for item in newest if item.last_error)
+        assert VALUE not in reason
+        return reason
 
     async def begin(self, root: str, *specs: NewTask | GroupSpec, **more: Any) -> UUID:
         """A flow of stored definitions."""
@@ -83,16 +83,16 @@ class World:
 
     async def may(self, engine: Engine, agent: AgentProfile) -> bool:
         """Whether a new task with the secret, claimed like this, gets its value."""
-        made = await self.engine.submit(new(input=PAYROLL))
+        submitted = await self.engine.submit(new(input=PAYROLL))
         got = await self.given(engine, agent)
         if isinstance(got, ClaimedTask):
             assert got.input == VALUE
             await self.engine.complete(got.fence)
             return True
-        assert await self.engine.attempts(made.id)
-        assert [e.outcome for e in await self.engine.attempts(made.id)] == ["NOT_STARTED"]
-        await self.engine.cancel(made.id)
-        await self.engine.erase(made.id)
+        assert await self.engine.attempts(submitted.id)
+        assert [e.outcome for e in await self.engine.attempts(submitted.id)] == ["NOT_STARTED"]
+        await self.engine.cancel(submitted.id)
+        await self.engine.erase(submitted.id)
         return False
 
 
@@ -127,8 +127,8 @@ async def test_claimant_decides_whether_a_task_gets_a_secret(
         "payer": (world.of(Role.MEMBER, payer.id), payer),
         "other": (world.of(Role.MEMBER, other.id), other),
     }
-    found = {name for name, each in claimants.items() if await world.may(*each)}
-    assert found == allowed
+    matches = {name for name, each in claimants.items() if await world.may(*each)}
+    assert matches == allowed
     if use.agents:
         assert not await world.may(world.engine, other)
 
@@ -136,7 +136,7 @@ async def test_claimant_decides_whether_a_task_gets_a_secret(
 async def test_refusal_names_the_secret_and_the_missing_right(world: World) -> None:
     payer = await world.agent("payer")
     member = world.of(Role.MEMBER)
-    for use, why in (
+    for use, reason in (
         (
             Use(role="ADMIN"),
             "requires the role ADMIN, but the task was claimed with the role MEMBER",
@@ -146,10 +146,10 @@ async def test_refusal_names_the_secret_and_the_missing_right(world: World) -> N
         (Use(definitions=("pay",)), "is for tasks of the current definitions pay"),
     ):
         await world.engine.secrets.put("payroll", VALUE, use)
-        made = await world.engine.submit(new(input=PAYROLL))
-        assert await world.given(member, payer) == f"the secret 'payroll' {why}"
-        await world.engine.cancel(made.id)
-        await world.engine.erase(made.id)
+        submitted = await world.engine.submit(new(input=PAYROLL))
+        assert await world.given(member, payer) == f"the secret 'payroll' {reason}"
+        await world.engine.cancel(submitted.id)
+        await world.engine.erase(submitted.id)
 
 
 async def test_other_tasks_of_the_same_claim_are_not_blocked(world: World) -> None:
@@ -159,8 +159,8 @@ async def test_other_tasks_of_the_same_claim_are_not_blocked(world: World) -> No
     await world.engine.submit(new(input=PAYROLL))
     await world.engine.submit(new(input={"$secret": "plain"}))
     await world.engine.submit(new())
-    works = await world.of(Role.MEMBER).claim(payer, "worker", 3)
-    assert {str(work.input) for work in works} == {"plain-value", "None"}
+    claimed = await world.of(Role.MEMBER).claim(payer, "worker", 3)
+    assert {str(work.input) for work in claimed} == {"plain-value", "None"}
 
 
 async def _flow(world: World, *specs: Any, **more: Any) -> str | ClaimedTask:
@@ -200,7 +200,7 @@ async def test_task_with_only_the_definitions_key_gets_no_secret(world: World) -
     await world.engine.definitions.put(pay())
     await world.engine.definitions.put(task("after"))
     payer = await world.agent("payer")
-    for made in (
+    for created in (
         await world.engine.submit(pay()),
         await world.engine.submit(pay(command=["env"], next="after")),
         await world.engine.submit(
@@ -210,8 +210,8 @@ async def test_task_with_only_the_definitions_key_gets_no_secret(world: World) -
         await world.engine.submit(pay(next="after", metadata={"send": "me the key"})),
     ):
         assert await world.given(world.engine, payer) == REFUSED
-        await world.engine.cancel(made.id)
-        await world.engine.erase(made.id)
+        await world.engine.cancel(created.id)
+        await world.engine.erase(created.id)
 
 
 async def test_task_added_to_a_flow_gets_no_secret(world: World) -> None:
@@ -243,12 +243,12 @@ async def test_task_edited_since_gets_no_secret(world: World, changes: TaskChang
     await _restricted(world)
     payer = await world.agent("payer")
     flow = await world.begin("pay", pay())
-    [made] = (await world.engine.list()).tasks
+    [created] = (await world.engine.list()).tasks
     member = world.of(Role.MEMBER)
     if changes is None:
-        await member.assign(made.id, payer.id)
+        await member.assign(created.id, payer.id)
     else:
-        await member.edit(made.id, changes)
+        await member.edit(created.id, changes)
     assert await world.given(world.engine, payer) == REFUSED
     await world.engine.flows.cancel(flow)
     await world.engine.flows.start("pay")
@@ -312,8 +312,8 @@ async def test_submit_that_names_a_secret_above_the_role_is_refused(
         "schedule's input": engine.schedules.update(open_timed.id, ScheduleChange(input=PAYROLL)),
         "schedule's target": engine.schedules.update(timed.id, ScheduleChange(target="theirs")),
     }
-    found = {name: await refusal(asked) for name, asked in attempts.items()}
-    assert found == dict.fromkeys(attempts, "secret_forbidden")
+    matches = {name: await refusal(asked) for name, asked in attempts.items()}
+    assert matches == dict.fromkeys(attempts, "secret_forbidden")
     allowed = {"$secret": "plain"}
     await engine.submit(new(input=allowed))
     await engine.definitions.put(task("mine", input=allowed))
@@ -335,18 +335,18 @@ async def test_rerun_of_a_flow_requires_the_role_of_its_secrets(
     await world.engine.definitions.put(pay(env=None))
     flow = (await world.engine.show(adopted.id)).flow
     assert flow is not None
-    for each in (flow, defined):
-        assert await refusal(member.rerun_flow(each)) == "secret_forbidden"
-        await admin.rerun_flow(each)
+    for item in (flow, defined):
+        assert await refusal(member.rerun_flow(item)) == "secret_forbidden"
+        await admin.rerun_flow(item)
 
 
 async def test_subtask_counts_as_submitted_by_a_member(world: World) -> None:
     await world.engine.secrets.put("payroll", VALUE, Use(role="ADMIN"))
     await world.engine.submit(new())
     work = await claim_one(world.engine)
-    mine = world.of(Role.ADMIN, uuid4())
-    assert await refusal(mine.spawn(work.fence, "k", new(input=PAYROLL))) == "secret_forbidden"
-    await mine.spawn(work.fence, "k", new())
+    own = world.of(Role.ADMIN, uuid4())
+    assert await refusal(own.spawn(work.fence, "k", new(input=PAYROLL))) == "secret_forbidden"
+    await own.spawn(work.fence, "k", new())
 
 
 @pytest.mark.parametrize("name", ["{{item}}", {"$item": "x"}, "a b", 5])

@@ -67,21 +67,21 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
         return self.fence.task
 
 
-def invented(known: Known) -> Known:
+def invented(existing: Known) -> Known:
     """The same with ids, tokens and names that nobody has."""
     return Known(
         **{
-            name: _invented(getattr(known, name), number)
+            name: _invented(getattr(existing, name), number)
             for number, name in enumerate(Known.__struct_fields__, start=1)
         }
     )
 
 
 def _invented(value: Any, number: int) -> Any:
-    nobody = UUID(int=(7 << 76) | (2 << 62) | (1 << 61) | number)
+    anonymous = UUID(int=(7 << 76) | (2 << 62) | (1 << 61) | number)
     if isinstance(value, Fence):
-        return Fence(nobody, value.attempt, value.token)
-    return nobody if isinstance(value, UUID) else f"nobody-{value}"
+        return Fence(anonymous, value.attempt, value.token)
+    return anonymous if isinstance(value, UUID) else f"nobody-{value}"
 
 
 async def owned(engine: Engine) -> Known:
@@ -244,13 +244,13 @@ CALLS: dict[str, Call] = {
 _ID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
 
 
-async def answer(call: Call, engine: Engine, known: Known) -> str:
+async def answer(call: Call, engine: Engine, existing: Known) -> str:
     """What a caller hears, but for the ids in it."""
     try:
-        told = repr(await call(engine, known))
+        reported = repr(await call(engine, existing))
     except TenutoError as error:
-        told = f"{type(error).__name__} {error.code} {error.message}"
-    return _ID.sub("(id)", told).replace("nobody-", "")
+        reported = f"{type(error).__name__} {error.code} {error.message}"
+    return _ID.sub("(id)", reported).replace("nobody-", "")
 
 
 async def rows_of(raw: Raw, workspace: UUID) -> dict[str, list[str]]:
@@ -260,25 +260,25 @@ async def rows_of(raw: Raw, workspace: UUID) -> dict[str, list[str]]:
         for name in sorted(await raw.counts())
         if name not in ("cursor", "schema_migration", "leader", "gateway", "app_user", "session")
     ]
-    found = {}
+    result = {}
     for table in tables:
         column = "id" if table == "workspace" else "workspace"
         rows = await raw.fetch(f"select * from {table} where {column} = '{workspace}'")
-        found[table] = sorted(map(repr, rows))
-    return found
+        result[table] = sorted(map(repr, rows))
+    return result
 
 
 async def test_id_of_another_workspace_is_treated_as_missing(engine: Engine, raw: Raw) -> None:
-    known = await owned(engine)
+    existing = await owned(engine)
     other = Engine(engine.store, workspace=await raw.workspace(2), actor="b")
     before = await rows_of(raw, DEFAULT_WORKSPACE)
-    nobody = invented(known)
+    anonymous = invented(existing)
     wrong: dict[str, Any] = {}
     for name, call in CALLS.items():
-        unknown = await answer(call, other, nobody)
-        foreign = await answer(call, other, known)
-        if foreign != unknown:
-            wrong[name] = (unknown, foreign)
+        unknown = await answer(call, other, anonymous)
+        others = await answer(call, other, existing)
+        if others != unknown:
+            wrong[name] = (unknown, others)
         after = await rows_of(raw, DEFAULT_WORKSPACE)
         changed = [table for table, rows in after.items() if rows != before[table]]
         if changed:
@@ -306,20 +306,20 @@ def test_every_call_with_an_id_is_covered() -> None:
 
 
 async def test_reference_of_a_task_must_exist_in_its_workspace(engine: Engine, raw: Raw) -> None:
-    known = await owned(engine)
-    nobody = invented(known)
-    assert (await engine.submit(new(parent=known.task, target_agent=known.agent))).created
+    existing = await owned(engine)
+    anonymous = invented(existing)
+    assert (await engine.submit(new(parent=existing.task, target_agent=existing.agent))).created
     before = await raw.count("task")
     for wrong, field in (
-        (new(parent=nobody.task), "parentId"),
-        (new(target_agent=nobody.agent), "targetAgentId"),
+        (new(parent=anonymous.task), "parentId"),
+        (new(target_agent=anonymous.agent), "targetAgentId"),
     ):
         with pytest.raises(NotFound) as caught:
             await engine.submit(wrong)
         assert caught.value.details["field"] == field
     with pytest.raises(NotFound):
-        await engine.spawn(known.fence, "of nobody", new(target_agent=nobody.agent))
-    await defined(engine, task("lost", target_agent=nobody.agent), task("first", next="lost"))
+        await engine.spawn(existing.fence, "of nobody", new(target_agent=anonymous.agent))
+    await defined(engine, task("lost", target_agent=anonymous.agent), task("first", next="lost"))
     for key in ("lost", "first"):
         with pytest.raises(NotFound):
             await engine.flows.start(key)

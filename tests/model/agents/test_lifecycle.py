@@ -69,7 +69,7 @@ def test_agent_is_working_or_stale() -> None:
 
 
 def test_worker_profile_sets_runtimes_but_not_types() -> None:
-    kept = msgspec.structs.replace(
+    stored = msgspec.structs.replace(
         PLAIN, runtimes=("http",), task_types=("x", "y"), max_concurrent=1, capabilities=("git",)
     )
     brought = AgentProfile(
@@ -82,15 +82,15 @@ def test_worker_profile_sets_runtimes_but_not_types() -> None:
         capabilities=("root",),
         accept_commands=True,
     )
-    found = merge_worker_profile(kept, brought.with_worker_means())
+    result = merge_worker_profile(stored, brought.with_worker_means())
     means = SupportedWork(("function",), ("y", "z"), accept_commands=True)
-    assert found == msgspec.structs.replace(kept, runtimes=("function",), means=means)
-    assert claimable_types(found) == ("y",)
-    assert claimable_types(merge_worker_profile(found, brought.with_worker_means())) == (
+    assert result == msgspec.structs.replace(stored, runtimes=("function",), means=means)
+    assert claimable_types(result) == ("y",)
+    assert claimable_types(merge_worker_profile(result, brought.with_worker_means())) == (
         "y",
     )  # nothing is forgotten by telling
     more = msgspec.structs.replace(brought, task_types=("x", "y"))
-    assert claimable_types(merge_worker_profile(found, more.with_worker_means())) == ("x", "y")
+    assert claimable_types(merge_worker_profile(result, more.with_worker_means())) == ("x", "y")
 
 
 def test_types_left_unchanged_are_not_user_settings() -> None:
@@ -99,10 +99,10 @@ def test_types_left_unchanged_are_not_user_settings() -> None:
     ).with_worker_means()
     people = msgspec.structs.replace(PLAIN, runtimes=("function",), max_concurrent=2)
     shown = msgspec.structs.replace(people, task_types=claimable_types(worker))
-    kept = merge_user_profile(worker, shown, managed=False)
-    assert (kept.task_types, claimable_types(kept), kept.max_concurrent) == (None, ("x",), 2)
+    stored = merge_user_profile(worker, shown, managed=False)
+    assert (stored.task_types, claimable_types(stored), stored.max_concurrent) == (None, ("x",), 2)
     narrow = merge_user_profile(
-        kept, msgspec.structs.replace(people, task_types=("y",)), managed=True
+        stored, msgspec.structs.replace(people, task_types=("y",)), managed=True
     )
     assert (narrow.task_types, claimable_types(narrow)) == (("y",), ())
     assert (
@@ -124,10 +124,12 @@ def test_supported_work_of_a_worker_does_not_restrict_a_pull_agent() -> None:
 @pytest.mark.parametrize("runtime", ["http", "gateway"])
 @pytest.mark.parametrize("before", ["http", "gateway", "function"])
 def test_types_of_a_pull_agent_stay_unchanged(before: str, runtime: str) -> None:
-    kept = msgspec.structs.replace(PLAIN, runtimes=(before,), task_types=("x",)).with_worker_means()
-    asked = msgspec.structs.replace(PLAIN, runtimes=(runtime,), task_types=claimable_types(kept))
+    stored = msgspec.structs.replace(
+        PLAIN, runtimes=(before,), task_types=("x",)
+    ).with_worker_means()
+    asked = msgspec.structs.replace(PLAIN, runtimes=(runtime,), task_types=claimable_types(stored))
     for managed in (False, True):
-        assert claimable_types(merge_user_profile(kept, asked, managed=managed)) == ("x",)
+        assert claimable_types(merge_user_profile(stored, asked, managed=managed)) == ("x",)
 
 
 def test_choose_rules_are_parsed_by_name() -> None:

@@ -52,8 +52,8 @@ def test_other_requirements_are_another_lane(one: list[str], two: list[str]) -> 
 
 def test_explicit_default_is_the_same_lane() -> None:
     """A word read from a request or a row is equal to the default, never the same object."""
-    said = msgspec.json.decode(b'{"task_type": "default", "needs_subagents": false}')
-    assert lane(**said).key() == lane().key()
+    output = msgspec.json.decode(b'{"task_type": "default", "needs_subagents": false}')
+    assert lane(**output).key() == lane().key()
 
 
 def test_every_requirement_is_part_of_the_lane_key() -> None:
@@ -91,20 +91,20 @@ def test_task_tags_are_accepted_by_any_matching_rule(
         "single": len(want) == 1 and next(iter(want)) in have,
         "exact": have == want,
     }
-    found = is_eligible(
+    result = is_eligible(
         agent(task_tags=tuple(mine), choose_rules=tuple(rules)), lane(task_tags=tuple(wanted))
     )
-    assert found == any(by_rule[rule] for rule in rules)
+    assert result == any(by_rule[rule] for rule in rules)
 
 
 @given(mine=TAGS, wanted=TAGS)
 def test_capabilities_must_all_be_present(mine: list[str], wanted: list[str]) -> None:
-    found = is_eligible(agent(capabilities=tuple(mine)), lane(capabilities=tuple(wanted)))
-    assert found == (set(wanted) <= set(mine))
+    result = is_eligible(agent(capabilities=tuple(mine)), lane(capabilities=tuple(wanted)))
+    assert result == (set(wanted) <= set(mine))
 
 
 @pytest.mark.parametrize(
-    ("mine", "needs", "why"),
+    ("own", "needs", "reason"),
     [
         ({}, {}, []),
         ({"workspace": UUID(int=7)}, {}, ["another workspace"]),
@@ -132,6 +132,6 @@ def test_capabilities_must_all_be_present(mine: list[str], wanted: list[str]) ->
         ({}, {"task_tags": ("x",)}, ["its choose rules superset reject the task tags"]),
     ],
 )
-def test_mismatch_is_named(mine: dict[str, Any], needs: dict[str, Any], why: list[str]) -> None:
-    assert find_mismatches(agent(**mine), lane(**needs)) == why
-    assert is_eligible(agent(**mine), lane(**needs)) == (not why)
+def test_mismatch_is_named(own: dict[str, Any], needs: dict[str, Any], reason: list[str]) -> None:
+    assert find_mismatches(agent(**own), lane(**needs)) == reason
+    assert is_eligible(agent(**own), lane(**needs)) == (not reason)

@@ -339,28 +339,30 @@ def test_expression_is_false(text: str) -> None:
     assert holds(text) is False
 
 
-@pytest.mark.parametrize(("text", "told", "where"), INVALID, ids=range(len(INVALID)))
-def test_invalid_expression_is_refused(text: str, told: str, where: tuple[int, int] | None) -> None:
+@pytest.mark.parametrize(("text", "reported", "where"), INVALID, ids=range(len(INVALID)))
+def test_invalid_expression_is_refused(
+    text: str, reported: str, where: tuple[int, int] | None
+) -> None:
     with pytest.raises(Invalid) as caught:
         compile_expression(text, NAMES)
     assert caught.value.code == "expression_invalid"
-    assert told in caught.value.message
+    assert reported in caught.value.message
     assert place(caught.value) == where
 
 
-@pytest.mark.parametrize(("text", "told", "where"), FAILED, ids=range(len(FAILED)))
+@pytest.mark.parametrize(("text", "reported", "where"), FAILED, ids=range(len(FAILED)))
 def test_expression_without_a_value_fails(
-    text: str, told: str, where: tuple[int, int] | None
+    text: str, reported: str, where: tuple[int, int] | None
 ) -> None:
     error = refused(text)
     assert error.code == "expression_failed"
-    assert told in error.message
+    assert reported in error.message
     assert place(error) == where
 
 
 def test_error_position_is_shown_to_users() -> None:
-    told = 'there is no field "nothing" (line 2, column 7)'
-    assert refused("true &&\nresult.nothing").message == told
+    reported = 'there is no field "nothing" (line 2, column 7)'
+    assert refused("true &&\nresult.nothing").message == reported
 
 
 def test_missing_variable_is_an_error() -> None:
@@ -394,10 +396,10 @@ def test_operands_of_one_operator_are_not_nested() -> None:
 
 
 def test_nesting_up_to_the_limit_is_accepted() -> None:
-    most = MAX_NESTING - 1
-    assert holds("(" * most + "true" + ")" * most)
-    assert holds("1" + " + 1" * (most - 1) + f" == {most}")
-    assert holds("!" * most + "false")
+    maximum = MAX_NESTING - 1
+    assert holds("(" * maximum + "true" + ")" * maximum)
+    assert holds("1" + " + 1" * (maximum - 1) + f" == {maximum}")
+    assert holds("!" * maximum + "false")
 
 
 @pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
@@ -439,7 +441,7 @@ def test_expensive_expression_stops_within_the_step_limit(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "least"),
+    ("text", "minimum"),
     [
         ("s == s", 10_000),
         ("a == a", 40_000),
@@ -448,11 +450,11 @@ def test_expensive_expression_stops_within_the_step_limit(text: str) -> None:
         ("1 / 0 == 1 || true", ERROR_STEPS),
     ],
 )
-def test_large_values_count_against_the_step_limit(text: str, least: int) -> None:
+def test_large_values_count_against_the_step_limit(text: str, minimum: int) -> None:
     condition = compile_expression(text, frozenset(LONG))
     run = Evaluation([LONG[name] for name in condition.names])
     condition.step(run)
-    assert least <= MAX_STEPS - run.remaining_steps < least + 1_000
+    assert minimum <= MAX_STEPS - run.remaining_steps < minimum + 1_000
 
 
 GUARDED = """
@@ -517,11 +519,11 @@ def test_pattern_library_is_loaded_only_when_needed() -> None:
 def answer(text: str, variables: Mapping[str, Any]) -> bool | str:
     """Yes, no or the code of `Invalid`; anything else is a fault."""
     try:
-        found: bool | str = compile_expression(text, frozenset(variables)).holds(variables)
+        result: bool | str = compile_expression(text, frozenset(variables)).holds(variables)
     except Invalid as error:
-        found = error.code
-    assert found in {True, False, "expression_invalid", "expression_failed"}
-    return found
+        result = error.code
+    assert result in {True, False, "expression_invalid", "expression_failed"}
+    return result
 
 
 @given(st.text(st.characters(exclude_categories=[]), max_size=60))

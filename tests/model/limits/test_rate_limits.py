@@ -70,62 +70,62 @@ def test_invalid_rate_limit_is_refused(fields: dict[str, Any]) -> None:
 def test_requests_in_any_sixty_seconds_stay_within_the_limit(
     per_minute: int, asks: list[tuple[float, int]]
 ) -> None:
-    wanted = limit(requests_per_minute=per_minute)
-    usage, now = rate_limits.initial_usage(wanted, NOW), NOW
-    made: list[tuple[datetime, int]] = []
+    expected = limit(requests_per_minute=per_minute)
+    usage, now = rate_limits.initial_usage(expected, NOW), NOW
+    created: list[tuple[datetime, int]] = []
     for pause, number in asks:
         now += timedelta(seconds=pause)
-        got = min(number, rate_limits.remaining_requests(wanted, usage, now))
+        got = min(number, rate_limits.remaining_requests(expected, usage, now))
         if got:
             usage = rate_limits.add_requests(usage, now, got)
-            made.append((now, got))
-        opens = rate_limits.next_request_at(wanted, usage, now)
-        assert (opens == now) == (rate_limits.remaining_requests(wanted, usage, now) > 0)
-        assert rate_limits.remaining_requests(wanted, usage, opens) > 0
-        window = [n for at, n in made if now - rate_limits.MINUTE < at <= now]
+            created.append((now, got))
+        opens = rate_limits.next_request_at(expected, usage, now)
+        assert (opens == now) == (rate_limits.remaining_requests(expected, usage, now) > 0)
+        assert rate_limits.remaining_requests(expected, usage, opens) > 0
+        window = [n for at, n in created if now - rate_limits.MINUTE < at <= now]
         assert sum(window) <= per_minute
         assert len(usage.taken) <= 61
 
 
 def test_requests_of_a_minute_can_burst_and_return_after_sixty_seconds() -> None:
-    wanted = limit(requests_per_minute=3)
-    usage = rate_limits.add_requests(rate_limits.initial_usage(wanted, NOW), NOW, 3)
-    assert rate_limits.remaining_requests(wanted, usage, later(59.999999)) == 0
-    assert rate_limits.next_request_at(wanted, usage, later(10)) == later(60)
-    assert rate_limits.remaining_requests(wanted, usage, later(60)) == 3
+    expected = limit(requests_per_minute=3)
+    usage = rate_limits.add_requests(rate_limits.initial_usage(expected, NOW), NOW, 3)
+    assert rate_limits.remaining_requests(expected, usage, later(59.999999)) == 0
+    assert rate_limits.next_request_at(expected, usage, later(10)) == later(60)
+    assert rate_limits.remaining_requests(expected, usage, later(60)) == 3
 
 
 def test_clock_set_back_grants_no_extra_requests() -> None:
-    wanted = limit(requests_per_minute=2)
-    usage = rate_limits.add_requests(rate_limits.initial_usage(wanted, NOW), later(5), 1)
+    expected = limit(requests_per_minute=2)
+    usage = rate_limits.add_requests(rate_limits.initial_usage(expected, NOW), later(5), 1)
     usage = rate_limits.add_requests(usage, later(1), 1)
-    assert rate_limits.remaining_requests(wanted, usage, later(61.5)) == 0
-    assert rate_limits.remaining_requests(wanted, usage, later(65)) == 2
+    assert rate_limits.remaining_requests(expected, usage, later(61.5)) == 0
+    assert rate_limits.remaining_requests(expected, usage, later(65)) == 2
 
 
 def test_report_from_a_slow_clock_refills_no_bucket_twice() -> None:
-    wanted = limit(tokens_per_minute=600)
+    expected = limit(tokens_per_minute=600)
     usage = rate_limits.subtract_tokens(
-        wanted, rate_limits.initial_usage(wanted, NOW), later(30), 600
+        expected, rate_limits.initial_usage(expected, NOW), later(30), 600
     )
     usage = rate_limits.subtract_tokens(
-        wanted, usage, later(0), 0
+        expected, usage, later(0), 0
     )  # from a host that is 30 s behind
-    assert rate_limits.remaining_tokens(wanted, usage, later(30)) == 0
-    assert rate_limits.remaining_tokens(wanted, usage, later(60)) == 300
+    assert rate_limits.remaining_tokens(expected, usage, later(30)) == 0
+    assert rate_limits.remaining_tokens(expected, usage, later(60)) == 300
 
 
 def test_token_debt_is_repaid_before_the_next_request() -> None:
-    wanted = limit(tokens_per_minute=600)
-    usage = rate_limits.initial_usage(wanted, NOW)
-    assert rate_limits.remaining_requests(wanted, usage, NOW) > 0
-    usage = rate_limits.subtract_tokens(wanted, usage, NOW, 1800)
-    assert rate_limits.remaining_tokens(wanted, usage, NOW) == -1200
-    assert rate_limits.remaining_requests(wanted, usage, later(120)) == 0
-    opens = rate_limits.next_request_at(wanted, usage, later(30))
+    expected = limit(tokens_per_minute=600)
+    usage = rate_limits.initial_usage(expected, NOW)
+    assert rate_limits.remaining_requests(expected, usage, NOW) > 0
+    usage = rate_limits.subtract_tokens(expected, usage, NOW, 1800)
+    assert rate_limits.remaining_tokens(expected, usage, NOW) == -1200
+    assert rate_limits.remaining_requests(expected, usage, later(120)) == 0
+    opens = rate_limits.next_request_at(expected, usage, later(30))
     assert later(120) < opens < later(120.2)
-    assert rate_limits.remaining_requests(wanted, usage, opens) > 0
-    assert rate_limits.remaining_tokens(wanted, usage, later(100_000)) == 600
+    assert rate_limits.remaining_requests(expected, usage, opens) > 0
+    assert rate_limits.remaining_tokens(expected, usage, later(100_000)) == 600
 
 
 def test_changed_limit_keeps_its_usage() -> None:

@@ -91,5 +91,5 @@ def test_missed_times_of_a_repeated_hour_are_caught_up(
 ) -> None:
     """Soon after clocks were set back, what they showed before lies ahead of what they show."""
     line = spec("30 * * * *", BERLIN, catch_up=catch_up, catch_up_limit=4)
-    found = due_times(line, utc("2026-10-24T21:00"), utc(now))
-    assert (walls(list(found.fire), BERLIN), found.missed) == (fire.split(", "), missed)
+    result = due_times(line, utc("2026-10-24T21:00"), utc(now))
+    assert (walls(list(result.fire), BERLIN), result.missed) == (fire.split(", "), missed)

@@ -90,9 +90,9 @@ LIKE_ISO = st.from_regex(
 
 
 def spec(expression: str, zone: str = "UTC", **fields: Any) -> ScheduleSpec:
-    made = ScheduleSpec(type="time-based", expression=expression, timezone=zone, **fields)
-    check(made)
-    return made
+    created = ScheduleSpec(type="time-based", expression=expression, timezone=zone, **fields)
+    check(created)
+    return created
 
 
 def walls(times: list[datetime], zone: str) -> list[str]:
@@ -184,8 +184,8 @@ def test_cron_lines_and_repetitions_list_the_next_times(
 def test_times_follow_daylight_saving_changes(
     expression: str, zone: str, after: str, expected: str
 ) -> None:
-    found = following(spec(expression, zone), utc(after), 3)
-    assert walls(found, zone) == expected.split(", ")
+    result = following(spec(expression, zone), utc(after), 3)
+    assert walls(result, zone) == expected.split(", ")
 
 
 def field(value: set[int] | int) -> str:
@@ -201,15 +201,15 @@ def minutes_by_the_clock(
     minutes: set[int], hours: set[int], zone: str, start: datetime, count: int, *, real_time: bool
 ) -> list[datetime]:
     """Times of a cron line found by looking at the clock each minute."""
-    found = []
+    matches = []
     reached = (start - MINUTE).astimezone(ZoneInfo(zone)).replace(tzinfo=None)
     for moment in (start + n * MINUTE for n in range(count)):
         shown = moment.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
         new = [reached + n * MINUTE for n in range(1, (shown - reached) // MINUTE + 1)]
         reached = max(reached, shown)
         if any(t.minute in minutes and t.hour in hours for t in ([shown] if real_time else new)):
-            found.append(moment)
-    return found
+            matches.append(moment)
+    return matches
 
 
 @PROPERTY
@@ -232,24 +232,24 @@ def test_cron_line_follows_the_local_clock(
         count,
         real_time=isinstance(minutes, int) or isinstance(hours, int),
     )
-    made = spec(
+    created = spec(
         f"{field(minutes)} {field(hours)} * * *", zone, catch_up="all", catch_up_limit=1_000
     )
     after = start + begin * MINUTE
-    found = due_times(made, after, start + (count - 1) * MINUTE).fire
-    assert list(found) == [time for time in expected if time > after]
-    assert following(made, after, len(found)) == list(found)
+    result = due_times(created, after, start + (count - 1) * MINUTE).fire
+    assert list(result) == [time for time in expected if time > after]
+    assert following(created, after, len(result)) == list(result)
 
 
 def test_month_ends_return_after_short_months() -> None:
-    found = following(spec("R5/2026-01-31T12:00:00Z/P1M"), utc("2026-01-01"), 9)
-    assert [f"{time:%m-%d}" for time in found] == ["01-31", "02-28", "03-31", "04-30", "05-31"]
+    result = following(spec("R5/2026-01-31T12:00:00Z/P1M"), utc("2026-01-01"), 9)
+    assert [f"{time:%m-%d}" for time in result] == ["01-31", "02-28", "03-31", "04-30", "05-31"]
 
 
 def test_schedule_has_no_time_after_its_end() -> None:
-    found = following(spec("@daily", until=utc("2026-01-03")), utc("2026-01-01"), 9)
-    assert found == [utc("2026-01-02"), utc("2026-01-03")]
-    assert following(spec("@daily", end=utc("2026-01-03")), utc("2026-01-01"), 9) == found
+    result = following(spec("@daily", until=utc("2026-01-03")), utc("2026-01-01"), 9)
+    assert result == [utc("2026-01-02"), utc("2026-01-03")]
+    assert following(spec("@daily", end=utc("2026-01-03")), utc("2026-01-01"), 9) == result
     # Without an offset the end is on the zone's clocks.
     in_berlin = spec("0 * * * *", BERLIN, until=wall("2026-07-01T12:00"))
     assert following(in_berlin, utc("2026-07-01T08:30"), 9) == [
@@ -313,9 +313,9 @@ def test_number_of_times_is_limited() -> None:
     ],
 )
 def test_invalid_schedule_is_refused_with_its_field(fields: dict[str, Any], field: str) -> None:
-    made = ScheduleSpec(**({"type": "time-based"} | fields))
+    created = ScheduleSpec(**({"type": "time-based"} | fields))
     with pytest.raises(Invalid) as caught:
-        check(made)
+        check(created)
     assert (caught.value.code, caught.value.details["field"]) == ("schedule_invalid", field)
 
 
@@ -400,10 +400,10 @@ def test_missed_times_are_caught_up_by_the_policy(
     catch_up: CatchUp, now: str, fire: str, missed: int
 ) -> None:
     hourly = spec("@hourly", catch_up=catch_up, catch_up_limit=3)
-    found = due_times(hourly, utc("2026-01-01"), utc(now))
-    assert [f"{time:%H}" for time in found.fire] == fire.split()
-    assert (found.missed, found.last) == (missed, utc(now))
-    assert [found.next] == following(hourly, utc(now))
+    result = due_times(hourly, utc("2026-01-01"), utc(now))
+    assert [f"{time:%H}" for time in result.fire] == fire.split()
+    assert (result.missed, result.last) == (missed, utc(now))
+    assert [result.next] == following(hourly, utc(now))
 
 
 def test_grace_is_chosen_by_the_caller() -> None:
@@ -419,16 +419,16 @@ def test_grace_is_chosen_by_the_caller() -> None:
 @pytest.mark.parametrize("catch_up", ["none", "last", "all"])
 @pytest.mark.parametrize("expression", ["* * * * *", "R/2000-01-01/PT1S"])
 def test_years_of_missed_times_are_skipped_quickly(expression: str, catch_up: CatchUp) -> None:
-    found = due_times(spec(expression, catch_up=catch_up), utc("2006-01-01"), utc("2026-01-01"))
-    assert found.missed == MAX_COUNTED_MISSED
-    assert found.fire[-1] == utc("2026-01-01")
-    assert len(found.fire) <= 100
+    result = due_times(spec(expression, catch_up=catch_up), utc("2006-01-01"), utc("2026-01-01"))
+    assert result.missed == MAX_COUNTED_MISSED
+    assert result.fire[-1] == utc("2026-01-01")
+    assert len(result.fire) <= 100
 
 
 def test_clock_set_back_repeats_no_time() -> None:
     late, early = utc("2026-01-01T02:00"), utc("2026-01-01T00:30")
-    found = due_times(spec("@hourly", catch_up="all"), late, early)
-    assert found == DueTimes(last=late, next=utc("2026-01-01T03:00"))
+    result = due_times(spec("@hourly", catch_up="all"), late, early)
+    assert result == DueTimes(last=late, next=utc("2026-01-01T03:00"))
 
 
 def test_times_with_any_offset_are_accepted() -> None:
@@ -455,16 +455,16 @@ def test_fixed_time_starts_late_but_never_after_its_range(
     at = utc("2026-04-01T09:00")
     once = ScheduleSpec(type="datetime-event", at=at, until=utc(until) if until else None)
     check(once)
-    found = due_times(once, utc("2026-01-01"), utc(now))
-    assert (found.fire, found.missed) == ((at,) if fires else (), missed)
-    assert found.next == (at if utc(now) < at else None)
+    result = due_times(once, utc("2026-01-01"), utc(now))
+    assert (result.fire, result.missed) == ((at,) if fires else (), missed)
+    assert result.next == (at if utc(now) < at else None)
     assert due_times(once, utc(now), utc("2027-01-01")).next is None
 
 
 def test_last_time_before_the_end_starts_after_it() -> None:
     ending = spec("@hourly", until=utc("2026-01-01T02:00"))
-    found = due_times(ending, utc("2026-01-01T01:00"), utc("2026-01-01T02:00:30"))
-    assert (found.fire, found.next) == ((utc("2026-01-01T02:00"),), None)
+    result = due_times(ending, utc("2026-01-01T01:00"), utc("2026-01-01T02:00:30"))
+    assert (result.fire, result.next) == ((utc("2026-01-01T02:00"),), None)
 
 
 @pytest.mark.parametrize("policy", ["skip", "queue", "cancel_previous"])
@@ -483,18 +483,18 @@ def test_jitter_only_delays() -> None:
 @PROPERTY
 @given(made=SPECS, after=MOMENTS, n=st.integers(1, 40))
 def test_times_increase_and_lie_in_the_future(made: ScheduleSpec, after: datetime, n: int) -> None:
-    found = following(made, after, n)
-    assert all(time.tzinfo is UTC for time in found)
-    assert all(a < b for a, b in pairwise([after, *found]))
+    result = following(made, after, n)
+    assert all(time.tzinfo is UTC for time in result)
+    assert all(a < b for a, b in pairwise([after, *result]))
 
 
 @PROPERTY
 @given(made=SPECS, after=MOMENTS, n=st.integers(1, 20))
 def test_times_one_by_one_equal_times_in_bulk(made: ScheduleSpec, after: datetime, n: int) -> None:
-    found: list[datetime] = []
-    while len(found) < n and (step := following(made, max([after, *found]))):
-        found += step
-    assert found == following(made, after, n)
+    matches: list[datetime] = []
+    while len(matches) < n and (step := following(made, max([after, *matches]))):
+        matches += step
+    assert matches == following(made, after, n)
 
 
 @PROPERTY
@@ -540,10 +540,10 @@ def test_any_text_parses_or_is_invalid(
     until: datetime | None,
     now: datetime,
 ) -> None:
-    made = ScheduleSpec(type=kind, expression=expression, timezone=zone, at=at, until=until)
+    created = ScheduleSpec(type=kind, expression=expression, timezone=zone, at=at, until=until)
     try:
-        check(made)
+        check(created)
     except Invalid:
         return
-    assert len(following(made, now, 3)) <= 3
-    assert due_times(made, now, now + timedelta(days=1)).last > now
+    assert len(following(created, now, 3)) <= 3
+    assert due_times(created, now, now + timedelta(days=1)).last > now

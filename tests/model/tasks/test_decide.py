@@ -45,7 +45,7 @@ def task(status: Status = Status.PENDING, **changes: Any) -> Task:
         fields |= {"finished_at": NOW}
     if status is Status.RETRY_WAIT:
         fields |= {"next_attempt_at": NOW}
-    made = Task(
+    created = Task(
         id=ID,
         workspace=WORKSPACE,
         lane=1,
@@ -54,7 +54,7 @@ def task(status: Status = Status.PENDING, **changes: Any) -> Task:
         updated_at=NOW,
         **(fields | changes),
     )
-    return msgspec.structs.replace(made, due_at=next_due_at(made))
+    return msgspec.structs.replace(created, due_at=next_due_at(created))
 
 
 def boom(error_class: ErrorClass = ErrorClass.ERROR, retryable: bool | None = None) -> Failure:
@@ -140,9 +140,9 @@ def test_every_command_is_covered() -> None:
     assert TRANSITIONS.keys() - names == {"claim"}
 
 
-def check(before: Task, command: Command, made: TaskChange, now: datetime = NOW) -> None:
+def check(before: Task, command: Command, created: TaskChange, now: datetime = NOW) -> None:
     """What every change must satisfy."""
-    after, event, end = made.task, made.event, made.end
+    after, event, end = created.task, created.event, created.end
     assert after.version == before.version + 1
     assert (event.previous, event.new) == (before.status, after.status)
     assert (event.attempt, event.actor) == (before.attempt, "actor")
@@ -182,13 +182,13 @@ def test_command_in_every_status_follows_the_table(name: str, status: Status) ->
             if asked in (word, "both") and status in LEASED
         }
         before = task(status, estimate_minutes=1, timeout_s=60, **requested)
-        made = attempted(before, command, late)
-        if isinstance(made, TaskChange):
-            check(before, command, made, late)
+        created = attempted(before, command, late)
+        if isinstance(created, TaskChange):
+            check(before, command, created, late)
             legal = {pair for pair in TRANSITIONS.get(command.name, ()) if pair[0] is status}
             assert legal or command.name in ("archive", "reprioritise", "edit", "erase", "assign")
         else:
-            assert made in (
+            assert created in (
                 None,
                 "out_of_turn",
                 "lease_lost",
@@ -211,23 +211,23 @@ def test_repeated_command_is_accepted_without_a_change(name: str) -> None:
     asked = {"cancel_requested_at": NOW} if name == "confirm cancel" else {}
     asked |= {"pause_requested_at": NOW} if name == "confirm pause" else {}
     status = Status.ASSIGNED if name == "begin" else Status.RUNNING
-    made = attempted(task(status, **asked), command)
-    assert isinstance(made, TaskChange)
-    assert attempted(made.task, command) is None
+    created = attempted(task(status, **asked), command)
+    assert isinstance(created, TaskChange)
+    assert attempted(created.task, command) is None
 
 
 @pytest.mark.parametrize(("first", "second"), [("park", "fail"), ("rate limit until", "park")])
 def test_different_command_is_not_a_repeat(first: str, second: str) -> None:
-    made = attempted(task(Status.RUNNING), ALL[first](FENCE))
-    assert isinstance(made, TaskChange)
-    assert attempted(made.task, ALL[second](FENCE)) == "lease_lost"
+    created = attempted(task(Status.RUNNING), ALL[first](FENCE))
+    assert isinstance(created, TaskChange)
+    assert attempted(created.task, ALL[second](FENCE)) == "lease_lost"
 
 
 def test_park_until_another_time_is_not_a_repeat() -> None:
-    made = attempted(task(Status.RUNNING), ALL["park until"](FENCE))
-    assert isinstance(made, TaskChange)
+    created = attempted(task(Status.RUNNING), ALL["park until"](FENCE))
+    assert isinstance(created, TaskChange)
     later = c.Park(fence=FENCE, hold="quota", resume_at=NOW + timedelta(minutes=2))
-    assert attempted(made.task, later) == "lease_lost"
+    assert attempted(created.task, later) == "lease_lost"
 
 
 @pytest.mark.parametrize(
@@ -239,18 +239,18 @@ def test_session_is_killed_only_if_its_gateway_reported_it(
     name: str, worker: str, session: str | None, *, left: bool
 ) -> None:
     before = task(Status.RUNNING, worker=worker, session_key=session)
-    made = attempted(before, ALL[name](FENCE))
-    assert isinstance(made, TaskChange)
-    assert made.end is not None
-    assert made.end.unconfirmed is left
+    created = attempted(before, ALL[name](FENCE))
+    assert isinstance(created, TaskChange)
+    assert created.end is not None
+    assert created.end.unconfirmed is left
 
 
-@pytest.mark.parametrize(("own", "given", "lasts"), [(60, 20, 60), (20, 60, 60), (None, 20, 20)])
-def test_session_begins_with_the_longer_lease(own: int | None, given: int, lasts: int) -> None:
+@pytest.mark.parametrize(("own", "values", "lasts"), [(60, 20, 60), (20, 60, 60), (None, 20, 20)])
+def test_session_begins_with_the_longer_lease(own: int | None, values: int, lasts: int) -> None:
     before = task(Status.ASSIGNED, lease_s=own)
-    made = attempted(before, c.Begin(fence=FENCE, session_key="s", lease_s=given))
-    assert isinstance(made, TaskChange)
-    assert made.task.lease_until == NOW + timedelta(seconds=lasts)
+    created = attempted(before, c.Begin(fence=FENCE, session_key="s", lease_s=values))
+    assert isinstance(created, TaskChange)
+    assert created.task.lease_until == NOW + timedelta(seconds=lasts)
 
 
 def test_expired_timer_chooses_the_command() -> None:
@@ -282,9 +282,9 @@ def test_expired_timer_chooses_the_command() -> None:
 @pytest.mark.parametrize(("hours", "counts"), [(-1, 0), (0, 0), (24, 24)])
 def test_new_priority_counts_from_the_start_time(hours: int, counts: int) -> None:
     before = task(Status.WAITING, run_at=NOW + timedelta(hours=hours), attempt=0, tries=0)
-    made = attempted(before, c.SetPriority(priority=9))
-    assert isinstance(made, TaskChange)
-    assert made.task.rank == rank(9, NOW + timedelta(hours=counts))
+    created = attempted(before, c.SetPriority(priority=9))
+    assert isinstance(created, TaskChange)
+    assert created.task.rank == rank(9, NOW + timedelta(hours=counts))
 
 
 @pytest.mark.parametrize(("hold", "progress"), [("children", False), ("approval", True)])
@@ -363,22 +363,22 @@ class Walk:
         possible = self.possible()
         if not possible:
             return None
-        made = possible[pick % len(possible)]
-        self.task = made[2].task
-        return made
+        created = possible[pick % len(possible)]
+        self.task = created[2].task
+        return created
 
     def possible(self) -> list[Made]:
         moment = DecisionContext(self.now, 0.5, "actor")
         fence = Fence(ID, self.task.attempt, f"{TOKEN}{self.task.attempt}")
         asked = [due_command(self.task, moment), *(COMMANDS[name](fence) for name in LIVELY)]
-        found: list[Made] = []
+        matches: list[Made] = []
         for command in asked:
             if command is None:
                 continue
-            made = attempted(self.task, command, self.now)
-            if isinstance(made, TaskChange):
-                found.append((self.task, command, made))
-        return found
+            created = attempted(self.task, command, self.now)
+            if isinstance(created, TaskChange):
+                matches.append((self.task, command, created))
+        return matches
 
 
 STARTS = st.builds(
@@ -413,9 +413,9 @@ PROPERTY = settings(deadline=None, max_examples=100)
 def test_any_sequence_of_commands_keeps_the_invariants(start: Task, steps: Steps) -> None:
     walk = Walk(start)
     for pick, gap in steps:
-        made = walk.step(pick, gap)
-        if made is not None:
-            check(*made, walk.now)
+        created = walk.step(pick, gap)
+        if created is not None:
+            check(*created, walk.now)
         assert walk.task.tries <= walk.task.max_attempts
         assert walk.task.attempt <= ATTEMPT_CAP
 
@@ -436,10 +436,10 @@ def test_pending_task_can_be_claimed(start: Task, steps: Steps) -> None:
 def test_accepted_cancel_ends_cancelled(start: Task, steps: Steps) -> None:
     walk = Walk(start)
     for pick, gap in steps:
-        made = walk.step(pick, gap)
-        if made is None:
+        created = walk.step(pick, gap)
+        if created is None:
             continue
-        before, _, change = made
+        before, _, change = created
         if before.cancel_requested_at is not None and change.end is not None:
             assert change.end.outcome is Outcome.CANCELLED
             assert change.task.status is Status.CANCELLED
@@ -465,12 +465,12 @@ def test_failure_loop_counts_a_try_in_the_end(start: Task, steps: Steps) -> None
     free = 0
     for pick, gap in steps:
         seq = walk.task.checkpoint_seq
-        made = walk.step(pick, gap)
+        created = walk.step(pick, gap)
         if walk.task.checkpoint_seq > seq:
             free = 0
-        end = None if made is None else made[2].end
-        if made is not None and end is not None:
-            before, _, change = made
+        end = None if created is None else created[2].end
+        if created is not None and end is not None:
+            before, _, change = created
             gave = change.task.tries < before.tries and end.outcome is not Outcome.PAUSED
             free = free + 1 if gave else 0
             assert free <= 20

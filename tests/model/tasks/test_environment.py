@@ -71,10 +71,10 @@ def test_folder_must_be_a_root_or_below() -> None:
 
 
 def test_table_of_refused_variables_is_upper_case_without_duplicates() -> None:
-    names = [name for each in REFUSED for name in each.patterns.split()]
+    names = [name for item in REFUSED for name in item.patterns.split()]
     assert [name for name in names if name != name.upper()] == []
     assert sorted(set(names)) == sorted(names)
-    assert all(each.reason for each in REFUSED)
+    assert all(item.reason for item in REFUSED)
 
 
 def test_option_quoted_in_a_refusal_is_one_shell_word() -> None:

@@ -60,19 +60,19 @@ def test_new_unused_field_keeps_the_fingerprint() -> None:
         [("title", str), *fields, ("cost_center", str | None, None)],
         kw_only=True,
     )
-    told = {name: getattr(FULL, name) for name in NewTask.__struct_fields__}
-    assert fingerprint(later(**told)) == fingerprint(FULL)  # type: ignore[arg-type]
-    used = later(**told | {"cost_center": "c"})
+    reported = {name: getattr(FULL, name) for name in NewTask.__struct_fields__}
+    assert fingerprint(later(**reported)) == fingerprint(FULL)  # type: ignore[arg-type]
+    used = later(**reported | {"cost_center": "c"})
     assert fingerprint(used) != fingerprint(FULL)  # type: ignore[arg-type]
     assert not set(fingerprints(used)) & set(fingerprints(FULL))  # type: ignore[arg-type]
 
 
 def test_whole_float_has_the_fingerprint_of_its_integer() -> None:
     """A program gives 7 where the API reads 7.0 from the same request."""
-    given = NewTask(title="t", budget=Budget(cost_usd=2), retry=RetryPolicy(base_s=7))
+    values = NewTask(title="t", budget=Budget(cost_usd=2), retry=RetryPolicy(base_s=7))
     read = NewTask(title="t", budget=Budget(cost_usd=2.0), retry=RetryPolicy(base_s=7.0))
-    assert fingerprint(given) == fingerprint(read)
-    assert fingerprint(given) != fingerprint(NewTask(title="t", retry=RetryPolicy(base_s=8)))
+    assert fingerprint(values) == fingerprint(read)
+    assert fingerprint(values) != fingerprint(NewTask(title="t", retry=RetryPolicy(base_s=8)))
 
 
 def test_fields_of_the_previous_version_still_exist() -> None:

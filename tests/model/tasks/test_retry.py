@@ -46,8 +46,8 @@ def test_jitter_spreads_by_twenty_percent() -> None:
 
 
 def test_rate_limit_backoff_starts_at_thirty_seconds() -> None:
-    found = [backoff(RATE_LIMIT, tries, 0.5) for tries in (1, 2, 3, 4, 5, 6, 7)]
-    assert found == pytest.approx([30, 60, 120, 240, 480, 900, 900])
+    matches = [backoff(RATE_LIMIT, tries, 0.5) for tries in (1, 2, 3, 4, 5, 6, 7)]
+    assert matches == pytest.approx([30, 60, 120, 240, 480, 900, 900])
 
 
 @given(policy=POLICIES, tries=st.integers(0, 10**12), roll=ROLLS)

@@ -27,8 +27,8 @@ TIMES = st.datetimes(datetime(1990, 1, 1), datetime(2100, 1, 1), timezones=st.ju
 
 
 def task(status: Status, **fields: Any) -> Task:
-    made = {"created_at": NOW, "updated_at": NOW} | fields
-    return Task(id=UUID(int=1), workspace=UUID(int=2), lane=1, status=status, **made)
+    created = {"created_at": NOW, "updated_at": NOW} | fields
+    return Task(id=UUID(int=1), workspace=UUID(int=2), lane=1, status=status, **created)
 
 
 def after(seconds: float) -> datetime:

@@ -36,14 +36,14 @@ def caller(role: Role, scopes: tuple[str, ...] = SCOPES) -> Caller:
     return Caller(workspace=ONE, role=role, scopes=frozenset(scopes), actor="a", key="k")
 
 
-@pytest.mark.parametrize(("mine", "theirs"), list(product(Role, Role)))
+@pytest.mark.parametrize(("own", "theirs"), list(product(Role, Role)))
 @pytest.mark.parametrize("action", ["give", "change", "end"])
-def test_user_cannot_act_on_a_higher_role(mine: Role, theirs: Role, action: Action) -> None:
-    if theirs <= mine:
-        check_caller_covers(caller(mine), action, theirs)
+def test_user_cannot_act_on_a_higher_role(own: Role, theirs: Role, action: Action) -> None:
+    if theirs <= own:
+        check_caller_covers(caller(own), action, theirs)
         return
     with pytest.raises(Forbidden, match=f"cannot {action} the rights of {theirs.name}"):
-        check_caller_covers(caller(mine), action, theirs)
+        check_caller_covers(caller(own), action, theirs)
 
 
 def test_user_cannot_grant_a_scope_they_lack() -> None:

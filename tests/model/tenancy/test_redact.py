@@ -22,7 +22,7 @@ TEXTS = st.text(CHARACTERS, max_size=60)
 
 
 def in_small_letters(text: str) -> str:
-    return re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), text)
+    return re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), text)
 
 
 def in_capitals(character: str) -> str:
@@ -32,7 +32,7 @@ def in_capitals(character: str) -> str:
 
 def as_go_does(text: str) -> str:
     spelled = json.dumps(text, ensure_ascii=False)[1:-1]
-    return re.sub("[<>&\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", spelled)
+    return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", spelled)
 
 
 SPELLINGS: dict[str, Callable[[str], str]] = {
@@ -62,28 +62,28 @@ def test_secret_is_redacted_in_every_encoding(secrets: list[str], around: list[s
     redactor = Redactor(secrets)
     for spell in SPELLINGS.values():
         pieces = [spell(secret) + text for text in around for secret in secrets]
-        struck = redactor.redact_text("".join(pieces))
-        assert [each for each in secrets if spell(each) in struck] == []
+        redacted = redactor.redact_text("".join(pieces))
+        assert [item for item in secrets if spell(item) in redacted] == []
 
 
 @given(st.binary(max_size=12), SECRETS, st.binary(max_size=12))
 def test_secret_inside_base64_is_redacted(before: bytes, secret: str, after: bytes) -> None:
     raw = secret.encode()
     spelled = b64encode(before + raw + after).decode()
-    struck = Redactor([secret]).redact_text(spelled)
+    redacted = Redactor([secret]).redact_text(spelled)
     if len(raw) > MIN_LENGTH:
-        assert struck.replace(MASK, "") != spelled
+        assert redacted.replace(MASK, "") != spelled
         # At most two characters at either end tell of the secret and its neighbour.
-        assert len(struck) <= len(spelled) - (len(raw) * 8 // 6 - 2) + len(MASK)
+        assert len(redacted) <= len(spelled) - (len(raw) * 8 // 6 - 2) + len(MASK)
 
 
 @given(st.lists(SECRETS, max_size=3), TEXTS)
 def test_text_without_a_secret_is_unchanged(secrets: list[str], text: str) -> None:
     redactor = Redactor(secrets)
-    struck = redactor.redact_text(text)
-    assert len(struck) <= len(text)
-    if MASK not in struck:
-        assert struck == text
+    redacted = redactor.redact_text(text)
+    assert len(redacted) <= len(text)
+    if MASK not in redacted:
+        assert redacted == text
     assert NO_SECRETS.redact_text(text) == text
 
 
@@ -135,10 +135,10 @@ def texts_of(value: Any) -> Iterator[str]:
 def test_secret_is_redacted_anywhere_in_a_value(secret: str, inner: Any, text: str) -> None:
     redactor = Redactor([secret])
     value = {"a": [text + secret, {secret: inner}], "b": {"c": json.dumps([secret])}, "d": inner}
-    struck = redactor.redact_value(value)
-    assert not any(secret in each for each in texts_of(struck))
+    redacted = redactor.redact_value(value)
+    assert not any(secret in item for item in texts_of(redacted))
     assert json.loads(redactor.redact_json(json.dumps(value)) or "") == json.loads(
-        json.dumps(struck)
+        json.dumps(redacted)
     )
     assert NO_SECRETS.redact_value(value) is value
 
@@ -154,16 +154,16 @@ def test_stream_is_split_between_secrets(secret: str, text: str, size: int, name
     redactor = Redactor([secret])
     spelled = SPELLINGS[name](secret)
     stream = text[:150] + spelled + text[150:] + spelled
-    told, rest = [], ""
+    reported, rest = [], ""
     for start in range(0, len(stream), size):
         rest += stream[start : start + size]
-        place = redactor.safe_cut_position(rest)
-        told.append(redactor.redact_text(rest[:place]))
-        rest = rest[place:]
-    told.append(redactor.redact_text(rest))
-    assert spelled not in "".join(told).replace(MASK, "*")
-    assert "".join(told).count(MASK) >= redactor.redact_text(stream).count(MASK)
-    assert len("".join(told)) <= len(stream)
+        position = redactor.safe_cut_position(rest)
+        reported.append(redactor.redact_text(rest[:position]))
+        rest = rest[position:]
+    reported.append(redactor.redact_text(rest))
+    assert spelled not in "".join(reported).replace(MASK, "*")
+    assert "".join(reported).count(MASK) >= redactor.redact_text(stream).count(MASK)
+    assert len("".join(reported)) <= len(stream)
 
 
 @pytest.mark.parametrize("text", ["a line of no interest, line 000\n" * 32_000, "l" * 2**20])

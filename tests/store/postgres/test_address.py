@@ -15,11 +15,14 @@ from tenuto.store.postgres.address import Host, order_hosts, parse
 def driver_hosts(url: str) -> list[Host]:
     """The hosts as the driver itself reads them."""
     names = connect_utils._parse_connect_dsn_and_args.__kwdefaults__ or {}
-    wanted = connect_utils._parse_connect_dsn_and_args.__code__.co_varnames
+    expected = connect_utils._parse_connect_dsn_and_args.__code__.co_varnames
     count = connect_utils._parse_connect_dsn_and_args.__code__.co_kwonlyargcount
-    given = dict.fromkeys(wanted[:count]) | names | {"dsn": url}
-    addresses, _ = connect_utils._parse_connect_dsn_and_args(**given)
-    return [Host(*each) if isinstance(each, tuple) else Host(*_socket(each)) for each in addresses]
+    values = dict.fromkeys(expected[:count]) | names | {"dsn": url}
+    addresses, _ = connect_utils._parse_connect_dsn_and_args(**values)
+    return [
+        Host(*address) if isinstance(address, tuple) else Host(*_socket(address))
+        for address in addresses
+    ]
 
 
 def _socket(path: str) -> tuple[str, int]:
@@ -51,8 +54,8 @@ def _socket(path: str) -> tuple[str, int]:
     ],
 )
 def test_hosts_equal_those_of_the_driver(url: str) -> None:
-    found = parse(url, {})
-    assert list(found.hosts) == driver_hosts(url)
+    result = parse(url, {})
+    assert list(result.hosts) == driver_hosts(url)
 
 
 def chain(error: BaseException | None) -> Iterator[str]:
@@ -76,12 +79,12 @@ def test_chaos_run_uses_the_first_host() -> None:
 
 
 def test_single_port_applies_to_all_hosts() -> None:
-    found = parse("postgresql:///db?host=a,b&port=6000", {})
-    assert found.hosts == (Host("a", 6000), Host("b", 6000))
+    result = parse("postgresql:///db?host=a,b&port=6000", {})
+    assert result.hosts == (Host("a", 6000), Host("b", 6000))
 
 
 @pytest.mark.parametrize(
-    ("url", "why"),
+    ("url", "reason"),
     [
         ("postgresql://h:port/db", "a port is not a number from 1 to 65535"),
         ("postgresql://h:99999/db", "a port is not a number from 1 to 65535"),
@@ -96,10 +99,10 @@ def test_single_port_applies_to_all_hosts() -> None:
         ("postgresql://h/db?target_session_attrs=best", "use target_session_attrs=primary"),
     ],
 )
-def test_invalid_address_is_refused_with_the_reason(url: str, why: str) -> None:
+def test_invalid_address_is_refused_with_the_reason(url: str, reason: str) -> None:
     with pytest.raises(Invalid, match=r"^the database address is invalid: ") as caught:
         parse(url, {})
-    assert why in caught.value.message
+    assert reason in caught.value.message
     assert caught.value.code == "database_invalid"
 
 
@@ -125,15 +128,15 @@ def test_invalid_address_is_refused_with_the_reason(url: str, why: str) -> None:
 def test_refusal_of_an_address_repeats_no_part_of_it(url: str) -> None:
     with pytest.raises(Invalid, match="the database address is invalid: ") as caught:
         parse(url, {})
-    told = list(chain(caught.value))
-    assert not [part for part in ("hun", "ter2", "12") if any(part in each for each in told)]
+    reported = list(chain(caught.value))
+    assert not [part for part in ("hun", "ter2", "12") if any(part in item for item in reported)]
     if "@" in url:
         assert "%2F" in caught.value.message
 
 
 def test_ipv6_address_without_brackets_has_no_port() -> None:
-    found = parse("postgresql:///db?host=::1,[fe80::2]:7,h:8&sslmode=disable", {"PGPORT": "6000"})
-    assert found.hosts == (Host("::1", 6000), Host("fe80::2", 7), Host("h", 8))
+    result = parse("postgresql:///db?host=::1,[fe80::2]:7,h:8&sslmode=disable", {"PGPORT": "6000"})
+    assert result.hosts == (Host("::1", 6000), Host("fe80::2", 7), Host("h", 8))
     assert parse("postgresql:///db?host=::1&port=5433", {}).hosts == (Host("::1", 5433),)
     assert parse("postgresql:///db", {"PGHOST": "fe80::1,::1"}).hosts == (
         Host("fe80::1", 5432),
@@ -142,11 +145,11 @@ def test_ipv6_address_without_brackets_has_no_port() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attribute", "wanted"),
+    ("attribute", "expected"),
     [("", None), ("?target_session_attrs=any", False), ("?target_session_attrs=primary", True)],
 )
-def test_address_selects_the_kind_of_server(attribute: str, wanted: bool | None) -> None:
-    assert parse(f"postgresql://a,b/db{attribute}", {}).wants_primary is wanted
+def test_address_selects_the_kind_of_server(attribute: str, expected: bool | None) -> None:
+    assert parse(f"postgresql://a,b/db{attribute}", {}).wants_primary is expected
 
 
 def test_read_write_selects_the_primary() -> None:
@@ -155,7 +158,7 @@ def test_read_write_selects_the_primary() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "kept"),
+    ("url", "stored"),
     [
         ("postgresql://u:p@h/db", False),
         ("postgresql://u@h/db?password=p", False),
@@ -171,8 +174,8 @@ def test_read_write_selects_the_primary() -> None:
         ("postgresql://u:p@h/db?sslmode=disable", False),
     ],
 )
-def test_host_name_is_kept_for_certificate_checks(url: str, kept: bool) -> None:
-    assert parse(url, {}).keeps_names is kept
+def test_host_name_is_kept_for_certificate_checks(url: str, stored: bool) -> None:
+    assert parse(url, {}).keeps_names is stored
 
 
 def test_last_good_host_is_tried_first() -> None:

@@ -8,7 +8,7 @@ from tenuto.store.postgres.errors import map_driver_error
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "code", "said"),
+    ("error", "kind", "code", "output"),
     [
         (
             asyncpg.InvalidCachedStatementError("cached statement plan is invalid"),
@@ -35,12 +35,12 @@ from tenuto.store.postgres.errors import map_driver_error
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_driver_error_says_what_to_do(
-    error: Exception, kind: type[TenutoError], code: str, said: str
+    error: Exception, kind: type[TenutoError], code: str, output: str
 ) -> None:
-    found = map_driver_error(error)
-    assert isinstance(found, TenutoError)
-    assert (type(found), found.code) == (kind, code)
-    assert said in found.message
+    result = map_driver_error(error)
+    assert isinstance(result, TenutoError)
+    assert (type(result), result.code) == (kind, code)
+    assert output in result.message
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,9 @@ def login(server: PostgresServer) -> str:
     return urlsplit(server.tcp_url("postgres")).netloc.rpartition("@")[0]
 
 
-def address(server: PostgresServer, *places: str, database: str = "postgres") -> str:
+def address(server: PostgresServer, *positions: str, database: str = "postgres") -> str:
     """The address of several hosts, with the server's login."""
-    return f"postgresql://{login(server)}@{','.join(places)}/{database}?sslmode=disable"
+    return f"postgresql://{login(server)}@{','.join(positions)}/{database}?sslmode=disable"
 
 
 @contextmanager
@@ -101,11 +101,11 @@ def port_of(server: PostgresServer) -> int:
 
 
 async def test_dead_host_is_skipped(primary: PostgresServer) -> None:
-    with dead() as nobody:
-        found = await within(
-            SOON_S, port_and_role(Connector(address(primary, nobody, place(primary))))
+    with dead() as anonymous:
+        result = await within(
+            SOON_S, port_and_role(Connector(address(primary, anonymous, place(primary))))
         )
-    assert found == (port_of(primary), False)
+    assert result == (port_of(primary), False)
 
 
 async def test_silent_host_is_skipped(primary: PostgresServer) -> None:
@@ -154,8 +154,8 @@ async def test_service_file_selects_the_kind_of_server(
 async def test_last_good_host_is_connected_first(
     primary: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with silent() as nobody:
-        connector = Connector(address(primary, nobody, place(primary)))
+    with silent() as anonymous:
+        connector = Connector(address(primary, anonymous, place(primary)))
         await port_and_role(connector)
         monkeypatch.setattr(connector_module, "_NEXT_HOST_S", 60)
         await within(SOON_S, port_and_role(connector))
@@ -172,8 +172,8 @@ async def test_unreachable_hosts_are_reported_within_the_deadline(primary: Postg
 
 
 async def test_missing_primary_is_reported(primary: PostgresServer, standby: Standby) -> None:
-    with dead() as nobody:
-        store = app.create_store(address(primary, nobody, place(standby)))
+    with dead() as anonymous:
+        store = app.create_store(address(primary, anonymous, place(standby)))
         with pytest.raises(Exception, match=r"^the database is being switched over; try again"):
             await within(SOON_S, store.open())
         await store.close()
@@ -184,15 +184,15 @@ async def test_every_address_of_a_name_is_a_host(
 ) -> None:
     port = port_of(primary)
 
-    def resolve(name: str, *_given: object, **_more: object) -> list[Any]:
+    def resolve(name: str, *_args: object, **_more: object) -> list[Any]:
         assert name == "db.test"
         kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
         return [(*kind, ("127.0.0.9", port)), (*kind, ("127.0.0.1", port))]
 
     loop = asyncio.get_running_loop()
 
-    async def getaddrinfo(name: str, *given: object, **more: object) -> list[Any]:
-        return resolve(name, *given, **more)
+    async def getaddrinfo(name: str, *args: object, **more: object) -> list[Any]:
+        return resolve(name, *args, **more)
 
     monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
     url = address(primary, f"db.test:{port}")
@@ -207,7 +207,7 @@ async def test_name_keeps_its_addresses_during_a_dns_outage(
     asked: list[str] = []
     answered = asyncio.Event()
 
-    async def getaddrinfo(name: str, *_given: object, **_more: object) -> list[Any]:
+    async def getaddrinfo(name: str, *_args: object, **_more: object) -> list[Any]:
         asked.append(name)
         if len(asked) > 1 and answer == "failure":
             raise socket.gaierror
@@ -233,13 +233,13 @@ async def test_second_of_two_simultaneous_connections_is_closed(
     primary: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt, both = Connector._connect_to, asyncio.Event()
-    made: list[asyncpg.Connection] = []
+    created: list[asyncpg.Connection] = []
 
-    async def together(self: Connector, host: Host, *given: Any, **more: Any) -> Any:
+    async def together(self: Connector, host: Host, *args: Any, **more: Any) -> Any:
         del host
-        made.append(await attempt(self, Host("127.0.0.1", port_of(primary)), *given, **more))
-        connection = made[-1]
-        if len(made) == 2:
+        created.append(await attempt(self, Host("127.0.0.1", port_of(primary)), *args, **more))
+        connection = created[-1]
+        if len(created) == 2:
             both.set()
         await both.wait()
         return connection
@@ -247,7 +247,7 @@ async def test_second_of_two_simultaneous_connections_is_closed(
     monkeypatch.setattr(Connector, "_connect_to", together)
     connector = Connector(address(primary, "127.0.0.1:1", "127.0.0.1:2"))
     connection = await within(SOON_S, connector.connect({}))
-    await eventually(lambda: sum(each.is_closed() for each in made) == 1)
+    await eventually(lambda: sum(item.is_closed() for item in created) == 1)
     assert not connection.is_closed()
     await connection.close()
 
@@ -322,8 +322,8 @@ async def test_maintenance_leaves_a_frozen_primary_for_the_promoted_standby(
         cycle = asyncio.ensure_future(coordinator.cycle_once())
 
         async def is_pruning() -> bool:
-            found = "select true from pg_stat_activity where wait_event_type = 'Lock'"
-            return bool(await admin.fetchval(found))
+            result = "select true from pg_stat_activity where wait_event_type = 'Lock'"
+            return bool(await admin.fetchval(result))
 
         await eventually(is_pruning)
         with frozen(first):
@@ -345,7 +345,7 @@ async def test_server_that_became_a_standby_is_left(primary: PostgresServer) -> 
     engine = Engine(store)
     await engine.submit(new())
     assert isinstance(store, PostgresStore)
-    idle = [each for means in store._tenants.values() for each in means.write._idle]
+    idle = [item for means in store._tenants.values() for item in means.write._idle]
     assert idle
     for connection in idle:
         await connection.execute("set default_transaction_read_only = on")
@@ -359,16 +359,16 @@ async def test_server_that_became_a_standby_is_left(primary: PostgresServer) -> 
 async def test_hints_are_received_again_after_a_server_was_given_up(postgres_url: str) -> None:
     store = app.create_store(postgres_url)
     assert isinstance(store, PostgresStore)
-    heard: list[str] = []
-    heard_there: list[str] = []
+    received: list[str] = []
+    received_there: list[str] = []
     async with hints(postgres_url, store) as here, hints(postgres_url, store) as there:
-        here.subscribe(heard.append)
-        there.subscribe(heard_there.append)
+        here.subscribe(received.append)
+        there.subscribe(received_there.append)
         store.connector.abandon_server()
-        await eventually(lambda: heard and heard_there)  # each may have missed everything
-        heard.clear()
+        await eventually(lambda: received and received_there)  # each may have missed everything
+        received.clear()
         there.notify(["lane:1"])
-        await eventually(lambda: "lane:1" in heard)
+        await eventually(lambda: "lane:1" in received)
     await store.close()
 
 
@@ -376,12 +376,12 @@ async def test_more_hints_than_fit_become_a_hint_for_everything(
     postgres_url: str,
 ) -> None:
     store = app.create_store(postgres_url)
-    heard: list[str] = []
+    received: list[str] = []
     async with hints(postgres_url, store) as here, hints(postgres_url, store) as there:
-        here.subscribe(heard.append)
+        here.subscribe(received.append)
         there.notify([f"lane:{number}" for number in range(2000)])
-        await eventually(lambda: heard)
-    assert heard == [ALL_TOPICS]
+        await eventually(lambda: received)
+    assert received == [ALL_TOPICS]
     await store.close()
 
 
@@ -402,11 +402,11 @@ class Paused(Clock):
 
 async def test_young_hint_connection_is_replaced_after_a_delay(postgres_url: str) -> None:
     connector = Connector(postgres_url)
-    made: list[Any] = []
+    created: list[Any] = []
 
     async def connect() -> Any:
-        made.append(await connector.connect({}))
-        return made[-1]
+        created.append(await connector.connect({}))
+        return created[-1]
 
     clock = Paused()
     wakeups = PostgresWakeups(connect, clock)
@@ -416,11 +416,11 @@ async def test_young_hint_connection_is_replaced_after_a_delay(postgres_url: str
     await eventually(lambda: clock.pauses)
     wakeups.notify(["lane:1"])
     await asyncio.sleep(0)
-    assert (len(made), len(clock.pauses)) == (1, 1)
+    assert (len(created), len(clock.pauses)) == (1, 1)
     assert 1 <= clock.pauses[0] <= 3
     clock.go.set()
     await eventually(lambda: not wakeups._tasks)
-    assert (len(made), len(clock.pauses)) == (2, 1)
+    assert (len(created), len(clock.pauses)) == (2, 1)
     await wakeups.close()
 
 
@@ -457,16 +457,16 @@ async def test_failed_hints_wait_before_they_reconnect() -> None:
 
 async def test_server_is_given_up_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     connector = Connector("postgresql://127.0.0.1:1/x")
-    told: list[str] = []
-    connector.on_server_abandoned(lambda: told.append("once"))
+    reports: list[str] = []
+    connector.on_server_abandoned(lambda: reports.append("once"))
     beside = Connector("postgresql://127.0.0.1:2/x", connector)
     for _ in range(10):
         connector.abandon_server()
         beside.abandon_server()
-    assert told == ["once"]
+    assert reports == ["once"]
     monkeypatch.setattr(connector_module, "_ABANDON_INTERVAL_S", 0)
     connector.abandon_server()
-    assert told == ["once"] * 2
+    assert reports == ["once"] * 2
 
 
 async def test_given_up_server_leaves_one_hint_connection(
@@ -474,11 +474,11 @@ async def test_given_up_server_leaves_one_hint_connection(
 ) -> None:
     monkeypatch.setattr(broker_module, "_SHORT_LIVED_S", 0)
     connector = Connector(postgres_url)
-    made: list[Any] = []
+    created: list[Any] = []
 
     async def connect() -> Any:
-        made.append(await connector.connect({}))
-        return made[-1]
+        created.append(await connector.connect({}))
+        return created[-1]
 
     wakeups = PostgresWakeups(connect, Clock())
     await wakeups.open()
@@ -486,26 +486,26 @@ async def test_given_up_server_leaves_one_hint_connection(
         wakeups.reconnect()
         wakeups.notify([f"lane:{number}"])
         await eventually(lambda: not wakeups._tasks)
-        assert sum(not each.is_closed() for each in made) == 1
-    assert len(made) == 4
+        assert sum(not item.is_closed() for item in created) == 1
+    assert len(created) == 4
     await wakeups.close()
-    assert all(each.is_closed() for each in made)
+    assert all(item.is_closed() for item in created)
 
 
 async def test_connection_that_cannot_listen_is_closed(postgres_url: str) -> None:
-    made: list[Any] = []
+    created: list[Any] = []
 
     async def connect() -> Any:
-        made.append(await Connector(postgres_url).connect({}))
-        await made[-1].execute("begin")
+        created.append(await Connector(postgres_url).connect({}))
+        await created[-1].execute("begin")
         with suppress(asyncpg.PostgresError):
-            await made[-1].execute("select 1 / 0")  # in a failed transaction nothing can listen
-        return made[-1]
+            await created[-1].execute("select 1 / 0")  # in a failed transaction nothing can listen
+        return created[-1]
 
     wakeups = PostgresWakeups(connect, Clock())
     with pytest.raises(asyncpg.InFailedSQLTransactionError):
         await wakeups.open()
-    assert [each.is_closed() for each in made] == [True]
+    assert [item.is_closed() for item in created] == [True]
     await wakeups.close()
 
 

@@ -304,9 +304,9 @@ async def test_claim_whose_commit_waits_for_a_standby_is_found_later(
                     assert await refusal(engine.claim(agent, "w", 2)) == "database_unreachable"
                 assert await sessions_without_standby(admin) == 2
                 assert {(await engine.show(task)).status for task in tasks} == {"PENDING"}
-            works = [*await engine.claim(agent, "w", 2), *await engine.claim(agent, "w", 4)]
-            assert [work.fence.task for work in works] == tasks
-            for work in works:
+            claimed = [*await engine.claim(agent, "w", 2), *await engine.claim(agent, "w", 4)]
+            assert [work.fence.task for work in claimed] == tasks
+            for work in claimed:
                 assert work.tries == 1
                 await engine.complete(work.fence)
 
@@ -370,8 +370,8 @@ async def test_bulk_submit_after_a_cut_gets_its_second_connection(
     engine = Engine(store)
     pool = engine.core.store._connections.write  # type: ignore[attr-defined]
     pool._is_suspect = True
-    news = [new(task_type=f"type-{number // 100}") for number in range(1000)]
-    assert len(await asyncio.wait_for(engine.submit_many(news), 8)) == 1000
+    new_tasks = [new(task_type=f"type-{number // 100}") for number in range(1000)]
+    assert len(await asyncio.wait_for(engine.submit_many(new_tasks), 8)) == 1000
     assert not pool._is_suspect
     await store.close()
 
@@ -450,10 +450,10 @@ async def test_repeatable_uses_are_cut_when_their_server_is_given_up(
 async def test_tcp_keepalive_detects_a_lost_machine(postgres: PostgresServer) -> None:
     pool = Pool(Connector(postgres.tcp_url("postgres")), 1, DIRECT_SETTINGS)
     connection = await pool.acquire(1)
-    found = connection._transport.get_extra_info("socket")
-    assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-    assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
-    assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+    result = connection._transport.get_extra_info("socket")
+    assert result.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert result.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+    assert result.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
     assert await connection.fetchval("select current_setting('tcp_user_timeout')") == "10000"
     pool.release(connection, broken=False)
     await pool.close()
@@ -471,10 +471,10 @@ async def test_new_connection_has_a_short_deadline(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "_ROLE_CHECK_S", 0.2)
-    made = []
+    created = []
 
     async def prove(connection: asyncpg.Connection) -> None:
-        made.append(connection)
+        created.append(connection)
         await connection.execute("begin; select pg_sleep(60)")
 
     pool = Pool(Connector(postgres_url), 1, {}, check_role=prove)
@@ -482,7 +482,7 @@ async def test_new_connection_has_a_short_deadline(
         Unavailable, match=r"the role check of a new connection took longer than 0\.2 s"
     ):
         await asyncio.wait_for(pool.acquire(1), 10)
-    assert [each.is_closed() for each in made] == [True]
+    assert [item.is_closed() for item in created] == [True]
     await pool.close()
 
 

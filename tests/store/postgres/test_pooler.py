@@ -36,14 +36,14 @@ ALL = 60
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
     """A server of its own with the two logins: roles belong to the whole server."""
-    with PostgresServer(fast=True) as made:
+    with PostgresServer(fast=True) as created:
         script = str(DEPLOY / "postgres" / "pooler.sql")
         environment = {"PATH": os.defpath, "POSTGRES_RUNTIME_PASSWORD": "password"}
-        command = [str(made._binaries / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1"]
+        command = [str(created._binaries / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1"]
         subprocess.run(
-            [*command, "-d", made.url("postgres"), "-f", script], env=environment, check=True
+            [*command, "-d", created.url("postgres"), "-f", script], env=environment, check=True
         )
-        yield made
+        yield created
 
 
 @pytest.fixture
@@ -82,9 +82,9 @@ async def work(engine: Engine) -> None:
     agent = await engine.register_agent(profile())
     await asyncio.gather(*(engine.submit(new()) for _ in range(ALL)))
     done = 0
-    while works := await engine.claim(agent, "w", 10):
-        for each in works:
-            await engine.complete(each.fence, {"n": 1})
+    while claimed := await engine.claim(agent, "w", 10):
+        for item in claimed:
+            await engine.complete(item.fence, {"n": 1})
             done += 1
     assert done == ALL
 
@@ -108,7 +108,7 @@ async def test_workspace_sees_nothing_of_others_through_a_pooler(direct: str) ->
         theirs = Engine(store, workspace=UUID(int=7))
         task = await ours.submit(new())
         for _ in range(5):
-            assert [each.id for each in (await ours.list()).tasks] == [task.id]
+            assert [item.id for item in (await ours.list()).tasks] == [task.id]
             assert (await theirs.list()).tasks == []
         alone = await asyncpg.connect(pooler.url(RUN))
         assert await alone.fetchval("select count(*) from task") == 0
@@ -165,7 +165,7 @@ class Silent:
     def __getattr__(self, name: str) -> Any:
         return self._wait if name == self._method else getattr(self._connection, name)
 
-    async def _wait(self, *_given: object, **_more: object) -> None:
+    async def _wait(self, *_args: object, **_more: object) -> None:
         await asyncio.Event().wait()
 
 
@@ -265,10 +265,10 @@ async def test_hints_bypass_the_pooler(direct: str) -> None:
             app.open_store_and_hints(chosen, listen=True) as (_, here),
             app.open_store_and_hints(chosen, listen=True) as (_, there),
         ):
-            heard: list[str] = []
-            here.subscribe(heard.append)
+            received: list[str] = []
+            here.subscribe(received.append)
             there.notify(["lane:1"])
-            await eventually(lambda: "lane:1" in heard)
+            await eventually(lambda: "lane:1" in received)
 
 
 async def test_given_up_server_is_given_up_by_all_connections(direct: str) -> None:
@@ -287,7 +287,7 @@ async def test_given_up_server_is_given_up_by_all_connections(direct: str) -> No
         listener = wakeups._connection
         assert len({id(pool) for pool in pools if pool._idle}) == len(pools)
         tenant.write.abandon_server()
-        assert all(each.is_closed() for each in (*idle, listener))
+        assert all(item.is_closed() for item in (*idle, listener))
         await eventually(lambda: wakeups._connection is not listener)
         await engine.submit(new())
 
@@ -297,8 +297,8 @@ async def test_hints_stay_in_the_process_without_a_direct_address(direct: str) -
         Pooler(direct) as pooler,
         app.open_store_and_hints(settings(pooler), listen=True) as (store, wakeups),
     ):
-        heard: list[str] = []
-        wakeups.subscribe(heard.append)
+        received: list[str] = []
+        wakeups.subscribe(received.append)
         wakeups.notify(["lane:1"])
-        await eventually(lambda: heard == ["lane:1"])
+        await eventually(lambda: received == ["lane:1"])
         await Engine(store, wakeups).submit(new())

@@ -33,7 +33,7 @@ def test_workspace_connection_that_sees_nothing_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "why"),
+    ("changed", "reason"),
     [
         ({"role": "app"}, "login app acts as app instead of tenuto_runtime"),
         ({"workspace": str(WORKSPACE)}, f"is bound to {WORKSPACE}"),
@@ -43,12 +43,12 @@ def test_workspace_connection_that_sees_nothing_is_accepted() -> None:
     ],
 )
 def test_wrong_workspace_connection_is_refused_with_the_reason(
-    changed: dict[str, object], why: str
+    changed: dict[str, object], reason: str
 ) -> None:
-    found = Identity(
+    result = Identity(
         **({name: getattr(RIGHT, name) for name in Identity.__struct_fields__} | changed)
     )
-    assert why in str(role_error(found, TENANT))
+    assert reason in str(role_error(result, TENANT))
 
 
 def test_workspace_connection_without_its_workspace_is_refused() -> None:

@@ -32,10 +32,10 @@ def test_column_folded_by_one_set_only_is_sent_twice() -> None:
 
 def test_row_sets_of_a_task_share_the_same_columns() -> None:
     clock, task = Clock(), new()
-    made, workspace = clock.new_ids(2)
+    created, workspace = clock.new_ids(2)
     rows = {
-        "body": plain_body_row(task, made, workspace, "me"),
-        "hot": hot_row(task, made, workspace, 5, "me", clock.now()),
+        "body": plain_body_row(task, created, workspace, "me"),
+        "hot": hot_row(task, created, workspace, 5, "me", clock.now()),
     }
-    for (one, index), (other, place) in SHARED.items():
-        assert rows[one][index] == rows[other][place]
+    for (one, index), (other, position) in SHARED.items():
+        assert rows[one][index] == rows[other][position]

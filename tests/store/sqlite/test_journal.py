@@ -20,10 +20,10 @@ from tenuto.store.sqlite.store import (
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    made = SqliteStore(str(tmp_path / "t.db"))
-    await made.migrate()
-    yield made
-    await made.close()
+    created = SqliteStore(str(tmp_path / "t.db"))
+    await created.migrate()
+    yield created
+    await created.close()
 
 
 def journal(store: SqliteStore) -> int:

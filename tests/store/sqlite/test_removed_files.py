@@ -17,9 +17,9 @@ from tenuto.store.sqlite.store import SqliteStore
 async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
     store = SqliteStore(str(tmp_path / "t.db"))
     await store.migrate()
-    made = Engine(store)
-    await made.submit(new())
-    yield made
+    created = Engine(store)
+    await created.submit(new())
+    yield created
     await store.close()
 
 

@@ -22,10 +22,10 @@ asyncio.run(main())
 
 def other_process(url: str) -> str:
     """What a process that opens and closes the database sees."""
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", OTHER, url], capture_output=True, text=True, check=True, timeout=60
     )
-    return found.stdout.strip()
+    return result.stdout.strip()
 
 
 async def test_two_stores_of_one_process_keep_their_locks(sqlite_url: str) -> None:

@@ -28,8 +28,8 @@ def answered(raw: Any, query: sql.Query, single: frozenset[str]) -> list[list[st
         width = max((int(number) for number in re.findall(r"\?(\d+)", step.sql)), default=0)
         raw.execute(f"explain {step.sql}", [0] * width)
         if step.sql.startswith("select"):
-            found = raw.execute(step.sql, [0] * width).description
-            names.append([column[0] for column in found])
+            result = raw.execute(step.sql, [0] * width).description
+            names.append([column[0] for column in result])
     return names
 
 

@@ -27,10 +27,10 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def store(tmp_path: Path, clock: ManualClock) -> AsyncIterator[SqliteStore]:
-    made = SqliteStore(str(tmp_path / "t.db"), clock)
-    await made.migrate()
-    yield made
-    await made.close()
+    created = SqliteStore(str(tmp_path / "t.db"), clock)
+    await created.migrate()
+    yield created
+    await created.close()
 
 
 def where(clock: ManualClock | None = None, seconds: float = 0) -> Script[str]:
@@ -109,13 +109,13 @@ async def test_wait_for_another_process_happens_in_the_thread(
 async def test_wait_for_another_program_happens_in_the_thread(
     store: SqliteStore, tmp_path: Path
 ) -> None:
-    stranger = sqlite3.connect(tmp_path / "t.db", isolation_level=None)
-    stranger.execute("begin immediate")
+    untrusted = sqlite3.connect(tmp_path / "t.db", isolation_level=None)
+    untrusted.execute("begin immediate")
     writing = asyncio.ensure_future(store.transact(where))
     done, _ = await asyncio.wait([writing], timeout=0.1)
     assert not done
-    stranger.execute("rollback")
-    stranger.close()
+    untrusted.execute("rollback")
+    untrusted.close()
     assert await writing != HERE
     assert await store.transact(where) == HERE
 
@@ -128,14 +128,16 @@ async def test_later_processes_get_hints_and_the_last_removes_the_folder(tmp_pat
     database = str(tmp_path / "t.db")
     speaker = LocalWakeups(database, "speaker", Clock())
     speaker.notify(["nobody"])
-    heard: list[asyncio.Queue[str]] = []
+    received: list[asyncio.Queue[str]] = []
     listeners = [LocalWakeups(database, f"listener{number}", Clock()) for number in range(3)]
     for listener in listeners:
         await listener.open()
-        heard.append(asyncio.Queue())
-        listener.subscribe(heard[-1].put_nowait)
+        received.append(asyncio.Queue())
+        listener.subscribe(received[-1].put_nowait)
         speaker.notify(["lane:1"])
-        assert [await asyncio.wait_for(each.get(), 5) for each in heard] == ["lane:1"] * len(heard)
+        assert [await asyncio.wait_for(item.get(), 5) for item in received] == ["lane:1"] * len(
+            received
+        )
     assert has_folder(database)
     for listener in listeners:
         await listener.close()

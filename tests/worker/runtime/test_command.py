@@ -39,9 +39,9 @@ async def nasty_pids(inside: Inside, task: Any) -> list[int]:
     return pids
 
 
-def report(**said: Any) -> str:
+def report(**output: Any) -> str:
     """The shell command that says this over the report pipe."""
-    return f"echo '{json.dumps(said)}' >&3; "
+    return f"echo '{json.dumps(output)}' >&3; "
 
 
 async def test_command_output_is_its_result(database_url: str) -> None:
@@ -85,18 +85,18 @@ async def test_transcript_level_shows_the_stream_of_a_line(database_url: str) ->
         task = await inside.shell("echo out; echo err >&2; " + report(log="said"))
         await inside.ended(task)
         lines = await inside.engine.query.transcript(task, inside.engine.workspace)
-        found = {line.text: line.level for line in lines}
-        assert found == {"out": "INFO", "err": "WARN", "said": "INFO"}
+        matches = {line.text: line.level for line in lines}
+        assert matches == {"out": "INFO", "err": "WARN", "said": "INFO"}
 
 
 async def test_transcript_is_capped(database_url: str) -> None:
     async with working(database_url, transcript_kb=1) as inside:
         task = await inside.shell("i=0; while [ $i -lt 200 ]; do echo line $i; i=$((i+1)); done")
         assert (await inside.ended(task)).status == "COMPLETED"
-        *kept, last = await inside.transcript(task)
+        *stored, last = await inside.transcript(task)
         assert last == "(transcript is full: 1 KB kept)"
-        assert sum(len(line) + 1 for line in kept) <= 1024
-        assert kept == [f"line {number}" for number in range(len(kept))]
+        assert sum(len(line) + 1 for line in stored) <= 1024
+        assert stored == [f"line {number}" for number in range(len(stored))]
 
 
 @pytest.mark.parametrize(
@@ -223,9 +223,9 @@ async def test_invalid_report_is_only_logged(database_url: str, tmp_path: Path) 
     async with working(database_url, slots=len(NONSENSE)) as inside:
         tasks = []
         for number, line in enumerate(NONSENSE):
-            told = tmp_path / str(number)
-            told.write_bytes(line.encode("utf-8", "surrogateescape") + b"\n")
-            script = f"cat '{told}' >&3; " + report(output="heard")
+            reported = tmp_path / str(number)
+            reported.write_bytes(line.encode("utf-8", "surrogateescape") + b"\n")
+            script = f"cat '{reported}' >&3; " + report(output="heard")
             tasks.append(await inside.shell(script, max_attempts=1))
         for task in tasks:
             await inside.ended(task)
@@ -285,7 +285,7 @@ def resident() -> int:
 
 async def test_command_that_cannot_start_fails_at_once(database_url: str) -> None:
     async with working(database_url, task_folders="/no") as inside:
-        for command, cwd, told in (
+        for command, cwd, reported in (
             (["no-such-program-7f3a"], None, "no-such-program-7f3a"),
             (["/etc/passwd"], None, "/etc/passwd"),
             (["/etc"], None, "/etc"),
@@ -294,7 +294,7 @@ async def test_command_that_cannot_start_fails_at_once(database_url: str) -> Non
             task = await inside.submit(command=command, cwd=cwd)
             view = await inside.ended(task)
             assert (view.status, view.error_class) == ("FAILED", "invalid_input"), command
-            assert told in (view.last_error or "")
+            assert reported in (view.last_error or "")
             assert await inside.outcomes(task) == ["NOT_STARTED"]
 
 
@@ -313,7 +313,7 @@ async def test_cancel_kills_a_command_that_ignores_sigterm_and_stores_the_receip
     assert receipt is not None
     assert (attempt.outcome, attempt.unconfirmed) == ("CANCELLED", False)
     assert (receipt["state"], receipt["how"], receipt["remaining"]) == ("killed", "SIGKILL", 0)
-    assert {each["pid"] for each in receipt["killed"]} >= set(pids)
+    assert {item["pid"] for item in receipt["killed"]} >= set(pids)
     assert event.data["receipt"] == receipt
 
 
@@ -326,7 +326,7 @@ async def test_second_stop_request_does_not_shorten_the_grace(
         task = await inside.shell(NASTY)
         pids = await nasty_pids(inside, task)
         await (inside.engine.pause if second == "cancel" else inside.engine.cancel)(task)
-        held = next(each for each in inside.worker._leases.all() if each.fence.task == task)
+        held = next(lease for lease in inside.worker._leases.all() if lease.fence.task == task)
         assert held is not None
         await eventually(lambda: held.reason is not None)
         if second == "drain":
@@ -391,7 +391,7 @@ async def test_cancel_of_a_command_that_just_exited_is_confirmed(
     async with working(database_url, heartbeat_s=60) as inside:
         task = await inside.shell(f"echo up; until [ -e '{done}' ]; do sleep 0.05; done")
         await inside.said(task, "up")
-        held = next(each for each in inside.worker._leases.all() if each.fence.task == task)
+        held = next(lease for lease in inside.worker._leases.all() if lease.fence.task == task)
         assert held is not None
         held.stop = lambda _reason: done.touch()  # the attempt hears of it after its session ended
         await inside.engine.cancel(task)
@@ -457,7 +457,7 @@ async def test_timed_out_command_is_killed_and_gets_more_time(
         view = await inside.ended(task)
         assert (view.status, view.error_class, view.timeout_s) == ("DEAD", "timeout", 4)
         attempts = await inside.engine.attempts(task)
-        assert [each.outcome for each in attempts] == ["TIMED_OUT", "TIMED_OUT"]
+        assert [item.outcome for item in attempts] == ["TIMED_OUT", "TIMED_OUT"]
         assert attempts[0].receipt is not None
         assert attempts[0].receipt["how"] == "SIGKILL"
         assert "timeout of 1 s" in (attempts[0].message or "")

@@ -25,8 +25,8 @@ async def refused(inside: Inside, **fields: Any) -> str:
 
 async def test_task_sets_no_variable_of_a_workers_command_by_default(database_url: str) -> None:
     async with working(database_url, own=PRINTS) as inside:
-        why = await refused(inside, env={"MINE": "yes"})
-        assert why == "this worker does not let tasks set MINE; start it with --allow-env MINE"
+        reason = await refused(inside, env={"MINE": "yes"})
+        assert reason == "this worker does not let tasks set MINE; start it with --allow-env MINE"
 
 
 @pytest.mark.parametrize("name", ["BASH_ENV", "LD_PRELOAD", "PATH", "HTTPS_PROXY"])
@@ -61,7 +61,7 @@ async def test_task_folder_must_be_below_the_allowed_folders(
     (root / "loop").symlink_to(root / "loop")
     folders = f"{root}, {other}"
     async with working(database_url, own=["pwd", "-P"], task_folders=folders) as inside:
-        for cwd, found in (
+        for cwd, result in (
             (str(root / "sub"), root / "sub"),
             ("sub", root / "sub"),
             ("inner", root / "sub"),
@@ -71,7 +71,7 @@ async def test_task_folder_must_be_below_the_allowed_folders(
         ):
             task = await inside.submit(prompt="p", cwd=cwd)
             assert (await inside.ended(task)).status == "COMPLETED", cwd
-            assert await inside.transcript(task) == [str(found)]
+            assert await inside.transcript(task) == [str(result)]
         for cwd in (
             "/etc",
             "link",
@@ -87,11 +87,11 @@ async def test_task_folder_must_be_below_the_allowed_folders(
                 f"this worker does not let tasks work in {cwd};"
                 f" start it with --allow-folder {named}"
             )
-        for cwd, why in (
+        for cwd, reason in (
             ("loop/../link", "Too many levels of symbolic links"),
             ("gone", "No such file or directory"),
         ):
-            assert await refused(inside, cwd=cwd) == f"cannot work in {cwd}: {why}"
+            assert await refused(inside, cwd=cwd) == f"cannot work in {cwd}: {reason}"
 
 
 async def test_task_folder_must_be_below_the_workers_folder_by_default(
@@ -100,10 +100,10 @@ async def test_task_folder_must_be_below_the_workers_folder_by_default(
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path)
     async with working(database_url, own=["pwd", "-P"]) as inside:
-        for cwd, found in ((None, tmp_path), (str(tmp_path / "below"), tmp_path / "below")):
+        for cwd, result in ((None, tmp_path), (str(tmp_path / "below"), tmp_path / "below")):
             task = await inside.submit(prompt="p", cwd=cwd)
             assert (await inside.ended(task)).status == "COMPLETED"
-            assert await inside.transcript(task) == [str(found)]
+            assert await inside.transcript(task) == [str(result)]
         assert "/etc" in await refused(inside, cwd="/etc")
 
 
@@ -144,9 +144,9 @@ async def test_argument_that_names_a_file_is_unchanged_without_a_task_folder(
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path)
     async with working(database_url, own=["echo", "test", ".", "--at=test"]) as inside:
-        for cwd, told in (
+        for cwd, reported in (
             (None, "test . --at=test"),
             ("sub", f"{tmp_path}/test . --at={tmp_path}/test"),
         ):
             await inside.ended(task := await inside.submit(prompt="p", cwd=cwd))
-            assert await inside.transcript(task) == [told]
+            assert await inside.transcript(task) == [reported]

@@ -338,14 +338,14 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("what", ODD)
+@pytest.mark.parametrize("subject", ODD)
 @pytest.mark.parametrize("kind", ["later", "now"])
 async def test_any_exception_of_a_handler_fails_only_its_attempt(
-    sqlite_url: str, what: str, kind: str
+    sqlite_url: str, subject: str, kind: str
 ) -> None:
     def now(ctx: Any) -> Any:
         if ctx.attempt == 1:
-            raise ODD[what]
+            raise ODD[subject]
         return "second"
 
     async def later(ctx: Any) -> Any:
@@ -428,11 +428,11 @@ async def test_cancel_stops_only_the_thread_of_its_handler(sqlite_url: str) -> N
 async def test_handler_can_be_interrupted_anywhere(sqlite_url: str, request: Any) -> None:
     request.addfinalizer(lambda: threading.setprofile(None))
 
-    async def stopped_at(ctx: Any, place: int) -> bool:
+    async def stopped_at(ctx: Any, position: int) -> bool:
         loop, raised, events = asyncio.get_running_loop(), threading.Event(), count()
 
         def event(*_: Any) -> None:
-            if threading.current_thread().name.startswith("task") and next(events) == place:
+            if threading.current_thread().name.startswith("task") and next(events) == position:
                 loop.call_soon_threadsafe(running.cancel)
                 loop.call_soon_threadsafe(loop.call_soon, raised.set)
                 raised.wait(0.1)  # in vain where the interrupt has to wait for the thread
@@ -443,7 +443,7 @@ async def test_handler_can_be_interrupted_anywhere(sqlite_url: str, request: Any
         return running.cancelled()
 
     async def handler(ctx: Any) -> int:
-        return sum([await stopped_at(ctx, place) for place in range(50)])
+        return sum([await stopped_at(ctx, number) for number in range(50)])
 
     async with working(sqlite_url, {None: handler}) as inside:
         assert (await inside.ended(await inside.submit(max_attempts=1))).output > 10
@@ -493,7 +493,7 @@ async def test_late_result_of_a_lost_attempt_is_refused(database_url: str) -> No
     async with working(database_url, {None: handler}, heartbeat_s=60, lease_s=600) as inside:
         task = await inside.submit()
         await eventually(lambda: inside.worker.holds(task))
-        held = next(each for each in inside.worker._leases.all() if each.fence.task == task)
+        held = next(lease for lease in inside.worker._leases.all() if lease.fence.task == task)
         held.stop = lambda _reason: None  # nobody tells it
         await lose(inside)
         view = await inside.ended(task)
@@ -506,8 +506,8 @@ async def test_late_result_of_a_lost_attempt_is_refused(database_url: str) -> No
 
 @pytest.fixture
 async def world(database_url: str, tmp_path: Path) -> AsyncIterator[System]:
-    async with system(database_url, tmp_path) as made:
-        yield made
+    async with system(database_url, tmp_path) as created:
+        yield created
 
 
 APP = ("--app", "tests.proof.crash.handlers")

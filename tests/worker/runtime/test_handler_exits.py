@@ -37,18 +37,18 @@ def listening() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-async def leave(how: BaseException) -> None:
-    raise how
+async def leave(mode: BaseException) -> None:
+    raise mode
 
 
-async def below(how: BaseException) -> None:
+async def below(mode: BaseException) -> None:
     """Wait for a task that leaves."""
-    await asyncio.create_task(leave(how))
+    await asyncio.create_task(leave(mode))
 
 
-async def in_a_group(how: BaseException) -> None:
+async def in_a_group(mode: BaseException) -> None:
     async with asyncio.TaskGroup() as group:
-        group.create_task(leave(how))
+        group.create_task(leave(mode))
         group.create_task(asyncio.Event().wait())
 
 
@@ -61,8 +61,10 @@ async def worked(database: str, handlers: dict[str | None, Any]) -> dict[str | N
         await worker.host_functions("agent", handlers)
         working = asyncio.create_task(worker.run(stop))
         ids = {
-            each: (await engine.submit(NewTask(title="t", task_type=str(each), max_attempts=1))).id
-            for each in handlers
+            handler: (
+                await engine.submit(NewTask(title="t", task_type=str(handler), max_attempts=1))
+            ).id
+            for handler in handlers
         }
 
         async def ended() -> dict[str | None, Any] | None:
@@ -71,23 +73,23 @@ async def worked(database: str, handlers: dict[str | None, Any]) -> dict[str | N
                 return None
             return {each: (view.status, view.attempt) for each, view in views.items()}
 
-        found: dict[str | None, Any] = await eventually(ended)
+        result: dict[str | None, Any] = await eventually(ended)
         os.kill(os.getpid(), signal.SIGINT)
         await working
-    return found
+    return result
 
 
 @pytest.mark.usefixtures("listening")
-@pytest.mark.parametrize("how", EXITS, ids=repr)
+@pytest.mark.parametrize("mode", EXITS, ids=repr)
 @pytest.mark.parametrize("waits", [below, in_a_group])
 def test_exit_raised_below_a_handler_fails_only_its_attempt(
-    tmp_path: Path, how: BaseException, waits: Any
+    tmp_path: Path, mode: BaseException, waits: Any
 ) -> None:
     left = asyncio.Event()
 
     async def leaves(_ctx: Any) -> None:
         try:
-            await waits(how)
+            await waits(mode)
         finally:
             left.set()
 
@@ -96,8 +98,8 @@ def test_exit_raised_below_a_handler_fails_only_its_attempt(
         return "stayed"
 
     database = f"sqlite:///{tmp_path}/t.db"
-    found = app.run(worked(database, {"leaves": leaves, "stays": stays}))
-    assert found == {"leaves": ("DEAD", 1), "stays": ("COMPLETED", 1)}
+    result = app.run(worked(database, {"leaves": leaves, "stays": stays}))
+    assert result == {"leaves": ("DEAD", 1), "stays": ("COMPLETED", 1)}
 
 
 def test_exit_of_the_program_ends_the_program() -> None:

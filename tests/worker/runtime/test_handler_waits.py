@@ -26,14 +26,14 @@ async def square(ctx: Any) -> int:
 
 
 async def gather_later(ctx: Any) -> Any:
-    made = [await ctx.spawn(f"part {n}", child(n)) for n in range(5)]
-    return [each.output for each in await ctx.wait(made)]
+    created = [await ctx.spawn(f"part {n}", child(n)) for n in range(5)]
+    return [item.output for item in await ctx.wait(created)]
 
 
 def gather_now(ctx: Any) -> Any:
     for n in range(5):
         ctx.spawn(f"part {n}", child(n))
-    return [each.output for each in ctx.wait_all()]
+    return [item.output for item in ctx.wait_all()]
 
 
 @pytest.mark.parametrize("parent", [gather_later, gather_now])
@@ -56,7 +56,7 @@ async def test_tree_of_subtasks_runs_with_one_slot(database_url: str) -> None:
         new = NewTask(title=f"level {depth}", task_type="total", input=depth - 1)
         for n in range(3):
             await ctx.spawn(str(n), new)
-        return 1 + sum(int(each.output) for each in await ctx.wait_all())
+        return 1 + sum(int(item.output) for item in await ctx.wait_all())
 
     async with working(database_url, {"total": total}, slots=1) as inside:
         task = await inside.submit(task_type="total", input=2)
@@ -67,13 +67,13 @@ async def test_steps_run_once_over_many_waits(database_url: str) -> None:
     done: Counter[str] = Counter()
 
     async def chain(ctx: Any) -> Any:
-        made = []
+        created = []
         for n in range(30):
             await ctx.step(f"step {n}", lambda n=n: done.update([f"step {n}"]))
             await ctx.spawn(f"part {n}", child(n))
             [end] = await ctx.wait([f"part {n}"])
-            made.append(end.output)
-        return made
+            created.append(end.output)
+        return created
 
     async with working(database_url, {"chain": chain, "square": square}) as inside:
         task = await inside.submit(task_type="chain", max_attempts=1)
@@ -116,13 +116,13 @@ async def test_wait_has_a_timeout(database_url: str) -> None:
         return "slow"
 
     async def parent(ctx: Any) -> Any:
-        made = await ctx.spawn("slow", NewTask(title="slow", task_type="slow"))
+        created = await ctx.spawn("slow", NewTask(title="slow", task_type="slow"))
         seen = []
         for _ in range(3):
-            [end] = await ctx.wait([made], timeout=0.2)
+            [end] = await ctx.wait([created], timeout=0.2)
             seen.append(end.status)
         let.set()
-        [end] = await ctx.wait([made])
+        [end] = await ctx.wait([created])
         return [*seen, end.output]
 
     async with working(database_url, {"parent": parent, "slow": slow}) as inside:
@@ -134,7 +134,7 @@ async def answered(inside: Inside, key: str, text: str | None = None) -> None:
     """Answer the question as soon as somebody asks it."""
 
     async def there() -> Any:
-        return [each for each in await inside.engine.inbox.list() if each.key == key]
+        return [entry for entry in await inside.engine.inbox.list() if entry.key == key]
 
     [item] = await eventually(there, PATIENCE, 0.02)
     if text is None:
@@ -148,8 +148,8 @@ async def ask_later(ctx: Any) -> Any:
     yes = await ctx.approve("go", "shall I?", body={"cost": 3})
     name = await ctx.ask("name", "what is it called?")
     silent = await ctx.approve("silent", "anyone?", timeout=0.1, default=True)
-    nobody = await ctx.ask("nobody", "anyone?", timeout=0.1, default="x")
-    return [bool(yes), yes.comment, name, silent.approved, silent.by, nobody]
+    anonymous = await ctx.ask("nobody", "anyone?", timeout=0.1, default="x")
+    return [bool(yes), yes.comment, name, silent.approved, silent.by, anonymous]
 
 
 def ask_now(ctx: Any) -> Any:
@@ -157,8 +157,8 @@ def ask_now(ctx: Any) -> Any:
     yes = ctx.approve("go", "shall I?", body={"cost": 3})
     name = ctx.ask("name", "what is it called?")
     silent = ctx.approve("silent", "anyone?", timeout=0.1, default=True)
-    nobody = ctx.ask("nobody", "anyone?", timeout=0.1, default="x")
-    return [bool(yes), yes.comment, name, silent.approved, silent.by, nobody]
+    anonymous = ctx.ask("nobody", "anyone?", timeout=0.1, default="x")
+    return [bool(yes), yes.comment, name, silent.approved, silent.by, anonymous]
 
 
 @pytest.mark.parametrize("handler", [ask_later, ask_now])
@@ -174,8 +174,8 @@ async def test_question_to_a_person_occupies_no_slot(database_url: str, handler:
         assert ended.output == [True, "fine", "Ada", True, "timeout", "x"]
         # What was said before a wait is kept, though the attempt is over with it.
         attempts = len(await inside.outcomes(task))
-        said = [f"attempt {n + 1} asks" for n in range(attempts)]
-        assert await inside.transcript(task) == said
+        lines = [f"attempt {n + 1} asks" for n in range(attempts)]
+        assert await inside.transcript(task) == lines
 
 
 async def test_parked_attempt_ends_even_if_its_handler_catches_the_signal(
@@ -212,7 +212,7 @@ async def test_parked_attempt_ends_even_if_its_handler_catches_the_signal(
             assert (await inside.ended(task)).output == "went on"
             assert await inside.outcomes(task) == ["PARKED", "COMPLETED"]
     assert cleaned == ["polite", "polite", "deaf"]
-    assert [each for each in caplog.records if each.name == "tenuto.worker"] == []
+    assert [record for record in caplog.records if record.name == "tenuto.worker"] == []
 
 
 HANDLERS = """
@@ -253,7 +253,7 @@ async def test_wait_survives_its_worker(database_url: str, tmp_path: Path) -> No
         await world.in_status([task], "COMPLETED")
         assert (await world.engine.show(task)).output == [2, 2, 2]
         attempts = await world.engine.attempts(task)
-        assert [each.outcome for each in attempts] == ["PARKED", "COMPLETED"]
+        assert [attempt.outcome for attempt in attempts] == ["PARKED", "COMPLETED"]
 
 
 def runs(pid: str) -> bool:

@@ -32,10 +32,10 @@ async def test_concurrent_usage_reports_count_fully_after_an_outage(
 ) -> None:
     used, faults = Engine.used, [Unavailable("away")]
 
-    async def flaky(self: Engine, *given: Any) -> None:
+    async def flaky(self: Engine, *args: Any) -> None:
         if faults:
             raise faults.pop()
-        await used(self, *given)
+        await used(self, *args)
 
     async def handler(ctx: Any) -> None:
         await asyncio.gather(ctx.used(input_tokens=1), ctx.used(input_tokens=10))
