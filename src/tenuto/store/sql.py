@@ -29,6 +29,13 @@ Its text can contain
     {own:task}              a condition that the row belongs to the tenant's workspace: SQLite's
                             tenants pass `:workspace` with every statement, PostgreSQL's row
                             policies check it by themselves
+    {event of moved: kind = 'ready', previous = 'WAITING'}
+                            `insert into event (...) select ...` up to its `from`: the audit row of
+                            each row of `moved`. Columns that are not named are `task` = moved.id,
+                            `seq` = moved.version, `workspace` = moved.workspace, `xid` = {xid},
+                            `level` = 'INFO', `attempt` = 0, `actor` = :actor, `at` = :now, and
+                            null. `{event: ...}` without a set takes :id and :workspace. No other
+                            text inserts into `event`.
     {literal:name}          constants of the program (never a caller's text), for conditions that an
                             index must recognise
 
@@ -58,6 +65,11 @@ _ROWS = re.compile(r"\{rows:(\w+)(?: of (\w+))?\}")
 _PLACES = re.compile(r"\{places:(\w+)\}")
 _PARAM = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)(?!\w)")
 _MACRO = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
+_EVENT = re.compile(r"\{event(?: of (\w+))?: ((?:[^{}']|'[^']*')*)\}")
+_EVENT_COLUMNS = (
+    *("task", "seq", "workspace", "xid", "kind", "level", "message", "previous", "new"),
+    *("attempt", "agent", "actor", "session_key", "stack_trace", "data", "causation_id", "at"),
+)
 _OWN = "[workspace: "
 _OPTIONAL = re.compile(r"\[(\w+): (.*?)\]", flags=re.S)
 
@@ -188,7 +200,30 @@ def _render(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
         return plain.get(macro, match[0])
 
     rendered = _MACRO.sub(replace, text)
-    return rendered if rendered == text else _render(rendered, dialect, fragments)
+    if rendered != text:
+        return _render(rendered, dialect, fragments)
+    return _EVENT.sub(lambda match: _event_insert(match[1], match[2], dialect), rendered)
+
+
+def _event_insert(source: str | None, given: str, dialect: Dialect) -> str:
+    """Returns the `insert into event ... select ...` of an `{event of source: given}`."""
+    values = {
+        "task": f"{source}.id" if source else ":id",
+        "seq": f"{source}.version",
+        "workspace": f"{source}.workspace" if source else ":workspace",
+        "xid": dialect.xid,
+        "level": "'INFO'",
+        "attempt": "0",
+        "actor": ":actor",
+        "at": ":now",
+    }
+    for part in re.split(r",\s+(?=\w+ = )", given):
+        column, _, value = part.partition(" = ")
+        values[column] = value
+    assert values.keys() <= set(_EVENT_COLUMNS), f"unknown column of event: {given}"
+    columns = [column for column in _EVENT_COLUMNS if values.get(column, "null") != "null"]
+    cells = ", ".join(values[column] for column in columns)
+    return f"insert into event ({', '.join(columns)})\nselect {cells}"
 
 
 def _parse(chunk: str, render: Callable[[str], str]) -> Query:

@@ -21,9 +21,8 @@ set seen_at = :now,
 -- fragment: record_recovered
 -- If two processes see an agent at the same moment, one of them records it: both count on from the
 -- same version.
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, agent, at)
-select silent.id, silent.version + 1, silent.workspace, {xid}, 'agent_recovered', 'INFO',
-  silent.name, 0, silent.id, :now
+{event of silent: seq = silent.version + 1, kind = 'agent_recovered', message = silent.name,
+  agent = silent.id, actor = null}
 from {silent} where true
 on conflict do nothing
 
@@ -229,9 +228,8 @@ order by agent.due_at limit :most {skip_locked};
 -- rows: moved(id uuid, workspace uuid, name text, status text, version bigint, due_at timestamptz, kind text, level text, data json)
 update agent set status = moved.status, version = moved.version, due_at = moved.due_at
 from {rows:moved} where agent.id = moved.id and agent.workspace = moved.workspace;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, agent, actor, data, at)
-select moved.id, moved.version, moved.workspace, {xid}, moved.kind, moved.level, moved.name, 0,
-  moved.id, :actor, moved.data, :now
+{event of moved: kind = moved.kind, level = moved.level, message = moved.name, agent = moved.id,
+  data = moved.data}
 from {rows:moved} where moved.kind is not null
 on conflict do nothing;
 

@@ -22,9 +22,7 @@ returning {fragment:complete_columns}
 json_each({places:woken}) as at cross join task as moved on moved.{place} = at.value
 
 -- fragment: record_unblocked
-insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, actor, at)
-select moved.id, moved.version, moved.workspace, moved.event_xid, 'ready', 'INFO', 'WAITING',
-  'PENDING', moved.attempt, :actor, :now
+{fragment:ready_event}
 from {fragment:unblocked}
 where moved.status = 'PENDING'
 

@@ -5,6 +5,15 @@ for update of task
 
 -- fragment: lock_tasks only sqlite
 
+-- fragment: ready_event
+{event of moved: xid = moved.event_xid, kind = 'ready', previous = 'WAITING', new = 'PENDING',
+  attempt = moved.attempt}
+
+-- fragment: record_noted
+{event of noted: seq = noted.seq, kind = noted.kind, level = noted.level, message = noted.message,
+  data = noted.data}
+from {rows:noted}
+
 -- name: dependency_targets_locked
 -- Returns the tasks that new dependencies point to, locked in id order.
 -- params: workspace uuid, ids uuid[]
@@ -112,9 +121,7 @@ update task set unmet = task.unmet - hit.n, updated_at = :now,
 from {rows:hit}
 where task.id = hit.id {own:task}
 returning {fragment:unblocked_columns};
-insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, actor, at)
-select moved.id, moved.version, moved.workspace, moved.event_xid, 'ready', 'INFO', 'WAITING',
-  'PENDING', moved.attempt, :actor, :now
+{fragment:ready_event}
 from {fragment:moved}
 where moved.status = 'PENDING';
 -- answer: moved(id, status, lane)
@@ -226,9 +233,8 @@ select :id, :workspace, :key, :title, 'RUNNING', :plan, :input, :steps, 1, :prio
 where true
 on conflict do nothing
 returning id;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
-select made.id, 1, :workspace, {xid}, 'flow_started', 'INFO', :key, 0, :actor,
-  '{"status": "RUNNING"}', :now
+{event of made: seq = 1, workspace = :workspace, kind = 'flow_started', message = :key,
+  data = '{"status": "RUNNING"}'}
 from {made};
 -- answer: made(id)
 
@@ -254,10 +260,7 @@ update flow set version = changed.version, status = changed.status,
   finished_at = changed.finished_at, updated_at = :now
 from {rows:changed} where flow.id = changed.id and flow.workspace = changed.workspace
 returning flow.id;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
-select noted.id, noted.seq, noted.workspace, {xid}, noted.kind, noted.level, noted.message, 0,
-  :actor, noted.data, :now
-from {rows:noted};
+{fragment:record_noted};
 -- answer: moved(id)
 
 -- name: activations
@@ -293,8 +296,7 @@ select born.id, born.workspace, born.flow, born.key, born.title, born.activation
   born.slot, born.kind, born.status, born.join_policy, born.depth, born.items, born.total,
   born.total, born.follows, born.context, :now, :now
 from {rows:born};
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
-select born.id, 1, born.workspace, {xid}, 'group_made', 'INFO', born.key, 0, :actor, born.data, :now
+{event of born: seq = 1, kind = 'group_made', message = born.key, data = born.data}
 from {rows:born};
 
 -- name: groups_locked
@@ -320,10 +322,7 @@ update task_group set version = changed.version, status = changed.status, made =
   updated_at = :now
 from {rows:changed} where task_group.id = changed.id and task_group.workspace = changed.workspace
 returning task_group.id;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
-select noted.id, noted.seq, noted.workspace, {xid}, noted.kind, noted.level, noted.message, 0,
-  :actor, noted.data, :now
-from {rows:noted};
+{fragment:record_noted};
 -- answer: moved(id)
 
 -- fragment: open_children only postgres
@@ -378,9 +377,7 @@ update task set status = 'PENDING', hold = null, version = task.version + 1, upd
   event_xid = {fragment:event_xid}
 {fragment:picked_tasks}
 returning {fragment:unblocked_columns};
-insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, actor, at)
-select moved.id, moved.version, moved.workspace, moved.event_xid, 'ready', 'INFO', 'WAITING',
-  'PENDING', moved.attempt, :actor, :now
+{fragment:ready_event}
 from {fragment:moved};
 update task_body set follows = :follows
 where task_body.workspace = :workspace and task_body.task in (select moved.id from {moved});

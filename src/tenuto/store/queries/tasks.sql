@@ -94,8 +94,7 @@ insert into task_capability (task, workspace, capability)
 select capability.task, capability.workspace, capability.capability
 
 -- fragment: record_submitted
-insert into event (task, seq, workspace, xid, kind, level, new, attempt, actor, at)
-select hot.id, 1, hot.workspace, {xid}, 'submitted', 'INFO', hot.status, 0, hot.actor, :now
+{event of hot: seq = 1, kind = 'submitted', new = hot.status, actor = hot.actor}
 
 -- name: submit
 -- Inserts tasks that do not exist yet, with their first event; returns the ids that are new.
@@ -282,10 +281,8 @@ json_each({places:picked}) as at cross join task as moved on moved.{place} = at.
 json_each({places:moved}) as at cross join task as moved on moved.{place} = at.value
 
 -- fragment: record_claimed
-insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, agent, actor,
-  at)
-select moved.id, moved.version, moved.workspace, moved.event_xid, 'claimed', 'INFO', 'PENDING', moved.status,
-  moved.attempt, :agent, :worker, :now
+{event of moved: xid = moved.event_xid, kind = 'claimed', previous = 'PENDING', new = moved.status,
+  attempt = moved.attempt, agent = :agent, actor = :worker}
 from {fragment:claim_rows}
 
 -- fragment: json_object only postgres
@@ -482,10 +479,9 @@ select moved.id, moved.attempt, moved.workspace, 'COMPLETED', moved.agent, moved
 from {fragment:moved}
 
 -- fragment: record_completed
-insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, agent, actor,
-  session_key, at)
-select moved.id, moved.version, moved.workspace, moved.event_xid, 'completed', 'INFO', 'RUNNING', 'COMPLETED',
-  moved.attempt, moved.agent, moved.worker, moved.session_key, :now
+{event of moved: xid = moved.event_xid, kind = 'completed', previous = 'RUNNING',
+  new = 'COMPLETED', attempt = moved.attempt, agent = moved.agent, actor = moved.worker,
+  session_key = moved.session_key}
 from {fragment:moved}
 
 -- fragment: store_result
@@ -619,11 +615,11 @@ select ended.task, ended.attempt, ended.workspace, ended.outcome, ended.agent, e
   ended.session_key, ended.started_at, ended.ended_at, ended.error_class, ended.message,
   ended.stack, ended.exit_code, ended.receipt, ended.unconfirmed
 from {rows:ended of moved};
-insert into event (task, seq, workspace, xid, kind, level, message, previous, new, attempt, agent,
-  actor, session_key, stack_trace, data, at)
-select noted.task, noted.seq, noted.workspace, {greatest}(noted.event_xid, {xid}), noted.kind, noted.level, noted.message,
-  noted.previous, noted.new, noted.attempt, noted.agent, noted.actor, noted.session_key,
-  noted.stack_trace, noted.data, noted.at
+{event of noted: task = noted.task, seq = noted.seq, xid = {greatest}(noted.event_xid, {xid}),
+  kind = noted.kind, level = noted.level, message = noted.message, previous = noted.previous,
+  new = noted.new, attempt = noted.attempt, agent = noted.agent, actor = noted.actor,
+  session_key = noted.session_key, stack_trace = noted.stack_trace, data = noted.data,
+  at = noted.at}
 from {rows:noted of moved};
 insert into task_output (task, workspace, output, summary)
 select result.task, result.workspace, result.output, result.summary
@@ -657,10 +653,9 @@ select old.id, old.attempt, old.workspace, 'FAILED', old.agent, old.worker, old.
 from {old} where old.status in ('ASSIGNED', 'RUNNING');
 insert into flow_work (id, workspace, kind, subject, due_at)
 select old.id, old.workspace, 'ended', old.id, :now from {old} where old.watched;
-insert into event (task, seq, workspace, xid, kind, level, message, previous, new, attempt, actor,
-  data, at)
-select old.id, old.version + 1, old.workspace, {greatest}(old.event_xid, {xid}), 'failed', 'CRITICAL', :message, old.status,
-  'FAILED', old.attempt, :actor, '{"error_class": "corrupt"}', :now
+{event of old: seq = old.version + 1, xid = {greatest}(old.event_xid, {xid}), kind = 'failed',
+  level = 'CRITICAL', message = :message, previous = old.status, new = 'FAILED',
+  attempt = old.attempt, data = '{"error_class": "corrupt"}'}
 from {old};
 -- answer: moved(id)
 
@@ -864,11 +859,9 @@ update task set version = version + 1, updated_at = :now, event_xid = {fragment:
 from {moved}
 where task.id = moved.id
 returning task.id, task.workspace, task.version, task.status, task.attempt, task.event_xid;
-insert into event (task, seq, workspace, xid, kind, level, message, previous, new, attempt, actor,
-  data, at)
-select noted.id, noted.version, noted.workspace, noted.event_xid, 'swept', 'INFO',
-  'all processes of an unconfirmed attempt are gone', noted.status, noted.status, noted.attempt,
-  :actor, :receipt, :now
+{event of noted: xid = noted.event_xid, kind = 'swept',
+  message = 'all processes of an unconfirmed attempt are gone', previous = noted.status,
+  new = noted.status, attempt = noted.attempt, data = :receipt}
 from {noted};
 -- answer: moved(id)
 
