@@ -222,6 +222,17 @@ async def test_an_older_schema_is_refused(store: AnyStore, raw: Raw, database_ur
     assert "orchestrate db migrate" in caught.value.message
 
 
+async def test_a_column_that_is_missing_is_no_outage(store: AnyStore, raw: Raw) -> None:
+    await raw.execute("alter table task_body drop column description")
+    task = new(description="text")
+    for tasks in ([task], [task, task]):
+        with pytest.raises(Incompatible) as caught:
+            await Engine(store).submit_many(tasks)
+        assert caught.value.code == "schema_older"
+        assert "description" in caught.value.message
+        assert "orchestrate db migrate" in caught.value.message
+
+
 async def test_a_compat_that_a_later_migration_lowers_still_counts(
     store: AnyStore, raw: Raw, database_url: str
 ) -> None:
