@@ -36,6 +36,8 @@ Its text can contain
                             `level` = 'INFO', `attempt` = 0, `actor` = :actor, `at` = :now, and
                             null. `{event: ...}` without a set takes :id and :workspace. No other
                             text inserts into `event`.
+    {terminal} {leased} {group_open}
+                            the statuses of the model's sets of that name, as in `in {terminal}`
     {literal:name}          constants of the program (never a caller's text), for conditions that an
                             index must recognise
 
@@ -53,7 +55,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tenuto.model.tasks.task import Task
+from tenuto.model.flows.progress import GROUP_OPEN, GroupStatus
+from tenuto.model.tasks.task import LEASED, TERMINAL, Status, Task
 
 T = TypeVar("T")
 Column = tuple[str, str]
@@ -141,6 +144,16 @@ SQLITE = Dialect(
 )
 
 
+_STATUS_LISTS = {
+    name: "(" + ", ".join(f"'{status}'" for status in statuses if status in chosen) + ")"
+    for name, statuses, chosen in (
+        ("terminal", Status, TERMINAL),
+        ("leased", Status, LEASED),
+        ("group_open", GroupStatus, GROUP_OPEN),
+    )
+}
+
+
 def source_text() -> str:
     """Returns the text of all files of `queries/`, joined in order of their names."""
     folder = resources.files("tenuto.store").joinpath("queries")
@@ -176,7 +189,7 @@ def _strip(chunk: str) -> str:
 
 def _render(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
     """Returns the text with all macros of the dialect replaced, also in fragments."""
-    plain = {
+    plain = _STATUS_LISTS | {
         "greatest": dialect.greatest,
         "lock": dialect.lock,
         "skip_locked": dialect.skip_locked,

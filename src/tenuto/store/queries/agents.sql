@@ -7,7 +7,7 @@ coalesce(nullif((agent.profile ->> 'stale_threshold_s')::bigint, 0), :stale_s)
 coalesce(nullif(agent.profile ->> 'stale_threshold_s', 0), :stale_s)
 
 -- fragment: busy
-exists (select 1 from task where task.agent = agent.id and task.status in ('ASSIGNED', 'RUNNING'))
+exists (select 1 from task where task.agent = agent.id and task.status in {leased})
 
 -- fragment: seen_now
 -- What a heartbeat writes into an agent's row: a STALE or ERROR agent becomes IDLE; a DRAINING
@@ -30,7 +30,7 @@ on conflict do nothing
 agent.id, agent.name, agent.profile, agent.status, agent.max_concurrent, agent.version,
   agent.seen_at, agent.due_at, agent.managed, agent.created_at, agent.updated_at,
   (select count(*) from task where task.agent = agent.id
-    and task.status in ('ASSIGNED', 'RUNNING')) as running,
+    and task.status in {leased}) as running,
   (select count(*) from attempt where attempt.agent = agent.id and attempt.unconfirmed)
     as kills
 
@@ -94,7 +94,7 @@ returning id as worker_id;
 -- params: workspace uuid
 select worker.id as worker_id, worker.host, worker.pid, worker.agents, worker.slots, worker.status,
   worker.started_at, worker.seen_at, worker.drain_requested_at,
-  (select count(*) from task where task.status in ('ASSIGNED', 'RUNNING')
+  (select count(*) from task where task.status in {leased}
     and task.worker = worker.id and task.workspace = worker.workspace) as running
 from worker where worker.workspace = :workspace order by worker.started_at desc limit 1000;
 
@@ -207,7 +207,7 @@ returning agent as id;
 -- params: workspace uuid, id uuid
 select agent.id, agent.workspace, agent.name, agent.status, agent.version, agent.seen_at,
   (select count(*) from task where task.agent = agent.id
-    and task.status in ('ASSIGNED', 'RUNNING')) as running
+    and task.status in {leased}) as running
 from agent where agent.workspace = :workspace and agent.id = :id {lock};
 
 -- name: agents_due
@@ -216,7 +216,7 @@ from agent where agent.workspace = :workspace and agent.id = :id {lock};
 -- params: now timestamptz, most bigint
 select agent.id, agent.workspace, agent.name, agent.status, agent.version, agent.seen_at,
   (select count(*) from task where task.agent = agent.id
-    and task.status in ('ASSIGNED', 'RUNNING')) as running,
+    and task.status in {leased}) as running,
   case when exists (select 1 from attempt where attempt.agent = agent.id
     and attempt.outcome = 'STALLED' and attempt.ended_at >= agent.seen_at) then 1 else 0 end as lost
 from agent where agent.due_at <= :now
@@ -252,7 +252,7 @@ from agent where agent.workspace = :workspace
 -- as: gone
 delete from agent where workspace = :workspace and id = :id
   and not exists (select 1 from task where task.agent = agent.id
-    and task.status in ('ASSIGNED', 'RUNNING'))
+    and task.status in {leased})
 returning id;
 delete from message where workspace = :workspace and agent in (select gone.id from {gone});
 delete from agent_health where workspace = :workspace and agent in (select gone.id from {gone});

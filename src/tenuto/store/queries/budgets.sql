@@ -83,7 +83,7 @@ from tree join spending on spending.task = tree.task;
 {fragment:tree}
 select task.id from tree join task on task.id = tree.task
 where task.hold = :hold
-  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  and task.status not in {terminal}
 order by task.id limit :most;
 
 -- name: budget_question

@@ -77,7 +77,7 @@ order by event.at desc limit :most;
 -- alone. The rows are then found by key, however many tasks are leased.
 select r.id from (
   select t.id, row_number() over (partition by t.workspace order by t.id) as turn from task t
-  where t.status in ('ASSIGNED', 'RUNNING') and t.lease_until < :now) r
+  where t.status in {leased} and t.lease_until < :now) r
 order by r.turn, r.id limit :most
 
 -- fragment: among_first_each only postgres

@@ -4,7 +4,7 @@
 -- Returns the progress and cost of a flow's tasks.
 -- params: flow uuid, workspace uuid
 select count(*) as tasks,
-  sum(case when task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') then 100
+  sum(case when task.status in {terminal} then 100
     else coalesce(task.progress_percent, 0) end) as percents,
   (select sum(spending.cost_usd) from spending join task_body spent on spent.task = spending.task
     where spent.flow = :flow and spent.workspace = :workspace) as cost_usd
@@ -16,7 +16,7 @@ where body.flow = :flow and body.workspace = :workspace;
 -- params: flow uuid, workspace uuid, most bigint
 select {fragment:group_columns} from task_group
 where task_group.flow = :flow and task_group.workspace = :workspace
-  and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+  and task_group.status in {group_open}
 order by task_group.id limit :most;
 
 -- name: flow_failures
@@ -48,11 +48,11 @@ from (
   select {fragment:task_node}
   from task_body body join task on task.id = body.task
   where body.flow = :flow and body.workspace = :workspace
-    [live: and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')]
+    [live: and task.status not in {terminal}]
   union all
   select {fragment:group_node}
   from task_group where task_group.flow = :flow and task_group.workspace = :workspace
-    [live: and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')]
+    [live: and task_group.status in {group_open}]
 ) found order by found.created_at, found.id limit :most;
 
 -- name: group_graph
@@ -66,11 +66,11 @@ from (
   select {fragment:task_node}
   from task_body body join task on task.id = body.task
   where body.group_id in (select inside.id from inside) and body.workspace = :workspace
-    [live: and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')]
+    [live: and task.status not in {terminal}]
   union all
   select {fragment:group_node}
   from task_group where task_group.id in (select inside.id from inside) {own:task_group}
-    [live: and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')]
+    [live: and task_group.status in {group_open}]
 ) found order by found.created_at, found.id limit :most;
 
 -- name: flow_dependencies

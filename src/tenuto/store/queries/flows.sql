@@ -329,11 +329,11 @@ returning task_group.id;
 -- Looked up child by child, in order of slots, however many of them the planner assumes to be
 -- finished.
 cross join lateral (select 1 from task where task.id = body.task
-  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') offset 0) still
+  and task.status not in {terminal} offset 0) still
 
 -- fragment: open_children only sqlite
 join task on task.id = body.task
-  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  and task.status not in {terminal}
 
 -- fragment: next_child
 -- The first unfinished child of a group after a slot: a task or a group.
@@ -348,7 +348,7 @@ select found.id, found.slot, found.is_group from (
   select * from (
     select task_group.id, task_group.slot, 1 as is_group from task_group
     where task_group.parent = :parent and task_group.slot > :slot {own:task_group}
-      and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+      and task_group.status in {group_open}
     order by task_group.slot limit 1
   ) as a_group
 ) found order by found.slot limit 1
@@ -399,11 +399,11 @@ select found.id, found.is_group from (
   select body.task as id, body.slot, 0 as is_group
   from task_body body join task on task.id = body.task
   where body.group_id = :parent and body.workspace = :workspace
-    and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+    and task.status not in {terminal}
     and task.cancel_requested_at is null
   union all
   select task_group.id, task_group.slot, 1 from task_group
-  where task_group.parent = :parent {own:task_group} and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+  where task_group.parent = :parent {own:task_group} and task_group.status in {group_open}
 ) found order by found.slot limit :most;
 
 -- name: roots_open
@@ -413,12 +413,12 @@ select found.id, found.is_group from (
   select body.task as id, 0 as is_group
   from task_body body join task on task.id = body.task
   where body.flow = :flow and body.group_id is null {own:body}
-    and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+    and task.status not in {terminal}
     and task.cancel_requested_at is null
   union all
   select task_group.id, 1 from task_group
   where task_group.flow = :flow and task_group.parent is null {own:task_group}
-    and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+    and task_group.status in {group_open}
 ) found limit :most;
 
 -- name: deferred_add
@@ -584,7 +584,7 @@ with recursive inside(id) as (
 -- params: flow uuid, workspace uuid, after uuid, most bigint
 select body.task as id from task_body body join task on task.id = body.task
 where body.flow = :flow and body.workspace = :workspace
-  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  and task.status not in {terminal}
   [after: and body.task > :after]
 order by body.task limit :most;
 
@@ -594,7 +594,7 @@ order by body.task limit :most;
 {fragment:subtree}
 select body.task as id from task_body body join task on task.id = body.task
 where body.group_id in (select inside.id from inside) and body.workspace = :workspace
-  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  and task.status not in {terminal}
   [after: and body.task > :after]
 order by body.task limit :most;
 
@@ -629,9 +629,9 @@ order by task_group.id desc limit :most;
 -- params: group_id uuid, workspace uuid
 {fragment:subtree}
 select count(*) as tasks,
-  sum(case when task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') then 1
+  sum(case when task.status in {terminal} then 1
     else 0 end) as ended,
-  sum(case when task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') then 100
+  sum(case when task.status in {terminal} then 100
     else coalesce(task.progress_percent, 0) end) as percents,
   (select sum(spending.cost_usd) from spending join task_body spent on spent.task = spending.task
     where spent.group_id in (select inside.id from inside)
@@ -694,7 +694,7 @@ order by task.id {fragment:lock_tasks};
 select found.slot, max(found.open) as open, max(found.bad) as bad, max(found.skipped) as skipped
 from (
   select body.slot,
-    case when task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') then 0
+    case when task.status in {terminal} then 0
       else 1 end as open,
     case when task.status in ('FAILED', 'DEAD', 'CANCELLED') then 1 else 0 end as bad,
     case when task.status = 'SKIPPED' then 1 else 0 end as skipped
@@ -702,7 +702,7 @@ from (
   where body.group_id = :parent and body.workspace = :workspace
   union all
   select task_group.slot,
-    case when task_group.status in ('WAITING', 'RUNNING', 'PAUSED') then 1 else 0 end,
+    case when task_group.status in {group_open} then 1 else 0 end,
     case when task_group.status in ('FAILED', 'CANCELLED') then 1 else 0 end,
     case when task_group.status = 'SKIPPED' then 1 else 0 end
   from task_group where task_group.parent = :parent {own:task_group}
@@ -769,7 +769,7 @@ where body.group_id = :parent and body.workspace = :workspace;
 -- params: workspace uuid, key text
 select task_group.id from task_group
 where task_group.workspace = :workspace and task_group.key = :key
-  and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+  and task_group.status in {group_open}
 order by task_group.id desc limit 1;
 
 -- name: dependency_pairs_waiting
@@ -791,10 +791,9 @@ select {fragment:group_columns}, counted.tasks + counted.groups as actual
 from task_group join (
   select task_group.id,
     (select count(*) from task_body body join task on task.id = body.task
-      where body.group_id = task_group.id and task.status not in
-        ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')) as tasks,
+      where body.group_id = task_group.id and task.status not in {terminal}) as tasks,
     (select count(*) from task_group child where child.parent = task_group.id
-      and child.status in ('WAITING', 'RUNNING', 'PAUSED')) as groups
+      and child.status in {group_open}) as groups
   from task_group
   where task_group.status = 'RUNNING' and task_group.updated_at < :before
     and task_group.made = task_group.total

@@ -376,7 +376,7 @@ select {fragment:moved_columns}, {fragment:body_columns}, {fragment:previous},
   case when moved.checkpoint_seq > 0
     then (select checkpoint.data from checkpoint where checkpoint.task = moved.id) end as checkpoint
 from task moved join task_body body on body.workspace = moved.workspace and body.task = moved.id
-where moved.agent = :agent and moved.status in ('ASSIGNED', 'RUNNING')
+where moved.agent = :agent and moved.status in {leased}
   and moved.lease_token = :token {own:moved};
 
 -- name: commit_mark
@@ -393,7 +393,7 @@ select workspace.quota from workspace where workspace.id = :workspace {lock};
 -- Returns what counts against a workspace's quota of running tasks.
 -- params: workspace uuid
 select count(*) as load from task
-where task.workspace = :workspace and task.status in ('ASSIGNED', 'RUNNING');
+where task.workspace = :workspace and task.status in {leased};
 
 -- name: workspace_pending
 -- Returns what counts against a workspace's quota of tasks that wait to run, up to `most`. Paused
@@ -416,7 +416,7 @@ select agent.id, agent.max_concurrent, agent.status from agent where agent.id = 
 -- Returns what counts against an agent's capacity: live leases, and unconfirmed kills.
 -- params: agent uuid
 select (select count(*) from task
-    where task.agent = :agent and task.status in ('ASSIGNED', 'RUNNING') {own:task})
+    where task.agent = :agent and task.status in {leased} {own:task})
   + (select count(*) from attempt where attempt.agent = :agent and attempt.unconfirmed {own:attempt}) as load;
 
 -- fragment: is_running
@@ -426,7 +426,7 @@ case when task.status = 'RUNNING' then true else false end
 
 -- fragment: is_leased
 -- Written so that no partial index fits, like `is_running`.
-case when task.status in ('ASSIGNED', 'RUNNING') then true else false end
+case when task.status in {leased} then true else false end
 
 -- fragment: complete_columns only postgres
 task.id, task.workspace, task.version, task.attempt, task.agent, task.worker, task.session_key,
@@ -637,7 +637,7 @@ select task.id, task.workspace, task.status, task.version, task.attempt, task.ag
   task.started_at, task.event_xid, task.watched
 from task
 where task.id = :id {own:task}
-  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  and task.status not in {terminal}
 {lock};
 -- as: moved
 update task set status = 'FAILED', error_class = 'corrupt', last_error = :message,
@@ -650,7 +650,7 @@ insert into attempt (task, attempt, workspace, outcome, agent, worker, started_a
   error_class, message)
 select old.id, old.attempt, old.workspace, 'FAILED', old.agent, old.worker, old.started_at, :now,
   'corrupt', :message
-from {old} where old.status in ('ASSIGNED', 'RUNNING');
+from {old} where old.status in {leased};
 insert into flow_work (id, workspace, kind, subject, due_at)
 select old.id, old.workspace, 'ended', old.id, :now from {old} where old.watched;
 {event of old: seq = old.version + 1, xid = {greatest}(old.event_xid, {xid}), kind = 'failed',
@@ -702,7 +702,7 @@ from task_step where task_step.task = :id and task_step.workspace = :workspace;
 -- that another process handles are skipped.
 -- params: now timestamptz, workspace uuid, most bigint
 select {columns:task} from task
-where task.status in ('ASSIGNED', 'RUNNING') and task.lease_until < :now
+where task.status in {leased} and task.lease_until < :now
   [workspace: and task.workspace = :workspace]
 order by task.id limit :most {skip_locked};
 
@@ -710,7 +710,7 @@ order by task.id limit :most {skip_locked};
 -- Returns the tasks that a crashed worker still has leased.
 -- params: worker text, most bigint
 select {columns:task} from task
-where task.status in ('ASSIGNED', 'RUNNING') and task.worker = :worker
+where task.status in {leased} and task.worker = :worker
 order by task.id limit :most {skip_locked};
 
 -- name: tasks_due
@@ -732,7 +732,7 @@ update task set due_at = timer.due_at from {rows:timer} where task.id = timer.id
 -- params: before timestamptz, most bigint
 select task.id from task
 where task.archived_at is null and task.finished_at < :before
-  and task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  and task.status in {terminal}
 order by task.id limit :most;
 
 -- fragment: is_needed
@@ -740,14 +740,14 @@ order by task.id limit :most;
 -- flow that it is part of, or the task that created it.
 (exists (select 1 from task_dependency dependency join task other on other.id = dependency.task
     where dependency.needs = t.id
-      and other.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED'))
+      and other.status not in {terminal})
   or exists (select 1 from task_body body join flow on flow.id = body.flow
     where body.workspace = t.workspace and body.task = t.id
       and flow.status in ('RUNNING', 'PAUSED'))
   or exists (select 1 from task_body body
     join task other on other.id = body.parent and other.workspace = body.workspace
     where body.workspace = t.workspace and body.task = t.id
-      and other.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')))
+      and other.status not in {terminal}))
 
 -- name: output_still_needed
 -- Returns the task if an unfinished task or flow may still need its output.
@@ -1110,9 +1110,9 @@ limit :most;
 -- Returns tasks whose status requires a field or row that is missing.
 -- params: most bigint
 select task.id, task.status from task
-where (task.status in ('ASSIGNED', 'RUNNING')
+where (task.status in {leased}
     and (task.lease_until is null or task.lease_token is null or task.agent is null))
-  or (task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  or (task.status in {terminal}
     and task.finished_at is null)
   or (task.status = 'RETRY_WAIT' and task.next_attempt_at is null)
   or not exists (select 1 from task_body body
