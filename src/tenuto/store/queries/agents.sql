@@ -26,11 +26,13 @@ set seen_at = :now,
 from {silent} where true
 on conflict do nothing
 
+-- fragment: running_tasks
+(select count(*) from task where task.agent = agent.id and task.status in {leased})
+
 -- fragment: agent_columns
 agent.id, agent.name, agent.profile, agent.status, agent.max_concurrent, agent.version,
   agent.seen_at, agent.due_at, agent.managed, agent.created_at, agent.updated_at,
-  (select count(*) from task where task.agent = agent.id
-    and task.status in {leased}) as running,
+  {fragment:running_tasks} as running,
   (select count(*) from attempt where attempt.agent = agent.id and attempt.unconfirmed)
     as kills
 
@@ -206,8 +208,7 @@ returning agent as id;
 -- transaction.
 -- params: workspace uuid, id uuid
 select agent.id, agent.workspace, agent.name, agent.status, agent.version, agent.seen_at,
-  (select count(*) from task where task.agent = agent.id
-    and task.status in {leased}) as running
+  {fragment:running_tasks} as running
 from agent where agent.workspace = :workspace and agent.id = :id {lock};
 
 -- name: agents_due
@@ -215,8 +216,7 @@ from agent where agent.workspace = :workspace and agent.id = :id {lock};
 -- lease since their last heartbeat.
 -- params: now timestamptz, most bigint
 select agent.id, agent.workspace, agent.name, agent.status, agent.version, agent.seen_at,
-  (select count(*) from task where task.agent = agent.id
-    and task.status in {leased}) as running,
+  {fragment:running_tasks} as running,
   case when exists (select 1 from attempt where attempt.agent = agent.id
     and attempt.outcome = 'STALLED' and attempt.ended_at >= agent.seen_at) then 1 else 0 end as lost
 from agent where agent.due_at <= :now
@@ -251,8 +251,7 @@ from agent where agent.workspace = :workspace
 -- params: workspace uuid, id uuid
 -- as: gone
 delete from agent where workspace = :workspace and id = :id
-  and not exists (select 1 from task where task.agent = agent.id
-    and task.status in {leased})
+  and not {fragment:busy}
 returning id;
 delete from message where workspace = :workspace and agent in (select gone.id from {gone});
 delete from agent_health where workspace = :workspace and agent in (select gone.id from {gone});

@@ -65,9 +65,7 @@ order by s.holder limit 100;
 -- name: coordinator_events
 -- Returns the newest events of coordinators themselves with one of the given levels, newest first.
 -- params: apart uuid, most bigint
-select event.seq, event.kind, event.level, event.message, event.previous, event.new,
-  event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
-  event.at
+select {fragment:event_columns}
 from event where event.new is null and event.workspace = :apart
   and event.level in ({literal:levels})
 order by event.at desc limit :most;

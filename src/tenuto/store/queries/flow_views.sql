@@ -27,6 +27,11 @@ from task_body body join task on task.id = body.task
 where body.flow = :flow and body.workspace = :workspace and task.status in ('FAILED', 'DEAD')
 order by task.id limit :most;
 
+-- fragment: node_columns
+found.id, found.key, found.title, found.kind, found.status, found.activation, found.parent,
+  found.slot, found.progress_percent, found.made, found.is_group, found.last_error,
+  found.created_at
+
 -- fragment: task_node
 body.task as id, body.key, body.title, body.kind, task.status, body.activation,
   body.group_id as parent, body.slot, task.progress_percent, 0 as made, 0 as is_group,
@@ -41,10 +46,7 @@ task_group.id, task_group.key, task_group.title, task_group.kind, task_group.sta
 -- Returns the tasks and groups that were activated in a flow, oldest first; with `live` only
 -- unfinished ones.
 -- params: flow uuid, workspace uuid, most bigint
-select found.id, found.key, found.title, found.kind, found.status, found.activation, found.parent,
-  found.slot, found.progress_percent, found.made, found.is_group, found.last_error,
-  found.created_at
-from (
+select {fragment:node_columns} from (
   select {fragment:task_node}
   from task_body body join task on task.id = body.task
   where body.flow = :flow and body.workspace = :workspace
@@ -59,10 +61,7 @@ from (
 -- Returns a group run and the tasks and groups activated in it, direct and nested, oldest first.
 -- params: group_id uuid, workspace uuid, most bigint
 {fragment:subtree}
-select found.id, found.key, found.title, found.kind, found.status, found.activation, found.parent,
-  found.slot, found.progress_percent, found.made, found.is_group, found.last_error,
-  found.created_at
-from (
+select {fragment:node_columns} from (
   select {fragment:task_node}
   from task_body body join task on task.id = body.task
   where body.group_id in (select inside.id from inside) and body.workspace = :workspace

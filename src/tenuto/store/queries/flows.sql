@@ -481,12 +481,15 @@ where inbox_item.task = :task and inbox_item.status = 'OPEN' {own:inbox_item}
 update message set taken_at = :now, replaced = true
 where message.task = :task and message.taken_at is null {own:message};
 
+-- fragment: inbox_columns
+inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.title, inbox_item.body,
+  inbox_item.status, inbox_item.decision, inbox_item.decided_by, inbox_item.decided_at,
+  inbox_item.expires_at, inbox_item.created_at, inbox_item.key
+
 -- name: inbox_page
 -- Returns inbox items, newest first.
 -- params: workspace uuid, status text, before uuid, most bigint
-select inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.title, inbox_item.body,
-  inbox_item.status, inbox_item.decision, inbox_item.decided_by, inbox_item.decided_at,
-  inbox_item.expires_at, inbox_item.created_at, inbox_item.key
+select {fragment:inbox_columns}
 from inbox_item
 where inbox_item.workspace = :workspace
   [status: and inbox_item.status = :status]
@@ -496,9 +499,7 @@ order by inbox_item.id desc limit :most;
 -- name: inbox_item
 -- Returns one inbox item.
 -- params: id uuid, workspace uuid
-select inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.title, inbox_item.body,
-  inbox_item.status, inbox_item.decision, inbox_item.decided_by, inbox_item.decided_at,
-  inbox_item.expires_at, inbox_item.created_at, inbox_item.key
+select {fragment:inbox_columns}
 from inbox_item where inbox_item.id = :id and inbox_item.workspace = :workspace;
 
 -- name: inbox_locked

@@ -4,8 +4,7 @@
 -- Returns the agents of all workspaces whose sessions these gateways spawn, with their load.
 -- params: names text[]
 select agent.id, agent.workspace, agent.profile, agent.version, agent.max_concurrent,
-  (select count(*) from task
-    where task.agent = agent.id and task.status in {leased})
+  {fragment:running_tasks}
   + (select count(*) from attempt where attempt.agent = agent.id and attempt.unconfirmed) as load
 from agent
 where agent.profile ->> 'gateway' in (select value from {each:names})

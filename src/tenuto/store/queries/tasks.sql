@@ -428,6 +428,11 @@ case when task.status = 'RUNNING' then true else false end
 -- Written so that no partial index fits, like `is_running`.
 case when task.status in {leased} then true else false end
 
+-- fragment: is_owned
+-- The task belongs to the attempt with this number and token.
+task.id = :task and task.workspace = :workspace and task.attempt = :attempt
+  and task.lease_token = :token and {fragment:is_leased}
+
 -- fragment: complete_columns only postgres
 task.id, task.workspace, task.version, task.attempt, task.agent, task.worker, task.session_key,
   task.started_at, task.event_xid, task.awaited
@@ -553,8 +558,7 @@ returning task.id, task.attempt;
 -- params: workspace uuid, task uuid, attempt bigint, token text, bytes bigint, most bigint
 insert into transcript_size (task, attempt, workspace, bytes)
 select task.id, task.attempt, task.workspace, :bytes from task
-where task.id = :task and task.workspace = :workspace and task.attempt = :attempt
-  and task.lease_token = :token and {fragment:is_leased}
+where {fragment:is_owned}
 on conflict (task, attempt) do update set bytes = transcript_size.bytes + excluded.bytes
   where transcript_size.workspace = excluded.workspace and transcript_size.bytes <= :most
 returning bytes;
@@ -621,12 +625,7 @@ from {rows:ended of moved};
   session_key = noted.session_key, stack_trace = noted.stack_trace, data = noted.data,
   at = noted.at}
 from {rows:noted of moved};
-insert into task_output (task, workspace, output, summary)
-select result.task, result.workspace, result.output, result.summary
-from {rows:result of moved}
-where true
-on conflict (task) do update set output = excluded.output, summary = excluded.summary
-  where task_output.workspace = excluded.workspace;
+{fragment:store_result};
 -- answer: moved(id)
 
 -- name: quarantine
@@ -956,12 +955,15 @@ select attempt.attempt, attempt.outcome, attempt.agent, attempt.worker, attempt.
   (select agent.name from agent where agent.id = attempt.agent) as agent_name
 from attempt where attempt.task = :id {own:attempt} order by attempt.attempt;
 
+-- fragment: event_columns
+event.seq, event.kind, event.level, event.message, event.previous, event.new,
+  event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
+  event.at
+
 -- name: events
 -- Returns a task's audit trail after a version.
 -- params: id uuid, after bigint, most bigint
-select event.seq, event.kind, event.level, event.message, event.previous, event.new,
-  event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
-  event.at
+select {fragment:event_columns}
 from event where event.task = :id and event.seq > :after {own:event} order by event.seq limit :most;
 
 -- name: transcript
@@ -984,17 +986,13 @@ order by transcript.attempt desc, transcript.line_no desc limit :most;
 -- name: events_tail
 -- Returns the newest audit rows of a task, newest first.
 -- params: id uuid, most bigint
-select event.seq, event.kind, event.level, event.message, event.previous, event.new,
-  event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
-  event.at
+select {fragment:event_columns}
 from event where event.task = :id {own:event} order by event.seq desc limit :most;
 
 -- name: events_notable
 -- Returns the newest audit rows with given levels, of any task of a workspace, newest first.
 -- params: workspace uuid, most bigint
-select event.seq, event.kind, event.level, event.message, event.previous, event.new,
-  event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
-  event.at
+select {fragment:event_columns}
 from event where event.workspace = :workspace and event.level in ({literal:levels})
 order by event.at desc limit :most;
 
