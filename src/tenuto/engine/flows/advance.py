@@ -22,8 +22,8 @@ from tenuto.engine.agents.subtask_tree import (
     wake_parents,
 )
 from tenuto.engine.flows import added_children
-from tenuto.engine.flows.activation import ActivationBatch, ActivationResult, IsFreshLane
-from tenuto.engine.flows.activation_rows import ActivationRequest
+from tenuto.engine.flows.activation import ActivationBatch, IsFreshLane
+from tenuto.engine.flows.activation_rows import ActivationRequest, ActivationResult
 from tenuto.engine.flows.outcomes import (
     FinishedTask,
     SlotOutcome,
@@ -177,7 +177,7 @@ class Cascade:
         self._controls += tasks
 
     def finish_children(self, group: Group, *, cancel: bool) -> None:
-        """Queues the open children of a finished group to be cancelled or skipped."""
+        """Queues a finished group's open children: to be cancelled if `cancel`, else skipped."""
         self._closing.append((group, cancel))
 
     def cancel_subtasks(self, parents: Iterable[tuple[UUID, UUID]]) -> None:
@@ -359,6 +359,7 @@ class Cascade:
             yield from self._close_flow_slots(by_flow)
 
     def _close_group_slots(self, group: Group, outcomes: list[SlotOutcome]) -> Script[None]:
+        """Counts ended slots of a group; finishes it, or gives its turn to the next child."""
         if group.status not in GROUP_OPEN:
             return
         after = with_ended_slots(group, [outcome.end for outcome in outcomes])
@@ -457,9 +458,9 @@ class Cascade:
         return group_statement(group, AuditNote(kind, level, message), self._now, self._actor)
 
     def _close_flow_slots(self, by_flow: dict[UUID, list[SlotOutcome]]) -> Script[None]:
+        """Counts ended slots at the top of flows, by flow id; finishes flows with none open."""
         rows = yield Statement("flows_locked", {"ids": sorted(by_flow)})
-        for row in rows:
-            flow = flow_of(row)
+        for flow in map(flow_of, rows):
             if flow.status not in FLOW_OPEN:
                 continue
             outcomes = by_flow[flow.id]
@@ -498,7 +499,7 @@ class Cascade:
             yield from self.stop_groups([r["id"] for r in rows if r["is_group"]], cancel=cancel)
 
     def stop_groups(self, ids: list[UUID], *, cancel: bool) -> Script[None]:
-        """Cancels or skips groups, with their open children."""
+        """Cancels groups if `cancel`, else skips them, with their open children."""
         if not ids:
             return
         rows = yield Statement("groups_locked", {"ids": sorted(ids)})
