@@ -181,6 +181,7 @@ class Mailboxes:
 
 
 def _message(row: Row) -> Message:
+    """Returns the message in a row."""
     unchanged = ("id", "kind", "scope_key", "client_message_id", "attempt", "sender", "created_at")
     return Message(
         **{name: row[name] for name in unchanged},

@@ -126,6 +126,7 @@ class Pauses:
 
 
 def _view(row: Row) -> PauseView:
+    """Returns the pause in a row as shown to users."""
     return PauseView(
         kind=row["kind"],
         subject=row["name"],
