@@ -173,7 +173,7 @@ def load(dialect: Dialect) -> dict[str, Query]:
         if match is None:
             named.append(chunk)
         elif match[2] in (None, dialect.name):
-            fragments[match[1]] = _strip(chunk)
+            fragments[match[1]] = _without_comments(chunk)
     for chunk in named:
         query = _parse(chunk, lambda text: _render(text, dialect, fragments))
         assert query.name not in queries, f"two queries named {query.name}"
@@ -181,7 +181,7 @@ def load(dialect: Dialect) -> dict[str, Query]:
     return queries
 
 
-def _strip(chunk: str) -> str:
+def _without_comments(chunk: str) -> str:
     """Returns the SQL of a chunk without comments and the last semicolon."""
     lines = (line for line in chunk.splitlines() if not line.lstrip().startswith("--"))
     return "\n".join(lines).strip().rstrip(";")
@@ -266,6 +266,7 @@ def _parse(chunk: str, render: Callable[[str], str]) -> Query:
 
 
 def _column(text: str) -> Column:
+    """Parses `name type`."""
     column, _, kind = text.strip().partition(" ")
     return column, kind
 
@@ -300,7 +301,7 @@ def _shared_columns(
 def _steps(chunk: str, render: Callable[[str], str]) -> Iterable[Step]:
     """Yields the steps of a chunk that belong to the dialect."""
     for number, part in enumerate(re.split(r";[ \t]*$", chunk, flags=re.M)):
-        text = _strip(part)
+        text = _without_comments(part)
         if not text:
             continue
         label = re.search(r"^-- as: (\w+)(?:\(([\w, ]+)\))?(, in one)?", part, flags=re.M)
@@ -411,7 +412,7 @@ def _rowset_table(query: Query, name: str, of: str | None, constant: ConstantCol
 
 
 def _number_arguments(query: Query, text: str, constant: ConstantColumns) -> PostgresQuery:
-    """Replaces `:name` by numbered, typed placeholders and lists the arguments."""
+    """Returns the query with each `:name` as a numbered, typed placeholder, and its arguments."""
     arguments: list[str | tuple[str, int]] = []
 
     def placeholder(match: re.Match[str]) -> str:
@@ -470,7 +471,7 @@ def for_sqlite(
 
 
 def _sqlite_step(query: Query, step: Step, single: frozenset[str] | set[str]) -> SqliteStep:
-    """Renders one step for SQLite; `single` names the sets that have one row."""
+    """Returns one step rendered for SQLite; `single` names the sets that have one row."""
     text, rowset, of, source = step.text, None, None, None
     columns: tuple[str, ...] = ()
     if match := _ROWS.search(text):

@@ -75,6 +75,7 @@ update session set revoked_at = :now where user_id = :id and revoked_at is null;
 -- answer: changed(id)
 
 -- fragment: members_of_workspace
+-- Users of a workspace with their roles; a condition or an order can follow.
 select u.id, u.name, m.role, u.created_at, u.disabled_at
 from member m join app_user u on u.id = m.user_id
 where m.workspace = :workspace

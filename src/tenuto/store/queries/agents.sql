@@ -27,6 +27,7 @@ from {silent} where true
 on conflict do nothing
 
 -- fragment: running_tasks
+-- The number of tasks that an agent runs.
 (select count(*) from task where task.agent = agent.id and task.status in {leased})
 
 -- fragment: agent_columns

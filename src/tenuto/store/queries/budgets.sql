@@ -9,7 +9,7 @@ insert into spending (task, attempt, model, workspace, agent, input_tokens, outp
 select task.id, task.attempt, :model, task.workspace, task.agent, :input_tokens, :output_tokens,
   :cost_usd, :number, :now
 from task
-where {fragment:is_owned}
+where {fragment:fence_is_current}
 on conflict (task, attempt, model) do update
   set input_tokens = spending.input_tokens + excluded.input_tokens,
   output_tokens = spending.output_tokens + excluded.output_tokens,
@@ -23,7 +23,7 @@ returning task as id, workspace, agent;
 -- Returns the task of an attempt whose fence is current.
 -- params: workspace uuid, task uuid, attempt bigint, token text
 select task.id from task
-where {fragment:is_owned};
+where {fragment:fence_is_current};
 
 -- name: usage_of_task
 -- Returns the usage of a task's attempts by model.

@@ -6,10 +6,12 @@ for update of task
 -- fragment: lock_tasks only sqlite
 
 -- fragment: ready_event
+-- The audit row of a WAITING task that became PENDING, up to its `from`.
 {event of moved: xid = moved.event_xid, kind = 'ready', previous = 'WAITING', new = 'PENDING',
   attempt = moved.attempt}
 
 -- fragment: record_noted
+-- The audit rows that the caller made for changed flows or groups.
 {event of noted: seq = noted.seq, kind = noted.kind, level = noted.level, message = noted.message,
   data = noted.data}
 from {rows:noted}

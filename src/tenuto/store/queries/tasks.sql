@@ -428,8 +428,8 @@ case when task.status = 'RUNNING' then true else false end
 -- Written so that no partial index fits, like `is_running`.
 case when task.status in {leased} then true else false end
 
--- fragment: is_owned
--- The task belongs to the attempt with this number and token.
+-- fragment: fence_is_current
+-- The attempt with this number and token holds the task.
 task.id = :task and task.workspace = :workspace and task.attempt = :attempt
   and task.lease_token = :token and {fragment:is_leased}
 
@@ -558,7 +558,7 @@ returning task.id, task.attempt;
 -- params: workspace uuid, task uuid, attempt bigint, token text, bytes bigint, most bigint
 insert into transcript_size (task, attempt, workspace, bytes)
 select task.id, task.attempt, task.workspace, :bytes from task
-where {fragment:is_owned}
+where {fragment:fence_is_current}
 on conflict (task, attempt) do update set bytes = transcript_size.bytes + excluded.bytes
   where transcript_size.workspace = excluded.workspace and transcript_size.bytes <= :most
 returning bytes;
