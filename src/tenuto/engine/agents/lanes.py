@@ -254,7 +254,7 @@ class LaneCache:
         return cached
 
     async def _load(self, workspace: UUID) -> _WorkspaceLanes:
-        """Reads the workspace's lanes, pauses, limits and agents from the store; caches them."""
+        """Reads, caches and returns the workspace's lanes, pauses, limits and agents."""
         # The version first: if a lane is added in between, the cache looks outdated, never newer.
         versions = await self._store.fetch(Statement("lanes_version", {"workspace": workspace}))
         rows = await self._store.fetch(Statement("lanes", {"workspace": workspace}))

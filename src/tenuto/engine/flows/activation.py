@@ -111,7 +111,7 @@ class ActivationBatch:
         self._expanding.append(group)
 
     def run(self, cascade: "Cascade") -> Script[ActivationResult]:
-        """Creates the requested tasks and groups, up to `MAX_CASCADE_ROWS`."""
+        """Creates what is queued, up to `MAX_CASCADE_ROWS`, defers the rest; returns the result."""
         result = ActivationResult(set(), [], [], [])
         requests, self._requests = self._requests, []
         expanding, self._expanding = self._expanding, []
@@ -193,7 +193,7 @@ class ActivationBatch:
         cascade: "Cascade",
         result: ActivationResult,
     ) -> Script[Flow]:
-        """Counts jumps against the flow's step budget; adds those beyond it to `refused`."""
+        """Counts jumps against the step budget and returns the flow; adds the rest to `refused`."""
         jumps = [request for request in requests if request.jump]
         refused = jumps[flow.steps_left :]
         result.refused += refused
@@ -359,7 +359,7 @@ class ActivationBatch:
         return row
 
     def add_child(self, group: Group, new: NewTask, cascade: "Cascade") -> Script["AddedChild"]:
-        """Inserts a task that is not in the plan, in a slot after those of the plan."""
+        """Inserts and returns a task that is not in the plan, in a slot after those of the plan."""
         paused = yield from is_paused(group)
         if paused:
             self._paused_groups.add(group.id)

@@ -241,7 +241,7 @@ class Cascade:
     def _notify_individually(
         self, rows: list[Row], by_id: dict[UUID, FinishedTask]
     ) -> Script[None]:
-        """Decides per dependent; needed where not all of its dependencies simply completed."""
+        """Applies a command to each dependent; used unless all dependencies simply completed."""
         rows_by_task: defaultdict[UUID, list[Row]] = defaultdict(list)
         for row in rows:
             rows_by_task[row["id"]].append(row)
@@ -342,7 +342,7 @@ class Cascade:
         return (yield from next_step(self._plans, row))
 
     def _close_slots(self) -> Script[None]:
-        """Counts ended slots in their groups and flows, which can finish them."""
+        """Counts ended slots in their groups and flows, and finishes those that are complete."""
         outcomes, self._outcomes = self._outcomes, []
         by_group: defaultdict[UUID, list[SlotOutcome]] = defaultdict(list)
         by_flow: defaultdict[UUID, list[SlotOutcome]] = defaultdict(list)
@@ -436,7 +436,7 @@ class Cascade:
         return group
 
     def finish_group(self, group: Group, status: GroupStatus) -> Script[None]:
-        """Finishes a group with this status, ends its open children, and goes on after it."""
+        """Finishes a group with this status, ends its open children, and queues what follows it."""
         done = msgspec.structs.replace(group, status=status, finished_at=self._now, turn=None)
         failed = status is GroupStatus.FAILED
         yield self.group_change(done, f"group_{status.lower()}", "ERROR" if failed else "INFO")

@@ -102,7 +102,7 @@ class Definitions:
         self._flows = flows
 
     async def put(self, spec: Spec, version: int | None = None) -> DefinitionView:
-        """Stores a definition under its key.
+        """Stores a definition under its key and returns it.
 
         Raises `Conflict` if `version` is given and is not the stored one; 0 means not stored.
         An equal definition keeps its version. The definitions it refers to are needed only when
@@ -153,7 +153,7 @@ class Definitions:
         return {key: stored.spec for key, stored in (await self._load_reachable(keys)).items()}
 
     async def apply_files(self, files: Files, *, dry_run: bool = False) -> ApplyResult:
-        """Stores definitions and rules of files and starts their flows, in one transaction.
+        """Stores definitions and rules and starts flows in one transaction; returns what changed.
 
         Raises `Invalid` with all errors in the files.
 
@@ -176,13 +176,13 @@ class Definitions:
         return await self._retry_on_change(try_once)
 
     async def apply(self, manifest: Manifest, *, dry_run: bool = False) -> ApplyResult:
-        """Stores the definitions of a manifest and starts its flows, in one transaction."""
+        """Stores definitions of a manifest and starts flows in one transaction; returns changes."""
         for spec in manifest.specs.values():
             check_spec(spec)
         return await self._retry_on_change(lambda: self._apply(manifest, dry_run, {}))
 
     async def _retry_on_change(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Repeats the work while others change the definitions; `Conflict` after `MAX_TRIES`."""
+        """Returns the work's result; repeats it when others change definitions, then `Conflict`."""
         for _ in range(MAX_TRIES):
             try:
                 return await work()
@@ -194,7 +194,7 @@ class Definitions:
     async def _apply(
         self, manifest: Manifest, dry_run: bool, versions: Mapping[str, int]
     ) -> ApplyResult:
-        """Applies a manifest checked against stored `versions`, by key; 0 means not stored."""
+        """Applies a manifest checked against `versions` by key (0: not stored); returns changes."""
         flows = {} if dry_run else await self._prepare_flows(manifest)
 
         def script(cascade: Cascade) -> Script[ApplyResult]:
@@ -305,7 +305,7 @@ class Definitions:
         return rows
 
     async def _load_related(self, draft: ManifestDraft) -> dict[str, _StoredVersion]:
-        """Loads the definitions a draft refers to, and stored groups that contain its keys."""
+        """Returns the definitions a draft refers to, and stored groups that contain its keys."""
         loaded = await self._load_reachable(draft.undefined_keys())
         declared = draft.declared_keys()
         group_rows = [row for row in await self._load_all("group") if row["key"] not in loaded]

@@ -83,7 +83,7 @@ class PlanCache:
         self._cache_plan(plan, row["input"], flow)
 
     def _cache_plan(self, plan: Plan, input_json: str | None, flow: Flow) -> _CachedPlan:
-        """Caches a flow's plan and input; drops the oldest entry of a full cache."""
+        """Caches and returns a flow's plan and input; drops the oldest entry of a full cache."""
         running = msgspec.structs.replace(flow, status=FlowStatus.RUNNING)
         cached = _CachedPlan(plan, decode_json(input_json), running, _dependent_groups(plan))
         if len(self._by_flow) >= _MAX_CACHED:

@@ -320,7 +320,7 @@ class PermitRepair:
         self._core = core
 
     async def recount_once(self, actor: str) -> int:
-        """Grants or releases permits that were missed. Each repair is logged as an error."""
+        """Grants or releases missed permits; returns how many. Logs each as an error."""
         params = {"before": self._core.now() - SETTLED_AFTER, "most": MAX_REPAIRS}
         rows = await self._core.store.fetch(Statement("permits_miscounted", params))
         repaired = 0

@@ -48,7 +48,7 @@ class Pauses:
         reason: str | None = None,
         until: datetime | None = None,
     ) -> PauseView:
-        """Creates a pause: the subject's tasks are not claimed any more; running ones continue.
+        """Creates and returns a pause: the subject's tasks are not claimed; running ones continue.
 
         Repeating it replaces the reason and the end time.
         """

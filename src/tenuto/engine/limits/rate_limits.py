@@ -60,7 +60,7 @@ class RateLimits:
         return [_view(row, now) for row in await limit_rows(self._core, self._workspace)]
 
     async def put(self, limit: RateLimit) -> RateLimitView:
-        """Stores a limit under its name, replacing another; recorded usage still counts."""
+        """Stores and returns a limit, replacing one of that name; recorded usage still counts."""
         limit.check()
 
         def script() -> Script[bool]:
@@ -137,7 +137,7 @@ def claim_within_limits(
     now: datetime,
     claim: Callable[[list[int], int], Statement],
 ) -> Script[RateLimitedClaim]:
-    """Claims up to `n` tasks within rate limits, best rank first, and counts the requests.
+    """Claims and returns up to `n` tasks within rate limits, best rank first; counts requests.
 
     `groups` has the lanes per set of limits. The limits' rows are locked in order of their names
     until the transaction ends, so no other claim counts meanwhile.
