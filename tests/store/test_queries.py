@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 import asyncpg
+import pytest
 from tests.contract.conftest import ManualClock, opened
 
 from tenuto.store import schema, sql
@@ -60,7 +61,12 @@ def test_every_query_is_valid_on_sqlite() -> None:
     assert wrong == {}
 
 
-async def test_every_query_is_valid_on_postgres(postgres_url: str) -> None:
+async def test_every_query_is_valid_on_postgres(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the schema that the program needs, like SQLite."""
+    required = [m for m in schema.migrations() if m.number <= schema.REQUIRED_SCHEMA]
+    monkeypatch.setattr(schema, "migrations", lambda: required)
     async with opened(postgres_url, ManualClock()):
         connection = await asyncpg.connect(postgres_url)
         wrong = {}
@@ -72,3 +78,25 @@ async def test_every_query_is_valid_on_postgres(postgres_url: str) -> None:
                     wrong[name] = f"{error}: {text}"
         await connection.close()
     assert wrong == {}
+
+
+def test_one_notation_writes_audit_rows() -> None:
+    """`{event of ...}` alone inserts into `event`; columns that it does not name get defaults."""
+    assert "insert into event " not in sql.source_text()
+    quarantine = sql.load(sql.SQLITE)["quarantine"]
+    assert quarantine.steps[-1].text == (
+        "insert into event (task, seq, workspace, xid, kind, level, message, previous, new,"
+        " attempt, actor, data, at)\n"
+        "select old.id, old.version + 1, old.workspace, max(old.event_xid, 0), 'failed',"
+        " 'CRITICAL', :message, old.status, 'FAILED', old.attempt, :actor,"
+        ' \'{"error_class": "corrupt"}\', :now\n'
+        "from {old}"
+    )
+    heartbeat = sql.load(sql.POSTGRES)["agent_heartbeat"]
+    assert heartbeat.steps[-1].text == (
+        "insert into event (task, seq, workspace, xid, kind, level, message, attempt, agent, at)\n"
+        "select silent.id, silent.version + 1, silent.workspace,"
+        " (select pg_current_xact_id()::text::bigint), 'agent_recovered', 'INFO', silent.name, 0,"
+        " silent.id, :now\n"
+        "from {silent} where true\non conflict do nothing"
+    )

@@ -84,7 +84,7 @@ class Store(Protocol):
         """Runs a script in one transaction; returns its result once the transaction is durable."""
 
     async def transact_one(self, script: Callable[[], Script[T]]) -> T:
-        """Runs a script of exactly one statement, which is a transaction by itself."""
+        """Runs a script of exactly one statement, a transaction by itself; returns its result."""
 
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
         """Runs statements without results in one transaction, each as soon as it is built.

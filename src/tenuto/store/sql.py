@@ -29,6 +29,15 @@ Its text can contain
     {own:task}              a condition that the row belongs to the tenant's workspace: SQLite's
                             tenants pass `:workspace` with every statement, PostgreSQL's row
                             policies check it by themselves
+    {event of moved: kind = 'ready', previous = 'WAITING'}
+                            `insert into event (...) select ...` up to its `from`: the audit row of
+                            each row of `moved`. Columns that are not named are `task` = moved.id,
+                            `seq` = moved.version, `workspace` = moved.workspace, `xid` = {xid},
+                            `level` = 'INFO', `attempt` = 0, `actor` = :actor, `at` = :now, and
+                            null. `{event: ...}` without a set takes :id and :workspace. No other
+                            text inserts into `event`.
+    {terminal} {leased} {group_open}
+                            the statuses of the model's sets of that name, as in `in {terminal}`
     {literal:name}          constants of the program (never a caller's text), for conditions that an
                             index must recognise
 
@@ -46,7 +55,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tenuto.model.tasks.task import Task
+from tenuto.model.flows.progress import GROUP_OPEN, GroupStatus
+from tenuto.model.tasks.task import LEASED, TERMINAL, Status, Task
 
 T = TypeVar("T")
 Column = tuple[str, str]
@@ -58,6 +68,11 @@ _ROWS = re.compile(r"\{rows:(\w+)(?: of (\w+))?\}")
 _PLACES = re.compile(r"\{places:(\w+)\}")
 _PARAM = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)(?!\w)")
 _MACRO = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
+_EVENT = re.compile(r"\{event(?: of (\w+))?: ((?:[^{}']|'[^']*')*)\}")
+_EVENT_COLUMNS = (
+    *("task", "seq", "workspace", "xid", "kind", "level", "message", "previous", "new"),
+    *("attempt", "agent", "actor", "session_key", "stack_trace", "data", "causation_id", "at"),
+)
 _OWN = "[workspace: "
 _OPTIONAL = re.compile(r"\[(\w+): (.*?)\]", flags=re.S)
 
@@ -129,6 +144,16 @@ SQLITE = Dialect(
 )
 
 
+_STATUS_LISTS = {
+    name: "(" + ", ".join(f"'{status}'" for status in statuses if status in chosen) + ")"
+    for name, statuses, chosen in (
+        ("terminal", Status, TERMINAL),
+        ("leased", Status, LEASED),
+        ("group_open", GroupStatus, GROUP_OPEN),
+    )
+}
+
+
 def source_text() -> str:
     """Returns the text of all files of `queries/`, joined in order of their names."""
     folder = resources.files("tenuto.store").joinpath("queries")
@@ -148,7 +173,7 @@ def load(dialect: Dialect) -> dict[str, Query]:
         if match is None:
             named.append(chunk)
         elif match[2] in (None, dialect.name):
-            fragments[match[1]] = _strip(chunk)
+            fragments[match[1]] = _without_comments(chunk)
     for chunk in named:
         query = _parse(chunk, lambda text: _render(text, dialect, fragments))
         assert query.name not in queries, f"two queries named {query.name}"
@@ -156,7 +181,7 @@ def load(dialect: Dialect) -> dict[str, Query]:
     return queries
 
 
-def _strip(chunk: str) -> str:
+def _without_comments(chunk: str) -> str:
     """Returns the SQL of a chunk without comments and the last semicolon."""
     lines = (line for line in chunk.splitlines() if not line.lstrip().startswith("--"))
     return "\n".join(lines).strip().rstrip(";")
@@ -164,7 +189,7 @@ def _strip(chunk: str) -> str:
 
 def _render(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
     """Returns the text with all macros of the dialect replaced, also in fragments."""
-    plain = {
+    plain = _STATUS_LISTS | {
         "greatest": dialect.greatest,
         "lock": dialect.lock,
         "skip_locked": dialect.skip_locked,
@@ -188,7 +213,30 @@ def _render(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
         return plain.get(macro, match[0])
 
     rendered = _MACRO.sub(replace, text)
-    return rendered if rendered == text else _render(rendered, dialect, fragments)
+    if rendered != text:
+        return _render(rendered, dialect, fragments)
+    return _EVENT.sub(lambda match: _event_insert(match[1], match[2], dialect), rendered)
+
+
+def _event_insert(source: str | None, given: str, dialect: Dialect) -> str:
+    """Returns the `insert into event ... select ...` of an `{event of source: given}`."""
+    values = {
+        "task": f"{source}.id" if source else ":id",
+        "seq": f"{source}.version",
+        "workspace": f"{source}.workspace" if source else ":workspace",
+        "xid": dialect.xid,
+        "level": "'INFO'",
+        "attempt": "0",
+        "actor": ":actor",
+        "at": ":now",
+    }
+    for part in re.split(r",\s+(?=\w+ = )", given):
+        column, _, value = part.partition(" = ")
+        values[column] = value
+    assert values.keys() <= set(_EVENT_COLUMNS), f"unknown column of event: {given}"
+    columns = [column for column in _EVENT_COLUMNS if values.get(column, "null") != "null"]
+    cells = ", ".join(values[column] for column in columns)
+    return f"insert into event ({', '.join(columns)})\nselect {cells}"
 
 
 def _parse(chunk: str, render: Callable[[str], str]) -> Query:
@@ -218,6 +266,7 @@ def _parse(chunk: str, render: Callable[[str], str]) -> Query:
 
 
 def _column(text: str) -> Column:
+    """Parses `name type`."""
     column, _, kind = text.strip().partition(" ")
     return column, kind
 
@@ -252,7 +301,7 @@ def _shared_columns(
 def _steps(chunk: str, render: Callable[[str], str]) -> Iterable[Step]:
     """Yields the steps of a chunk that belong to the dialect."""
     for number, part in enumerate(re.split(r";[ \t]*$", chunk, flags=re.M)):
-        text = _strip(part)
+        text = _without_comments(part)
         if not text:
             continue
         label = re.search(r"^-- as: (\w+)(?:\(([\w, ]+)\))?(, in one)?", part, flags=re.M)
@@ -363,7 +412,7 @@ def _rowset_table(query: Query, name: str, of: str | None, constant: ConstantCol
 
 
 def _number_arguments(query: Query, text: str, constant: ConstantColumns) -> PostgresQuery:
-    """Replaces `:name` by numbered, typed placeholders and lists the arguments."""
+    """Returns the query with each `:name` as a numbered, typed placeholder, and its arguments."""
     arguments: list[str | tuple[str, int]] = []
 
     def placeholder(match: re.Match[str]) -> str:
@@ -422,7 +471,7 @@ def for_sqlite(
 
 
 def _sqlite_step(query: Query, step: Step, single: frozenset[str] | set[str]) -> SqliteStep:
-    """Renders one step for SQLite; `single` names the sets that have one row."""
+    """Returns one step rendered for SQLite; `single` names the sets that have one row."""
     text, rowset, of, source = step.text, None, None, None
     columns: tuple[str, ...] = ()
     if match := _ROWS.search(text):

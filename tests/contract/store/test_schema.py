@@ -224,6 +224,17 @@ async def test_older_schema_is_refused(store: AnyStore, raw: Raw, database_url: 
     assert "orchestrate db migrate" in caught.value.message
 
 
+async def test_missing_column_is_schema_older(store: AnyStore, raw: Raw) -> None:
+    await raw.execute("alter table task_body drop column description")
+    task = new(description="text")
+    for tasks in ([task], [task, task]):
+        with pytest.raises(Incompatible) as caught:
+            await Engine(store).submit_many(tasks)
+        assert caught.value.code == "schema_older"
+        assert "description" in caught.value.message
+        assert "orchestrate db migrate" in caught.value.message
+
+
 async def test_compat_lowered_by_a_later_migration_still_counts(
     store: AnyStore, raw: Raw, database_url: str
 ) -> None:

@@ -154,6 +154,7 @@ def _host_gates(
 
 
 def _pause_gates(pauses: Iterable[model.ClaimPause]) -> list[Gate]:
+    """Returns a gate for each pause."""
     return [Gate(gate="pause", detail=pause.description, clears_at=pause.until) for pause in pauses]
 
 

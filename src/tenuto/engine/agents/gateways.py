@@ -85,17 +85,17 @@ class Gateways:
     async def record_served(self, names: Iterable[str]) -> None:
         """Records that a coordinator serves these gateways now."""
         params = {"names": sorted(names), "now": self._core.now()}
-        await self._execute(Statement("gateway_served", params))
+        await self._write(Statement("gateway_served", params))
 
     async def record_success(self, name: str) -> None:
         """Records a valid response of the gateway, which closes its circuit."""
-        await self._execute(Statement("gateway_succeeded", {"name": name, "now": self._core.now()}))
+        await self._write(Statement("gateway_succeeded", {"name": name, "now": self._core.now()}))
 
     async def reserve_probe(self, name: str, seconds: float) -> bool:
         """Reserves the one probe of an open circuit; false if another coordinator has it."""
         now = self._core.now()
         params = {"name": name, "now": now, "until": now + timedelta(seconds=seconds)}
-        return bool(await self._execute(Statement("gateway_probe", params)))
+        return bool(await self._write(Statement("gateway_probe", params)))
 
     async def record_failure(self, name: str, error: str, *, probe: bool) -> datetime | None:
         """Counts a failure of the gateway; returns until when its circuit is open, or `None`.
@@ -122,7 +122,9 @@ class Gateways:
 
         return await self._core.store.transact(script)
 
-    async def _execute(self, statement: Statement) -> Rows:
+    async def _write(self, statement: Statement) -> Rows:
+        """Runs one statement in a transaction; returns its rows."""
+
         def script() -> Script[Rows]:
             rows: Rows = yield statement
             return rows

@@ -176,6 +176,7 @@ class Inbox:
 
 
 def _item(row: Row) -> InboxItem:
+    """Returns the inbox item in a row."""
     fields = {name: row[name] for name in InboxItem.__struct_fields__}
     return InboxItem(
         **fields | {"body": decode_json(row["body"]), "decision": decode_json(row["decision"])}

@@ -138,6 +138,7 @@ class LaneCache:
         return lane is not None and self._is_recent(lane, now)
 
     def _is_recent(self, lane: int, now: datetime) -> bool:
+        """True if the lane was confirmed within `_CONFIRMED_FOR`."""
         return now - self._confirmed_at[lane] < _CONFIRMED_FOR
 
     def mark_used(self, used: Iterable[Requirements], now: datetime) -> None:
@@ -253,7 +254,7 @@ class LaneCache:
         return cached
 
     async def _load(self, workspace: UUID) -> _WorkspaceLanes:
-        """Reads the workspace's lanes, pauses, limits and agents from the store; caches them."""
+        """Reads, caches and returns the workspace's lanes, pauses, limits and agents."""
         # The version first: if a lane is added in between, the cache looks outdated, never newer.
         versions = await self._store.fetch(Statement("lanes_version", {"workspace": workspace}))
         rows = await self._store.fetch(Statement("lanes", {"workspace": workspace}))
@@ -314,6 +315,7 @@ def limit_of(row: Row) -> RateLimit:
 
 
 def _pause_of(row: Row) -> ClaimPause:
+    """Returns the pause in a row."""
     return ClaimPause(
         kind=row["kind"],
         subject=row["name"],

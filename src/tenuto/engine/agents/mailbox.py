@@ -60,7 +60,7 @@ class Mailboxes:
         self._actor = actor
 
     async def send(self, agent: UUID, new: NewMessage) -> Message:
-        """Sends a message to an agent; repeated calls with one client id store one message.
+        """Stores a message to an agent and returns it; calls with one client id store one message.
 
         Everything under the key `secrets` of the body is not stored.
         """
@@ -181,6 +181,7 @@ class Mailboxes:
 
 
 def _message(row: Row) -> Message:
+    """Returns the message in a row."""
     unchanged = ("id", "kind", "scope_key", "client_message_id", "attempt", "sender", "created_at")
     return Message(
         **{name: row[name] for name in unchanged},

@@ -42,6 +42,7 @@ class PushTarget(msgspec.Struct, frozen=True):
 
     @property
     def is_full(self) -> bool:
+        """True if the agent can run no more tasks now."""
         return self.free is not None and self.free <= 0
 
 
@@ -55,6 +56,7 @@ class SessionToKill(msgspec.Struct, frozen=True):
 
     @property
     def gateway(self) -> str:
+        """The name of the session's gateway."""
         return self.worker.removeprefix(GATEWAY_PREFIX)
 
 
@@ -141,7 +143,7 @@ class PushSessions:
             "lease_s": lease_s,
             "now": self._core.now(),
         }
-        return bool(await self._execute(Statement("session_record", params)))
+        return bool(await self._write(Statement("session_record", params)))
 
     async def has_reported_end(self, fence: Fence) -> bool:
         """True if the session ended the attempt itself, before its gateway reported it."""
@@ -204,6 +206,7 @@ class PushSessions:
         """
 
         def choose(task: Task) -> Command | None:
+            """Returns the command that ends this attempt if it was asked to stop, else `None`."""
             stop_requested_at = task.cancel_requested_at or task.pause_requested_at
             if (
                 task.attempt != session.attempt
@@ -219,7 +222,9 @@ class PushSessions:
         if not await self._core.run_with_cascade(script, actor):
             await self._maintenance.confirm_gone([(session.task, session.attempt)], receipt, actor)
 
-    async def _execute(self, statement: Statement) -> Rows:
+    async def _write(self, statement: Statement) -> Rows:
+        """Runs one statement in a transaction; returns its rows."""
+
         def script() -> Script[Rows]:
             rows: Rows = yield statement
             return rows
@@ -242,6 +247,7 @@ def _gateway_workers(gateways: Iterable[str]) -> list[str]:
 
 
 def _sessions_of(rows: Iterable[Row]) -> list[SessionToKill]:
+    """Returns the sessions in rows."""
     return [
         SessionToKill(row["id"], row["attempt"], row["worker"], row["session_key"]) for row in rows
     ]

@@ -253,7 +253,7 @@ class AgentRegistry:
 
     async def delete(self, agent: UUID) -> None:
         """Deletes an agent; `Conflict` while it still runs tasks."""
-        if not await self._execute("agent_delete", agent):
+        if not await self._write("agent_delete", agent):
             await self._require_row(agent)
             raise Conflict(f"agent {agent} still runs tasks; terminate it first")
 
@@ -265,7 +265,8 @@ class AgentRegistry:
             raise NotFound(f"no agent {agent}")
         return rows[0]
 
-    async def _execute(self, query: str, agent: UUID, **params: Any) -> Sequence[Row]:
+    async def _write(self, query: str, agent: UUID, **params: Any) -> Sequence[Row]:
+        """Runs a query for one agent in a transaction; returns its rows."""
         statement = Statement(query, {"workspace": self._workspace, "id": agent, **params})
 
         def script() -> Script[Sequence[Row]]:
@@ -380,6 +381,7 @@ def claim_blockers(row: Row, now: datetime) -> list[str]:
 
 
 def _health_sample(row: Row) -> HealthSample:
+    """Returns the health sample in a row."""
     return HealthSample(
         status=row["status"],
         current_task_id=row["task"],
@@ -392,6 +394,7 @@ def _health_sample(row: Row) -> HealthSample:
 
 
 def _stored_profile(row: Row) -> AgentProfile:
+    """Returns the agent's profile as stored in its row."""
     return msgspec.json.decode(row["profile"], type=AgentProfile)
 
 

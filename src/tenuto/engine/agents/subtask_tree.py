@@ -137,5 +137,6 @@ def close_inbox_statement(
 
 
 def _unpark(task: Task) -> Command:
+    """Returns the command that wakes any parked task."""
     del task
     return Unpark()

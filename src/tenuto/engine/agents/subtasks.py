@@ -163,14 +163,16 @@ class AttemptWaits:
             until = existing[0]["expires_at"] if existing else self._time_after(question.timeout_s)
             if not existing:
                 item = {"key": key, "kind": question.kind, "title": title, "body": body}
-                yield self._store_question(task, item | {"fallback": fallback, "expires_at": until})
+                yield self._question_statement(
+                    task, item | {"fallback": fallback, "expires_at": until}
+                )
             park = commands.Park(fence=fence, hold=question.hold, wait_until=until)
             yield from self._park(cascade, task, park)
             return AskResult(parked=True)
 
         return await self._core.run_with_cascade(script, actor)
 
-    def _store_question(self, task: Task, item: dict[str, Any]) -> Statement:
+    def _question_statement(self, task: Task, item: dict[str, Any]) -> Statement:
         """Returns the statement that adds the question to the inbox."""
         own_fields = {"id": self._core.clock.new_id(), "task": task.id, "workspace": task.workspace}
         return Statement("inbox_ask", item | own_fields | {"now": self._core.now()})

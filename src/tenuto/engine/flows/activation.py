@@ -11,6 +11,8 @@ import msgspec
 from tenuto.clock import Clock
 from tenuto.engine.flows.activation_rows import (
     ActivationRequest,
+    ActivationResult,
+    AddedChild,
     encode_context,
     initial_hold,
     new_group,
@@ -19,7 +21,7 @@ from tenuto.engine.flows.activation_rows import (
 )
 from tenuto.engine.flows.outcomes import hold_if_paused
 from tenuto.engine.flows.plans import PlanCache
-from tenuto.engine.flows.rows import context_of, flow_of, group_of, is_paused, waiters_statement
+from tenuto.engine.flows.rows import add_waiters_statement, context_of, flow_of, group_of, is_paused
 from tenuto.engine.rows import (
     STATUS_COLUMN,
     FlowPosition,
@@ -57,30 +59,6 @@ IsFreshLane = Callable[[Requirements, datetime], bool]
 """True if the lane was confirmed recently enough that it cannot have been pruned since."""
 ADDED_SLOT_BASE = 1_000_000
 """Children that were added to a group have slots above this number."""
-
-
-class ActivationResult(msgspec.Struct):
-    """The outcome of an activation batch."""
-
-    lanes: set[int]
-    """Ids of lanes in which a task became claimable."""
-    acts: list[tuple[UUID, UUID]]
-    """Control tasks that the engine itself runs, with their workspaces."""
-    refused: list[ActivationRequest]
-    """Jumps beyond the flow's step budget."""
-    empty: list[Group]
-    """Groups without children of their own."""
-
-
-class AddedChild(msgspec.Struct, frozen=True):
-    """A task that was added to an open group."""
-
-    id: UUID
-    slot: int
-    mine: bool
-    """True if it has its turn: no other child has to run before it."""
-    lanes: set[int]
-    acts: list[tuple[UUID, UUID]]
 
 
 class _NewChild(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,9 +99,11 @@ class ActivationBatch:
 
     @property
     def has_work(self) -> bool:
+        """True if activations or children of groups are queued."""
         return bool(self._requests or self._expanding)
 
     def add(self, request: ActivationRequest) -> None:
+        """Queues an activation."""
         self._requests.append(request)
 
     def continue_group(self, group: Group) -> None:
@@ -131,7 +111,7 @@ class ActivationBatch:
         self._expanding.append(group)
 
     def run(self, cascade: "Cascade") -> Script[ActivationResult]:
-        """Creates the requested tasks and groups, up to `MAX_CASCADE_ROWS`."""
+        """Creates what is queued, up to `MAX_CASCADE_ROWS`, defers the rest; returns the result."""
         result = ActivationResult(set(), [], [], [])
         requests, self._requests = self._requests, []
         expanding, self._expanding = self._expanding, []
@@ -174,6 +154,7 @@ class ActivationBatch:
                 self._paused_groups.add(group.id)
 
     def _lock_flows(self, ids: set[UUID]) -> Script[dict[UUID, Flow]]:
+        """Locks and returns the flows by id."""
         rows = yield Statement("flows_locked", {"ids": sorted(ids)})
         return {row["id"]: flow_of(row) for row in rows}
 
@@ -184,6 +165,7 @@ class ActivationBatch:
         cascade: "Cascade",
         result: ActivationResult,
     ) -> Script[None]:
+        """Creates the requested tasks and groups of one flow, unless the flow has finished."""
         if flow.status not in FLOW_OPEN:
             return
         plan = yield from self._plans.load_plan(flow.id)
@@ -211,7 +193,7 @@ class ActivationBatch:
         cascade: "Cascade",
         result: ActivationResult,
     ) -> Script[Flow]:
-        """Counts jumps against the flow's step budget; adds those beyond it to `refused`."""
+        """Counts jumps against the step budget and returns the flow; adds the rest to `refused`."""
         jumps = [request for request in requests if request.jump]
         refused = jumps[flow.steps_left :]
         result.refused += refused
@@ -224,6 +206,7 @@ class ActivationBatch:
         return charged
 
     def _load_activation_counts(self, flow: UUID, keys: Sequence[str]) -> Script[dict[str, int]]:
+        """Returns how often each key was activated in the flow, by key; 0 for others."""
         counts: defaultdict[str, int] = defaultdict(int)
         rows = yield Statement("activations", {"flow": flow, "keys": sorted(set(keys))})
         counts |= {row["key"]: row["activation"] for row in rows}
@@ -275,6 +258,7 @@ class ActivationBatch:
     def _insert_group(
         self, flow: Flow, plan: Plan, request: ActivationRequest, counts: dict[str, int]
     ) -> Script[None]:
+        """Inserts a requested group run, counts it in `counts`, and queues its children."""
         key = (request.of or request.key) if request.foreach is not None else request.key
         counts[key] += 1
         group, row = new_group(
@@ -287,6 +271,7 @@ class ActivationBatch:
     def _expand_group(
         self, flow: Flow, group: Group, cascade: "Cascade", result: ActivationResult
     ) -> Script[None]:
+        """Creates a group's next children up to the limit of rows, and defers the others."""
         if flow.status not in FLOW_OPEN or group.status not in GROUP_OPEN:
             return
         if group.total == 0:
@@ -355,7 +340,7 @@ class ActivationBatch:
         )
         if not counts:
             return
-        yield waiters_statement(counts, existing)
+        yield add_waiters_statement(counts, existing)
         unmet = {dep for child in children for dep, met in child.dependencies if not met}
         for dep in sorted(unmet & counts.keys()):
             if Status(existing[dep]["status"]) in TERMINAL:
@@ -374,7 +359,7 @@ class ActivationBatch:
         return row
 
     def add_child(self, group: Group, new: NewTask, cascade: "Cascade") -> Script["AddedChild"]:
-        """Inserts a task that is not in the plan, in a slot after those of the plan."""
+        """Inserts and returns a task that is not in the plan, in a slot after those of the plan."""
         paused = yield from is_paused(group)
         if paused:
             self._paused_groups.add(group.id)
@@ -439,6 +424,7 @@ class ActivationBatch:
         *,
         has_turn: bool,
     ) -> _NewChild:
+        """Returns the child for a slot of a group, on hold until it has its turn and no pause."""
         context = ActivationContext(groups=groups)
         if item is not None:
             context = ActivationContext(groups=groups, item=item[0], index=item[1])

@@ -33,6 +33,30 @@ class ActivationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the new task, if it was returned to a caller already; `None` creates one."""
 
 
+class ActivationResult(msgspec.Struct):
+    """The outcome of an activation batch."""
+
+    lanes: set[int]
+    """Ids of lanes in which a task became claimable."""
+    acts: list[tuple[UUID, UUID]]
+    """Control tasks that the engine itself runs, with their workspaces."""
+    refused: list[ActivationRequest]
+    """Jumps beyond the flow's step budget."""
+    empty: list[Group]
+    """Groups without children of their own."""
+
+
+class AddedChild(msgspec.Struct, frozen=True):
+    """A task that was added to an open group."""
+
+    id: UUID
+    slot: int
+    mine: bool
+    """True if it has its turn: no other child has to run before it."""
+    lanes: set[int]
+    acts: list[tuple[UUID, UUID]]
+
+
 def new_group(
     id_: UUID,
     flow: Flow,

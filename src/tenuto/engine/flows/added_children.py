@@ -19,7 +19,7 @@ START_ADDED = "admit"
 def start_added_children(
     cascade: "Cascade", group: Group, after: UUID | None = None
 ) -> Script[None]:
-    """Starts the group's tasks that wait for their turn, in order of their ids, after `after`.
+    """Starts the group's tasks that wait for their turn, in id order; `after`: from the next id on.
 
     Defers those beyond `MAX_CASCADE_ROWS`. The caller has locked the group.
     """

@@ -22,8 +22,8 @@ from tenuto.engine.agents.subtask_tree import (
     wake_parents,
 )
 from tenuto.engine.flows import added_children
-from tenuto.engine.flows.activation import ActivationBatch, ActivationResult, IsFreshLane
-from tenuto.engine.flows.activation_rows import ActivationRequest
+from tenuto.engine.flows.activation import ActivationBatch, IsFreshLane
+from tenuto.engine.flows.activation_rows import ActivationRequest, ActivationResult
 from tenuto.engine.flows.outcomes import (
     FinishedTask,
     SlotOutcome,
@@ -177,7 +177,7 @@ class Cascade:
         self._controls += tasks
 
     def finish_children(self, group: Group, *, cancel: bool) -> None:
-        """Queues the open children of a finished group to be cancelled or skipped."""
+        """Queues a finished group's open children: to be cancelled if `cancel`, else skipped."""
         self._closing.append((group, cancel))
 
     def cancel_subtasks(self, parents: Iterable[tuple[UUID, UUID]]) -> None:
@@ -241,7 +241,7 @@ class Cascade:
     def _notify_individually(
         self, rows: list[Row], by_id: dict[UUID, FinishedTask]
     ) -> Script[None]:
-        """Decides per dependent; needed where not all of its dependencies simply completed."""
+        """Applies a command to each dependent; used unless all dependencies simply completed."""
         rows_by_task: defaultdict[UUID, list[Row]] = defaultdict(list)
         for row in rows:
             rows_by_task[row["id"]].append(row)
@@ -342,7 +342,7 @@ class Cascade:
         return (yield from next_step(self._plans, row))
 
     def _close_slots(self) -> Script[None]:
-        """Counts ended slots in their groups and flows, which can finish them."""
+        """Counts ended slots in their groups and flows, and finishes those that are complete."""
         outcomes, self._outcomes = self._outcomes, []
         by_group: defaultdict[UUID, list[SlotOutcome]] = defaultdict(list)
         by_flow: defaultdict[UUID, list[SlotOutcome]] = defaultdict(list)
@@ -359,6 +359,7 @@ class Cascade:
             yield from self._close_flow_slots(by_flow)
 
     def _close_group_slots(self, group: Group, outcomes: list[SlotOutcome]) -> Script[None]:
+        """Counts ended slots of a group; finishes it, or gives its turn to the next child."""
         if group.status not in GROUP_OPEN:
             return
         after = with_ended_slots(group, [outcome.end for outcome in outcomes])
@@ -435,7 +436,7 @@ class Cascade:
         return group
 
     def finish_group(self, group: Group, status: GroupStatus) -> Script[None]:
-        """Finishes a group with this status, ends its open children, and goes on after it."""
+        """Finishes a group with this status, ends its open children, and queues what follows it."""
         done = msgspec.structs.replace(group, status=status, finished_at=self._now, turn=None)
         failed = status is GroupStatus.FAILED
         yield self.group_change(done, f"group_{status.lower()}", "ERROR" if failed else "INFO")
@@ -457,9 +458,9 @@ class Cascade:
         return group_statement(group, AuditNote(kind, level, message), self._now, self._actor)
 
     def _close_flow_slots(self, by_flow: dict[UUID, list[SlotOutcome]]) -> Script[None]:
+        """Counts ended slots at the top of flows, by flow id; finishes flows with none open."""
         rows = yield Statement("flows_locked", {"ids": sorted(by_flow)})
-        for row in rows:
-            flow = flow_of(row)
+        for flow in map(flow_of, rows):
             if flow.status not in FLOW_OPEN:
                 continue
             outcomes = by_flow[flow.id]
@@ -498,7 +499,7 @@ class Cascade:
             yield from self.stop_groups([r["id"] for r in rows if r["is_group"]], cancel=cancel)
 
     def stop_groups(self, ids: list[UUID], *, cancel: bool) -> Script[None]:
-        """Cancels or skips groups, with their open children."""
+        """Cancels groups if `cancel`, else skips them, with their open children."""
         if not ids:
             return
         rows = yield Statement("groups_locked", {"ids": sorted(ids)})

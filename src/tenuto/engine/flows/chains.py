@@ -97,7 +97,7 @@ def plan_chained_completion(
 def _chain_to_next_task(
     task: UUID, snapshot: ClaimSnapshot, plan: Plan, batch: ActivationBatch, clock: Clock
 ) -> ChainedCompletion | None:
-    """Returns the chained completion that also activates the task's `next`; `None` if it cannot."""
+    """Returns the completion that also activates the task's `next`; `None` if a cascade must."""
     assert snapshot.flow is not None, "the task must be in a flow"
     assert snapshot.next is not None, "the task must have a next"
     request = ActivationRequest(

@@ -82,7 +82,7 @@ def _run_rest(cascade: Cascade, work: Row) -> Script[None]:
 
 def _run_pause(cascade: Cascade, work: Row) -> Script[None]:
     """Pauses the open tasks of a flow or group that is still paused."""
-    if (yield from _has_status(work, FlowStatus.PAUSED)):
+    if (yield from _lock_if_status(work, FlowStatus.PAUSED)):
         yield from _apply_to_open_tasks(
             cascade, work, lambda _: commands.Pause(reason="its flow was paused")
         )
@@ -90,11 +90,12 @@ def _run_pause(cascade: Cascade, work: Row) -> Script[None]:
 
 def _run_resume(cascade: Cascade, work: Row) -> Script[None]:
     """Resumes the open tasks of a flow or group that runs again."""
-    if not (yield from _has_status(work, FlowStatus.RUNNING)):
+    if not (yield from _lock_if_status(work, FlowStatus.RUNNING)):
         return
     stopping: list[UUID] = []
 
     def resume_command(task: Task) -> Command | None:
+        """Returns the command for a paused task; adds one that is still pausing to `stopping`."""
         if task.status in LEASED and task.pause_requested_at is not None:
             stopping.append(task.id)
         return commands.Resume() if task.status is Status.PAUSED else None
@@ -106,8 +107,8 @@ def _run_resume(cascade: Cascade, work: Row) -> Script[None]:
         cascade.defer("resume", work["subject"], work["workspace"], data, _STOP_POLL_S)
 
 
-def _has_status(work: Row, status: FlowStatus) -> Script[bool]:
-    """Locks the flow or group of the work; True if it still has the status."""
+def _lock_if_status(work: Row, status: FlowStatus) -> Script[bool]:
+    """Locks the flow or group of the work; returns `True` if it still has the status."""
     query = "groups_locked" if decode_json(work["data"])["of"] == "group" else "flows_locked"
     rows = yield Statement(query, {"ids": [work["subject"]]})
     return bool(rows) and rows[0]["status"] == status

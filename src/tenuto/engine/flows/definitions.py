@@ -102,7 +102,7 @@ class Definitions:
         self._flows = flows
 
     async def put(self, spec: Spec, version: int | None = None) -> DefinitionView:
-        """Stores a definition under its key.
+        """Stores a definition under its key and returns it.
 
         Raises `Conflict` if `version` is given and is not the stored one; 0 means not stored.
         An equal definition keeps its version. The definitions it refers to are needed only when
@@ -153,7 +153,7 @@ class Definitions:
         return {key: stored.spec for key, stored in (await self._load_reachable(keys)).items()}
 
     async def apply_files(self, files: Files, *, dry_run: bool = False) -> ApplyResult:
-        """Stores definitions and rules of files and starts their flows, in one transaction.
+        """Stores definitions and rules and starts flows in one transaction; returns what changed.
 
         Raises `Invalid` with all errors in the files.
 
@@ -176,13 +176,13 @@ class Definitions:
         return await self._retry_on_change(try_once)
 
     async def apply(self, manifest: Manifest, *, dry_run: bool = False) -> ApplyResult:
-        """Stores the definitions of a manifest and starts its flows, in one transaction."""
+        """Stores definitions of a manifest and starts flows in one transaction; returns changes."""
         for spec in manifest.specs.values():
             check_spec(spec)
         return await self._retry_on_change(lambda: self._apply(manifest, dry_run, {}))
 
     async def _retry_on_change(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Repeats the work while others change the definitions; `Conflict` after `MAX_TRIES`."""
+        """Returns the work's result; repeats it when others change definitions, then `Conflict`."""
         for _ in range(MAX_TRIES):
             try:
                 return await work()
@@ -194,7 +194,7 @@ class Definitions:
     async def _apply(
         self, manifest: Manifest, dry_run: bool, versions: Mapping[str, int]
     ) -> ApplyResult:
-        """Applies a manifest checked against stored `versions`, by key; 0 means not stored."""
+        """Applies a manifest checked against `versions` by key (0: not stored); returns changes."""
         flows = {} if dry_run else await self._prepare_flows(manifest)
 
         def script(cascade: Cascade) -> Script[ApplyResult]:
@@ -258,6 +258,7 @@ class Definitions:
         results: Sequence[DefinitionChange],
         stored: Mapping[str, Row],
     ) -> Script[None]:
+        """Inserts and updates definitions; `_DefinitionsChanged` if a key was taken meanwhile."""
         created, changed = [], []
         for spec, change in zip(specs, results, strict=True):
             cells = (change.kind, encode_spec(spec))
@@ -282,6 +283,7 @@ class Definitions:
     def _keys_statement(
         self, keys: Collection[str], query: str = "definitions_by_key"
     ) -> Statement:
+        """Returns the statement that reads definitions by key; checks the keys."""
         for key in keys:
             bounds.check_text("key", key, bounds.MAX_TEXT)
         return Statement(query, {"workspace": self._workspace, "keys": sorted(keys)})
@@ -289,10 +291,12 @@ class Definitions:
     async def _load_page(
         self, limit: int, cursor: UUID | None = None, kind: str | None = None
     ) -> Sequence[Row]:
+        """Returns the rows of a page of definitions, newest first, of one kind or all."""
         params = {"workspace": self._workspace, "before": cursor, "kind": kind, "most": limit}
         return await self._core.store.fetch(Statement("definitions", params))
 
     async def _load_all(self, kind: str | None = None) -> list[Row]:
+        """Returns the rows of all definitions, newest first, of one kind or all."""
         rows: list[Row] = []
         cursor = None
         while page := await self._load_page(PAGE_SIZE, cursor, kind):
@@ -301,11 +305,11 @@ class Definitions:
         return rows
 
     async def _load_related(self, draft: ManifestDraft) -> dict[str, _StoredVersion]:
-        """Loads the definitions a draft refers to, and stored groups that contain its keys."""
+        """Returns the definitions a draft refers to, and stored groups that contain its keys."""
         loaded = await self._load_reachable(draft.undefined_keys())
         declared = draft.declared_keys()
         group_rows = [row for row in await self._load_all("group") if row["key"] not in loaded]
-        parent_keys = [row["key"] for row in group_rows if declared & set(_children(row))]
+        parent_keys = [row["key"] for row in group_rows if declared & set(_child_keys(row))]
         return loaded | await self._load_reachable(parent_keys)
 
     async def _load_reachable(self, keys: Iterable[str]) -> dict[str, _StoredVersion]:
@@ -340,11 +344,13 @@ class _Children(msgspec.Struct):
     children: list[str] = []
 
 
-def _children(row: Row) -> list[str]:
+def _child_keys(row: Row) -> list[str]:
+    """Returns the keys of the children of the group in a row."""
     return msgspec.json.decode(row["spec"], type=_Children).children
 
 
 def _view(row: Row) -> DefinitionView:
+    """Returns the definition in a row as shown to users."""
     spec = spec_of(row)
     return DefinitionView(
         id=row["id"],
@@ -359,12 +365,14 @@ def _view(row: Row) -> DefinitionView:
 
 
 def _require_one(rows: Sequence[Row], key: str) -> Row:
+    """Returns the first row; raises `NotFound` if there is none."""
     if not rows:
         raise NotFound(f"no definition {key!r}")
     return rows[0]
 
 
 def _check_version(key: str | None, stored: int, expected: int | None) -> None:
+    """Raises `Conflict` if `expected` is given and is not the stored version."""
     if expected is not None and stored != expected:
         text = f"definition {key!r} has version {stored}, not {expected}; read it again"
         raise Conflict(text, "version_conflict")
@@ -385,6 +393,7 @@ def _check_acyclic(stored: Mapping[str, _StoredVersion], spec: Spec) -> None:
     """Raises `Invalid` if a definition refers back to itself other than by a goto."""
 
     def next_keys(key: str) -> Sequence[str]:
+        """Returns the keys that a definition leads to, other than by a goto."""
         current = spec if key == spec.key else stored[key].spec if key in stored else None
         if current is None:
             return []

@@ -86,7 +86,7 @@ class GraphBuilder:
         }
         self._nodes: dict[str, GraphNode] = {}
         for row in rows[:max_nodes]:
-            self._add(_node(row))
+            self._add_node(_node(row))
         self._edges = list(self._slot_edges())
         self._edges += _dependency_edges(self._nodes, waits)
         self._certain: set[str] = set(self._nodes)
@@ -110,7 +110,7 @@ class GraphBuilder:
         certain = (self._nodes[node_id] for node_id in self._certain)
         return sum(node.status == PLANNED and not node.is_group for node in certain)
 
-    def _add(self, node: GraphNode) -> None:
+    def _add_node(self, node: GraphNode) -> None:
         self._nodes[node.id] = node
 
     def _nodes_by_slot(self) -> dict[str | None, dict[int, list[GraphNode]]]:
@@ -136,6 +136,7 @@ class GraphBuilder:
         return spec.children[slot]
 
     def _group_spec(self, node: GraphNode | None) -> GroupSpec | None:
+        """Returns the definition of a group's node; `None` if it has none."""
         return None if node is None or not node.is_group else self._plan.groups.get(node.key or "")
 
     def _slot_edges(self) -> Iterator[GraphEdge]:
@@ -195,7 +196,7 @@ class GraphBuilder:
     def _add_planned_successors(self, node: GraphNode) -> None:
         """Adds the nodes and edges that can follow a node in its slot."""
         for key, kind in self._successors(node):
-            target = self._latest_node(key) if kind == "goto" else None
+            target = self._latest_node_id(key) if kind == "goto" else None
             if target is None:
                 certain = node.id in self._certain and kind in _UNCONDITIONAL
                 target = self._planned_node(key, node.parent, node.slot, certain=certain)
@@ -228,7 +229,8 @@ class GraphBuilder:
             )
         ]
 
-    def _latest_node(self, key: str) -> str | None:
+    def _latest_node_id(self, key: str) -> str | None:
+        """Returns the id of the last node with the key; `None` without one."""
         nodes = [node for node in self._nodes.values() if node.key == key]
         return nodes[-1].id if nodes else None
 
@@ -255,12 +257,13 @@ class GraphBuilder:
             parent=parent,
             slot=slot,
         )
-        self._add(node)
+        self._add_node(node)
         self._todo.append(node)
         return node_id
 
 
 def _node(row: Row) -> GraphNode:
+    """Returns the node of a task or group from its row."""
     return GraphNode(
         id=str(row["id"]),
         key=row["key"],
@@ -276,10 +279,12 @@ def _node(row: Row) -> GraphNode:
 
 
 def _is_open(node: GraphNode) -> bool:
+    """True if the task or group of the node is unfinished."""
     return node.status in GROUP_OPEN if node.is_group else node.status not in TERMINAL
 
 
 def _dependency_edges(nodes: dict[str, Any], waits: Iterable[Row]) -> Iterator[GraphEdge]:
+    """Yields an edge from each dependency to its dependent, if the graph has both."""
     for row in waits:
         needed, waiting = str(row["needs"]), str(row["task"])
         if needed in nodes and waiting in nodes:
@@ -344,6 +349,7 @@ def _render_nodes(
 
 
 def _label(node: GraphNode) -> str:
+    """Returns a node's title and status, escaped for Mermaid."""
     suffix = f" #{node.activation}" if (node.activation or 1) > 1 else ""
     kind = "" if node.kind == "agent" else f"{node.kind}, "
     return f"{node.title}{suffix} ({kind}{node.status})".translate(_ESCAPES)

@@ -51,11 +51,12 @@ class PlanCache:
         return (yield from self._load(flow)).input
 
     def _load(self, flow: UUID) -> Script[_CachedPlan]:
+        """Returns a flow's plan and input from the cache, or reads and caches them."""
         cached = self._by_flow.get(flow)
         if cached is None:
             rows = yield Statement("flow_plans", {"ids": [flow]})
             plan = msgspec.json.decode(rows[0]["plan"], type=Plan)
-            cached = self._add(plan, rows[0]["input"], flow_of(rows[0]))
+            cached = self._cache_plan(plan, rows[0]["input"], flow_of(rows[0]))
         return cached
 
     def add_new_flow(self, plan: Plan, row: dict[str, Any]) -> None:
@@ -79,9 +80,10 @@ class PlanCache:
             updated_at=row["now"],
             finished_at=None,
         )
-        self._add(plan, row["input"], flow)
+        self._cache_plan(plan, row["input"], flow)
 
-    def _add(self, plan: Plan, input_json: str | None, flow: Flow) -> _CachedPlan:
+    def _cache_plan(self, plan: Plan, input_json: str | None, flow: Flow) -> _CachedPlan:
+        """Caches and returns a flow's plan and input; drops the oldest entry of a full cache."""
         running = msgspec.structs.replace(flow, status=FlowStatus.RUNNING)
         cached = _CachedPlan(plan, decode_json(input_json), running, _dependent_groups(plan))
         if len(self._by_flow) >= _MAX_CACHED:
@@ -106,6 +108,7 @@ class PlanCache:
 
 
 def _dependent_groups(plan: Plan) -> frozenset[str]:
+    """Returns the keys of groups that have a child with dependencies."""
     waiting = {key for key, new in plan.tasks.items() if new.depends_on}
     return frozenset(key for key, group in plan.groups.items() if waiting & set(group.children))
 

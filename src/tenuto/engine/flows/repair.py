@@ -30,7 +30,7 @@ class FlowRepair:
         self._core = core
 
     async def fail_cycles_once(self, actor: str) -> int:
-        """Fails tasks that depend on each other in a cycle."""
+        """Fails tasks that depend on each other in a cycle; returns how many."""
         rows = await self._core.store.fetch(
             Statement("dependency_pairs_waiting", {"most": MAX_PAIRS})
         )
@@ -46,7 +46,7 @@ class FlowRepair:
         return failed
 
     async def recount_once(self, actor: str) -> int:
-        """Corrects groups' wrong counts of open children. Each repair is logged as an error."""
+        """Corrects wrong counts of open children; returns how many. Logs each as an error."""
         params = {"before": self._core.now() - SETTLED_AFTER, "most": MAX_REPAIRS}
         rows = await self._core.store.fetch(Statement("groups_miscounted", params))
         for row in rows:

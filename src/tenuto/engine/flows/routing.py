@@ -34,7 +34,7 @@ def next_step(plans: PlanCache, row: Row) -> Script[NextStep | None]:
 
 
 def _load_control_input(plans: PlanCache, row: Row) -> Script[ControlInput]:
-    """Loads the values that a control task can read.
+    """Returns the values that a control task can read.
 
     The result of a control task without a prompt is that of its predecessor.
     """

@@ -68,6 +68,7 @@ def flow_statement(flow: Flow, note: AuditNote, now: datetime, actor: str | None
 def _event_rows(
     subject: Flow | Group, version: int, note: AuditNote, data: dict[str, Any]
 ) -> list[tuple[Any, ...]]:
+    """Returns the row of the note's audit event; no row if the note has no kind."""
     if note.kind is None:
         return []
     text = msgspec.json.encode(data).decode()
@@ -117,8 +118,8 @@ def is_paused(group: Group) -> Script[bool]:
     return True
 
 
-def waiters_statement(counts: Counter[UUID], existing: dict[UUID, Row]) -> Statement:
-    """Returns the statement that adds waiters to tasks, and watches the unfinished ones.
+def add_waiters_statement(counts: Counter[UUID], existing: dict[UUID, Row]) -> Statement:
+    """Returns the statement that counts new dependents of tasks and marks unfinished ones watched.
 
     The caller has locked the existing tasks.
     """

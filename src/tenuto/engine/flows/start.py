@@ -309,6 +309,7 @@ class Flows:
         return msgspec.structs.replace(plan, tasks=tasks)
 
     async def _load_specs(self, keys: list[str] | None) -> dict[str, Spec]:
+        """Returns definitions by key: those with these keys, or all for `None`."""
         for key in keys or ():
             bounds.check_text("key", key, bounds.MAX_TEXT)
         params = {"workspace": self._workspace, "keys": keys, "most": MAX_PLAN}
@@ -328,15 +329,17 @@ class Flows:
 
     async def pause(self, flow: UUID) -> None:
         """Pauses a flow and its tasks; running sessions stop after a last checkpoint."""
-        await self._set_status(flow, FlowStatus.RUNNING, FlowStatus.PAUSED, "pause")
+        await self._change_flow_status(flow, FlowStatus.RUNNING, FlowStatus.PAUSED, "pause")
 
     async def resume(self, flow: UUID) -> None:
         """Resumes a paused flow."""
-        await self._set_status(flow, FlowStatus.PAUSED, FlowStatus.RUNNING, "resume")
+        await self._change_flow_status(flow, FlowStatus.PAUSED, FlowStatus.RUNNING, "resume")
 
-    async def _set_status(
+    async def _change_flow_status(
         self, flow: UUID, source: FlowStatus, target: FlowStatus, action: str
     ) -> None:
+        """Changes a flow's status, `source` only, and applies `action` to its open tasks."""
+
         def script(cascade: Cascade) -> Script[None]:
             current = yield from self._lock_flow(flow)
             if current.status is not source:
@@ -361,15 +364,17 @@ class Flows:
 
     async def pause_group(self, group: UUID) -> None:
         """Pauses a run of a group and its tasks."""
-        await self._set_group_status(group, GroupStatus.RUNNING, GroupStatus.PAUSED, "pause")
+        await self._change_group_status(group, GroupStatus.RUNNING, GroupStatus.PAUSED, "pause")
 
     async def resume_group(self, group: UUID) -> None:
         """Resumes a paused run of a group."""
-        await self._set_group_status(group, GroupStatus.PAUSED, GroupStatus.RUNNING, "resume")
+        await self._change_group_status(group, GroupStatus.PAUSED, GroupStatus.RUNNING, "resume")
 
-    async def _set_group_status(
+    async def _change_group_status(
         self, group: UUID, source: GroupStatus, target: GroupStatus, action: str
     ) -> None:
+        """Changes a group's status, `source` only, and applies `action` to its open tasks."""
+
         def script(cascade: Cascade) -> Script[None]:
             current = yield from self._lock_group(group)
             if current.status is not source:
@@ -470,6 +475,7 @@ class Flows:
         return await self._run(script)
 
     async def _run(self, script: Callable[[Cascade], Script[T]]) -> T:
+        """Runs a script with a cascade in one transaction; returns its result."""
         return await self._core.run_with_cascade(script, self.actor)
 
 
@@ -514,4 +520,5 @@ def encode_input(value: Any) -> str | None:
 
 
 def _required_lanes(plan: Plan, workspace: UUID) -> set[Requirements]:
+    """Returns the requirements of all tasks of a plan."""
     return {requirements(new, workspace) for new in plan.tasks.values()}

@@ -31,14 +31,15 @@ _FIELD_NAMES = {
 }
 
 
-def _rename(name: str) -> str:
+def _json_name(name: str) -> str:
+    """Returns the JSON name of a field, in camel case."""
     if name in _FIELD_NAMES:
         return _FIELD_NAMES[name]
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 
 
-class FlowSummary(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
+class FlowSummary(msgspec.Struct, frozen=True, kw_only=True, rename=_json_name):
     """A flow as an entry of a list."""
 
     id: UUID
@@ -57,7 +58,7 @@ class FlowSummary(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     finished_at: datetime | None
 
 
-class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
+class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, rename=_json_name):
     """A run of a group as an entry of a list; `open` counts unfinished children."""
 
     id: UUID
@@ -81,7 +82,7 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     finished_at: datetime | None
 
 
-class FailedTask(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
+class FailedTask(msgspec.Struct, frozen=True, kw_only=True, rename=_json_name):
     """A failed task of a flow."""
 
     id: UUID
@@ -91,7 +92,7 @@ class FailedTask(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     last_error: str | None
 
 
-class FlowView(FlowSummary, frozen=True, kw_only=True, rename=_rename):
+class FlowView(FlowSummary, frozen=True, kw_only=True, rename=_json_name):
     """A flow with its progress: `tasks` counts the tasks created so far, by status."""
 
     input: Any
@@ -102,7 +103,7 @@ class FlowView(FlowSummary, frozen=True, kw_only=True, rename=_rename):
     failures: list[FailedTask]
 
 
-class GroupView(GroupSummary, frozen=True, kw_only=True, rename=_rename):
+class GroupView(GroupSummary, frozen=True, kw_only=True, rename=_json_name):
     """A run of a group with its progress: `tasks` counts tasks created in it, also nested."""
 
     tasks: int
@@ -157,7 +158,7 @@ class FlowViews:
 
     async def show(self, flow: UUID) -> FlowView:
         """Returns one flow with its progress."""
-        row = await self._flow(flow)
+        row = await self._require_flow(flow)
         counts = await self._fetch("flow_counts", flow=flow)
         [progress] = await self._fetch("flow_progress", flow=flow)
         groups = await self._fetch("flow_groups_open", flow=flow, most=MAX_GROUPS)
@@ -165,7 +166,7 @@ class FlowViews:
         planned = 0
         if row["status"] in FLOW_OPEN:
             open_nodes = await self._fetch("flow_graph", flow=flow, live=True, most=MAX_OPEN_NODES)
-            planned = GraphBuilder(await self._plan(flow), open_nodes).count_planned()
+            planned = GraphBuilder(await self._load_plan(flow), open_nodes).count_planned()
         counts_by_status = {row["status"]: row["n"] for row in counts}
         return FlowView(
             **{name: row[name] for name in FlowSummary.__struct_fields__},
@@ -184,24 +185,24 @@ class FlowViews:
     async def tasks(self, flow: UUID, limit: int = 100, cursor: UUID | None = None) -> Page:
         """Returns a page of a flow's tasks, newest first."""
         bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
-        await self._flow(flow)
+        await self._require_flow(flow)
         rows = await self._fetch("flow_tasks", flow=flow, before=cursor, most=limit + 1)
         summaries = [task_summary(row) for row in rows[:limit]]
         return Page(summaries, summaries[-1].id if len(rows) > limit else None)
 
     async def graph(self, flow: UUID) -> GraphView:
         """Returns the created and planned tasks and groups of a flow as a graph."""
-        row = await self._flow(flow)
+        row = await self._require_flow(flow)
         nodes = await self._fetch("flow_graph", flow=flow, most=MAX_NODES + 1)
         waits = await self._fetch("flow_dependencies", flow=flow, most=MAX_WAITS + 1)
-        builder = GraphBuilder(await self._plan(flow), nodes, waits)
+        builder = GraphBuilder(await self._load_plan(flow), nodes, waits)
         return builder.view(planned=row["status"] in FLOW_OPEN)
 
     async def start_args(self, flow: UUID) -> FlowStartArgs:
         """Returns what a flow was started with, for a rerun."""
-        row = await self._flow(flow)
+        row = await self._require_flow(flow)
         flow_input = await self._core.read(self._core.plans.load_input(flow))
-        return FlowStartArgs(await self._plan(flow), flow_input, row["priority"])
+        return FlowStartArgs(await self._load_plan(flow), flow_input, row["priority"])
 
     async def find(self, name: str) -> UUID:
         """Returns the id of a flow: the given id, or the newest flow of a key."""
@@ -230,7 +231,7 @@ class FlowViews:
 
     async def group(self, group: UUID) -> GroupView:
         """Returns one run of a group with its progress."""
-        row = await self._group(group)
+        row = await self._require_group(group)
         [progress] = await self._fetch("group_progress", group_id=group)
         planned = 0
         if row["status"] in GROUP_OPEN:
@@ -238,7 +239,7 @@ class FlowViews:
                 "group_graph", group_id=group, live=True, most=MAX_OPEN_NODES
             )
             planned = GraphBuilder(
-                await self._plan(row["flow"]), open_nodes, root=group
+                await self._load_plan(row["flow"]), open_nodes, root=group
             ).count_planned()
         return GroupView(
             **{name: row[name] for name in GroupSummary.__struct_fields__},
@@ -250,10 +251,10 @@ class FlowViews:
 
     async def group_graph(self, group: UUID) -> GraphView:
         """Returns the created and planned tasks and groups of a group run as a graph."""
-        row = await self._group(group)
+        row = await self._require_group(group)
         nodes = await self._fetch("group_graph", group_id=group, most=MAX_NODES + 1)
         waits = await self._fetch("flow_dependencies", flow=row["flow"], most=MAX_WAITS + 1)
-        builder = GraphBuilder(await self._plan(row["flow"]), nodes, waits, root=group)
+        builder = GraphBuilder(await self._load_plan(row["flow"]), nodes, waits, root=group)
         return builder.view(planned=row["status"] in GROUP_OPEN)
 
     async def find_group(self, name: str) -> UUID:
@@ -265,27 +266,32 @@ class FlowViews:
             raise NotFound(f"no group {name[:60]}")
         return rows[0].id
 
-    async def _flow(self, flow: UUID) -> Row:
+    async def _require_flow(self, flow: UUID) -> Row:
+        """Returns the flow's row; raises `NotFound`."""
         rows = await self._fetch("flow_show", id=flow)
         if not rows:
             raise NotFound(f"no flow {flow}")
         return rows[0]
 
-    async def _group(self, group: UUID) -> Row:
+    async def _require_group(self, group: UUID) -> Row:
+        """Returns the group run's row; raises `NotFound`."""
         rows = await self._fetch("group_show", id=group)
         if not rows:
             raise NotFound(f"no group {group}")
         return rows[0]
 
-    async def _plan(self, flow: UUID) -> Plan:
+    async def _load_plan(self, flow: UUID) -> Plan:
+        """Returns the flow's plan."""
         return await self._core.read(self._core.plans.load_plan(flow))
 
     async def _fetch(self, query: str, **params: Any) -> Sequence[Row]:
+        """Runs a query in this workspace; returns its rows."""
         params["workspace"] = self._workspace
         return await self._core.store.fetch(Statement(query, params))
 
 
 def _summary(view_type: Any, row: Row) -> Any:
+    """Returns a view of the type with the columns that have its fields' names."""
     return view_type(**{name: row[name] for name in view_type.__struct_fields__})
 
 
@@ -294,6 +300,7 @@ def _upper(status: str | None) -> str | None:
 
 
 def _check_filter(statuses: Any, status: str | None, key: str | None, limit: int) -> None:
+    """Raises `Invalid` unless the status is one of `statuses` and the others are in range."""
     bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
     if key is not None:
         bounds.check_text("key", key, bounds.MAX_NAME)

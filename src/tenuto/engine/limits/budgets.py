@@ -152,6 +152,7 @@ class _ExceededBudget(msgspec.Struct, frozen=True):
 
     @property
     def hold(self) -> str:
+        """The hold of tasks that wait for this budget."""
         return f"{HOLD}:{self.task}"
 
 
@@ -274,6 +275,7 @@ def run_deferred(cascade: "Cascade", work: Row) -> Script[None]:
     stopping = False
 
     def resume_command(waiting: Task) -> Command | None:
+        """Returns the command for a waiting task; notes if one is still stopping."""
         nonlocal stopping
         stopping = stopping or waiting.status in LEASED
         return None if waiting.status in LEASED else commands.ClearHold()

@@ -171,7 +171,7 @@ class PermitChanges:
             if request.policy == "cancel_new" and task not in started:
                 yield from self._cancel_new_task(cascade, task, request)
             elif request.policy == "cancel_old":
-                older = yield _older_tasks(key[0], request, numbers[task])
+                older = yield _older_tasks_statement(key[0], request, numbers[task])
                 if tasks_to_cancel([row["id"] for row in older], request.limit):
                     data = {"concurrency": request, "number": numbers[task]}
                     cascade.defer("supersede", task, key[0], data)
@@ -189,7 +189,7 @@ class PermitChanges:
             try:
                 change = self._start_change(parse_task(row), cascade)
             except CorruptRow as error:
-                yield _quarantine(error, cascade)
+                yield _quarantine_statement(error, cascade)
                 continue
             if change is not None:
                 decided.append((change, commands.ClearHold()))
@@ -242,12 +242,14 @@ def check_ancestors(parent: Task, own: Concurrency) -> Script[None]:
         )
 
 
-def _quarantine(corrupt: CorruptRow, cascade: "Cascade") -> Statement:
+def _quarantine_statement(corrupt: CorruptRow, cascade: "Cascade") -> Statement:
+    """Returns the statement that takes an invalid row out of the queue."""
     params = {"id": corrupt.task, "message": str(corrupt), "now": cascade.decision_context().now}
     return Statement("quarantine", {**params, "actor": "engine"})
 
 
-def _older_tasks(workspace: UUID, concurrency: Concurrency, number: int) -> Statement:
+def _older_tasks_statement(workspace: UUID, concurrency: Concurrency, number: int) -> Statement:
+    """Returns the statement that reads a key's unfinished tasks before `number`, oldest first."""
     params = {
         "workspace": workspace,
         "key": concurrency.key,
@@ -261,7 +263,7 @@ def cancel_older(
     cascade: "Cascade", task: UUID, workspace: UUID, concurrency: Concurrency, number: int
 ) -> Script[None]:
     """Cancels as many of a key's older tasks as needed for this task, which has `number`."""
-    rows = yield _older_tasks(workspace, concurrency, number)
+    rows = yield _older_tasks_statement(workspace, concurrency, number)
     ids = tasks_to_cancel([row["id"] for row in rows], concurrency.limit)
     if len(ids) > MAX_GRANTS and number != AFTER_ALL:
         data = {"concurrency": concurrency, "number": number}
@@ -318,7 +320,7 @@ class PermitRepair:
         self._core = core
 
     async def recount_once(self, actor: str) -> int:
-        """Grants or releases permits that were missed. Each repair is logged as an error."""
+        """Grants or releases missed permits; returns how many. Logs each as an error."""
         params = {"before": self._core.now() - SETTLED_AFTER, "most": MAX_REPAIRS}
         rows = await self._core.store.fetch(Statement("permits_miscounted", params))
         repaired = 0

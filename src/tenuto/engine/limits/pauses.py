@@ -48,7 +48,7 @@ class Pauses:
         reason: str | None = None,
         until: datetime | None = None,
     ) -> PauseView:
-        """Creates a pause: the subject's tasks are not claimed any more; running ones continue.
+        """Creates and returns a pause: the subject's tasks are not claimed; running ones continue.
 
         Repeating it replaces the reason and the end time.
         """
@@ -126,6 +126,7 @@ class Pauses:
 
 
 def _view(row: Row) -> PauseView:
+    """Returns the pause in a row as shown to users."""
     return PauseView(
         kind=row["kind"],
         subject=row["name"],

@@ -60,15 +60,15 @@ class RateLimits:
         return [_view(row, now) for row in await limit_rows(self._core, self._workspace)]
 
     async def put(self, limit: RateLimit) -> RateLimitView:
-        """Stores a limit under its name, replacing another; recorded usage still counts."""
+        """Stores and returns a limit, replacing one of that name; recorded usage still counts."""
         limit.check()
 
         def script() -> Script[bool]:
             now = self._core.now()
             usage = rate_limits.initial_usage(limit, now)
-            for row in (yield _lock_limits(self._workspace, [limit.name])):
-                usage = rate_limits.adjust_usage(limit_of(row), limit, _usage(row), now)
-            rows = yield Statement("rate_limit_put", self._params(limit, usage, now))
+            for row in (yield _lock_statement(self._workspace, [limit.name])):
+                usage = rate_limits.adjust_usage(limit_of(row), limit, _stored_usage(row), now)
+            rows = yield Statement("rate_limit_put", self._put_params(limit, usage, now))
             return bool(rows)
 
         if not await self._core.store.transact(script):
@@ -92,10 +92,12 @@ class RateLimits:
         await self._reload_and_wake()
 
     async def _reload_and_wake(self) -> None:
+        """Reloads this process's cached limits and wakes all workers."""
         await self._core.lanes.reload_if_changed(self._workspace)
         self._core.wakeups.notify({ALL_TOPICS})
 
-    def _params(self, limit: RateLimit, usage: RateLimitUsage, now: datetime) -> dict[str, Any]:
+    def _put_params(self, limit: RateLimit, usage: RateLimitUsage, now: datetime) -> dict[str, Any]:
+        """Returns the parameters of the query `rate_limit_put`."""
         return msgspec.structs.asdict(limit) | {
             "workspace": self._workspace,
             "taken": msgspec.json.encode(usage.taken).decode(),
@@ -119,7 +121,7 @@ def exhausted_limits(
     """Returns the used-up limits that apply to a model and account, with their next time."""
     exhausted = {}
     for row in rows:
-        limit, usage = limit_of(row), _usage(row)
+        limit, usage = limit_of(row), _stored_usage(row)
         if (
             limit.applies_to(model, account)
             and rate_limits.remaining_requests(limit, usage, now) == 0
@@ -135,17 +137,17 @@ def claim_within_limits(
     now: datetime,
     claim: Callable[[list[int], int], Statement],
 ) -> Script[RateLimitedClaim]:
-    """Claims up to `n` tasks within rate limits, best rank first, and counts the requests.
+    """Claims and returns up to `n` tasks within rate limits, best rank first; counts requests.
 
     `groups` has the lanes per set of limits. The limits' rows are locked in order of their names
     until the transaction ends, so no other claim counts meanwhile.
     """
     names = sorted({name for group in groups for name in group})
-    rows = {row["name"]: row for row in (yield _lock_limits(workspace, names))}
+    rows = {row["name"]: row for row in (yield _lock_statement(workspace, names))}
     if len(rows) < len(names):
         return RateLimitedClaim([], {})  # a limit was deleted: the lanes are computed again
     limits = {name: limit_of(row) for name, row in rows.items()}
-    usages = {name: _usage(row) for name, row in rows.items()}
+    usages = {name: _stored_usage(row) for name, row in rows.items()}
     remaining = {
         name: rate_limits.remaining_requests(limits[name], usages[name], now) for name in names
     }
@@ -201,8 +203,10 @@ def charge_tokens(
     if not group:
         return
     usages = {}
-    for row in (yield _lock_limits(workspace, list(group))):
-        usages[row["name"]] = rate_limits.subtract_tokens(limit_of(row), _usage(row), now, tokens)
+    for row in (yield _lock_statement(workspace, list(group))):
+        usages[row["name"]] = rate_limits.subtract_tokens(
+            limit_of(row), _stored_usage(row), now, tokens
+        )
     yield from _store_usage(workspace, usages)
 
 
@@ -214,6 +218,7 @@ class _AgentModel(msgspec.Struct, frozen=True):
 
 
 def _load_agent_model(workspace: UUID, agent: UUID | None) -> Script[_AgentModel]:
+    """Returns the agent's fields; empty ones if there is no such agent."""
     if agent is None:
         return _AgentModel()
     rows = yield Statement("agent", {"workspace": workspace, "id": agent})
@@ -221,6 +226,7 @@ def _load_agent_model(workspace: UUID, agent: UUID | None) -> Script[_AgentModel
 
 
 def _store_usage(workspace: UUID, usages: dict[str, RateLimitUsage]) -> Script[None]:
+    """Writes the usage of limits, by name. The caller has locked them."""
     if usages:
         usage_rows = [
             (name, msgspec.json.encode(usage.taken).decode(), usage.tokens, usage.counted_at)
@@ -229,17 +235,20 @@ def _store_usage(workspace: UUID, usages: dict[str, RateLimitUsage]) -> Script[N
         yield Statement("rate_limits_update_usage", {"workspace": workspace}, {"used": usage_rows})
 
 
-def _lock_limits(workspace: UUID, names: list[str]) -> Statement:
+def _lock_statement(workspace: UUID, names: list[str]) -> Statement:
+    """Returns the statement that locks and reads the limits with these names."""
     return Statement("rate_limits_locked", {"workspace": workspace, "names": names})
 
 
-def _usage(row: Row) -> RateLimitUsage:
+def _stored_usage(row: Row) -> RateLimitUsage:
+    """Returns the usage in a limit's row."""
     taken = msgspec.json.decode(row["taken"], type=rate_limits.TakenRequests)
     return RateLimitUsage(taken, row["tokens"], row["counted_at"])
 
 
 def _view(row: Row, now: datetime) -> RateLimitView:
-    limit, usage = limit_of(row), _usage(row)
+    """Returns the limit in a row as shown to users, with what is left of it now."""
+    limit, usage = limit_of(row), _stored_usage(row)
     requests_left = rate_limits.remaining_requests(limit, usage, now)
     next_at = rate_limits.next_request_at(limit, usage, now)
     return RateLimitView(

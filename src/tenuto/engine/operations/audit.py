@@ -64,10 +64,12 @@ class AuditReader:
         return len(await self._rows("events_after", **params, errors=errors or None))
 
     async def _rows(self, query: str, **params: Any) -> list[Row]:
+        """Runs a query; returns its rows."""
         return await self._core.store.fetch(Statement(query, params))
 
 
 def _task_row(row: Row) -> TaskAuditRow:
+    """Returns the audit row of a task from a row of the database."""
     output = row["output"]
     return TaskAuditRow(
         id=row["id"],

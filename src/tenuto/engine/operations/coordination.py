@@ -26,7 +26,7 @@ class RecoverResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def recover(core: Core, actor: str, workspace: UUID | None = None) -> RecoverResult:
-    """Expires leases, promotes due tasks and runs deferred work, in one workspace or in all."""
+    """Expires leases, promotes due tasks and runs deferred work; returns how many of each."""
     maintenance, flows = TaskMaintenance(core), Flows(core, workspace or DEFAULT_WORKSPACE, actor)
     return RecoverResult(
         expired=await _repeat_while_full(lambda: maintenance.expire_once(actor, workspace), BATCH),

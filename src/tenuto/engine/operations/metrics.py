@@ -110,6 +110,7 @@ class MetricsRecorder:
 
 
 def _event_data(event: Row) -> dict[str, Any]:
+    """Returns the event's data; an empty dict if it has none."""
     return decode_json(event["data"]) or {}
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.outcomes import command_for_failed_dependency
-from tenuto.engine.flows.rows import MAX_RANK_STEPS, waiters_statement
+from tenuto.engine.flows.rows import MAX_RANK_STEPS, add_waiters_statement
 from tenuto.engine.rows import RANK_COLUMN, STATUS_COLUMN, UNMET_COLUMN, decode_json
 from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.flows.definition import referenced_keys
@@ -187,7 +187,7 @@ class SubmitDependencies:
         needs = (need for row in hot for need in self._graph.needs.get(row[0], ()))
         counts = Counter(need for need in needs if need in self._existing)
         if counts:
-            yield waiters_statement(counts, self._existing)
+            yield add_waiters_statement(counts, self._existing)
         yield from self._fail_waiters(cascade, hot)
         yield from self._block_others(cascade, {row[0] for row in hot})
         yield from self._raise_ranks(hot)

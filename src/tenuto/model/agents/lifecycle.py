@@ -179,6 +179,7 @@ def validate_profile(profile: AgentProfile) -> AgentProfile:
 
 
 def _check_list(field: str, items: Sequence[str] | None) -> None:
+    """Raises `Invalid` for too many items, or an empty or too long one."""
     bounds.check_number(f"the number of {field}", len(items or ()), 0, MAX_LIST_ITEMS)
     for item in items or ():
         bounds.check_text(field, item, bounds.MAX_TITLE, empty=False)

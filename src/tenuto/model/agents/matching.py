@@ -139,6 +139,7 @@ def is_eligible(agent: AgentProfile, lane: Requirements) -> bool:
 
 
 def _runtime_mismatches(agent: AgentProfile, lane: Requirements) -> list[str]:
+    """Returns why agent and worker cannot run the lane's runtime and type; empty if they can."""
     has_command = lane.runtime == COMMAND
     if not has_command and lane.runtime is not None and lane.runtime not in agent.runtimes:
         return [f"needs runtime {lane.runtime}"]
@@ -151,6 +152,7 @@ def _runtime_mismatches(agent: AgentProfile, lane: Requirements) -> list[str]:
 
 
 def _accepts_tags(agent: AgentProfile, lane: Requirements) -> bool:
+    """True if one of the agent's choose rules accepts the lane's task tags."""
     agent_tags, lane_tags = set(agent.task_tags), set(lane.task_tags)
     accepts = {
         "superset": lane_tags <= agent_tags,

@@ -137,6 +137,7 @@ def check_control(control: Control) -> None:
 
 
 def _check_items(items: Any) -> None:
+    """Raises `Invalid` unless the items are a short enough list or a reference to a result."""
     if parse_reference(items) is not None:
         return
     if not isinstance(items, list):
@@ -154,6 +155,7 @@ def _check_items(items: Any) -> None:
 
 
 def _check_condition(control: Condition) -> None:
+    """Raises `Invalid` unless the expression compiles and its targets are valid keys."""
     compile_expression(control.expression, CONDITION_NAMES)
     for field in ("on_true", "on_false"):
         if (target := getattr(control, field)) is not None:

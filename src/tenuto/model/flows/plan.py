@@ -87,6 +87,7 @@ def target_keys(spec: Spec) -> Iterator[str]:
 
 
 def _control_targets(control: Control) -> Iterator[str]:
+    """Yields the keys that control settings lead to."""
     match control:
         case Foreach():
             yield control.template
@@ -155,6 +156,7 @@ def find_cycle(nodes: Iterable[str], successors: Callable[[str], Iterable[str]])
 
 
 def _check_nesting(plan: Plan, parents: dict[str, str]) -> None:
+    """Raises `Invalid` if groups are nested too deeply; `parents` has each child's group."""
     for key in plan.groups:
         depth, current = 1, key
         while (parent := parents.get(current)) is not None:
@@ -191,6 +193,7 @@ def _check_dependencies(plan: Plan, parents: dict[str, str]) -> None:
 
 
 def _check_references(plan: Plan) -> None:
+    """Raises `Invalid` if a task refers to the result of a task that does not come before it."""
     references = {key: _referenced_results(task) for key, task in plan.tasks.items()}
     if not any(references.values()):
         return
@@ -218,6 +221,7 @@ def _referenced_results(task: NewTask) -> set[str]:
 
 
 def _all_predecessors(predecessors: dict[str, set[str]], key: str) -> set[str]:
+    """Returns the direct and indirect predecessors of a key."""
     reached: set[str] = set()
     pending = [key]
     while pending:

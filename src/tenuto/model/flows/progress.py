@@ -210,6 +210,7 @@ def choose_next_step(
 
 
 def _is_true(control: Condition, inputs: ControlInput) -> bool:
+    """True if the condition holds; raises `ControlTaskFailed` if it cannot be evaluated."""
     names = {"result": inputs.result, "task": inputs.task, "input": inputs.input}
     try:
         return compile_expression(control.expression, frozenset(names)).holds(names)
@@ -236,6 +237,7 @@ def foreach_items(control: Foreach, results: dict[str, Any]) -> list[Any]:
 
 
 def _resolve_reference(reference: ResultReference, results: dict[str, Any]) -> Any:
+    """Returns the part of a result that is referred to; raises `Invalid` if it is missing."""
     if reference.key not in results:
         raise Invalid(f"{reference.key!r} has no result in this flow", "result_missing")
     return get_at_path(results[reference.key], reference.path)

@@ -103,12 +103,14 @@ def format_usage(used: UsageTotal) -> str:
 
 
 def _check_count(field: str, value: Any) -> None:
+    """Raises `Invalid` unless the value is a whole number in range."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise Invalid(f"{field} must be a whole number", field=field)
     bounds.check_number(field, value, 0, 10**12)
 
 
 def _check_dollars(field: str, value: Any) -> None:
+    """Raises `Invalid` unless the value is a finite number in range."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise Invalid(f"{field} must be a number", field=field)
     bounds.check_number(field, value, 0, MAX_USD)

@@ -37,6 +37,7 @@ def effective_quota(quota: Quota, ceiling: Quota) -> Quota:
 
 
 def _lower_limit(quota: Quota, ceiling: Quota, name: str) -> int | None:
+    """Returns the lower of both quotas' numbers of that name; `None` if neither has one."""
     limits = [
         limit for limit in (getattr(quota, name), getattr(ceiling, name)) if limit is not None
     ]

@@ -184,6 +184,7 @@ def allowed_claims(group: Iterable[str], remaining: Mapping[str, int], n: int) -
 
 
 def _requests_of_last_minute(taken: TakenRequests, now: datetime) -> TakenRequests:
+    """Returns the entries that are younger than a minute."""
     since_us = _to_microseconds(now) - _MINUTE_US
     return tuple(entry for entry in taken if entry[0] > since_us)
 

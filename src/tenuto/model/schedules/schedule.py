@@ -329,6 +329,7 @@ class _IsoRepetition:
         return bisect_right(self._numbers, moment, key=self._time_of)
 
     def _distinct_times(self, numbers: range) -> Iterator[datetime]:
+        """Yields the times of repetitions, equal neighbours once."""
         previous: datetime | None = None
         for number in numbers:
             # If a time zone skipped a whole day, two repetitions have the same instant.
@@ -355,6 +356,7 @@ class _Period(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _parse_cron(text: str, zone: ZoneInfo) -> _CronTimes:
+    """Parses five cron fields or a macro such as `@daily`; raises `Invalid`."""
     line = _MACROS.get(text.lower(), text)
     if len(line.split()) != 5:
         known = ", ".join(sorted(_MACROS))
@@ -371,6 +373,7 @@ def _parse_cron(text: str, zone: ZoneInfo) -> _CronTimes:
 
 
 def _parse_repetition(text: str, zone: ZoneInfo) -> _IsoRepetition:
+    """Parses a repetition such as `R5/START/P1D`; raises `Invalid`."""
     match = _REPETITION.fullmatch(text)
     if match is None:
         raise _schedule_error(
@@ -395,6 +398,7 @@ def _parse_repetition(text: str, zone: ZoneInfo) -> _IsoRepetition:
 
 
 def _parse_date_time(text: str) -> datetime:
+    """Parses a time, perhaps without an offset; raises `Invalid`."""
     if _DATE_TIME.fullmatch(text):
         try:
             return datetime.fromisoformat(text)
@@ -406,6 +410,7 @@ def _parse_date_time(text: str) -> datetime:
 
 
 def _parse_period(text: str) -> _Period:
+    """Parses a period such as `P1M` or `PT15M`; raises `Invalid`."""
     match = _PERIOD.fullmatch(text)
     if match is None:
         raise _schedule_error(
@@ -442,6 +447,7 @@ def _add_months(wall: datetime, months: int) -> datetime:
 
 
 def _utc_offset(moment: datetime, zone: ZoneInfo) -> timedelta:
+    """Returns the zone's offset from UTC at the moment."""
     offset = moment.astimezone(zone).utcoffset()
     assert offset is not None
     return offset
@@ -482,6 +488,7 @@ def _to_utc(field: str, value: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _load_zone(name: str) -> ZoneInfo:
+    """Returns the time zone; raises `Invalid` if there is none of that name."""
     if len(name) <= MAX_ZONE and _ZONE.fullmatch(name):
         try:
             return ZoneInfo(name)
@@ -509,9 +516,11 @@ def _check_fields_fit_type(spec: ScheduleSpec) -> None:
 
 
 def _check_number(field: str, value: float, minimum: float, maximum: float) -> None:
+    """Raises `Invalid` unless the value is within the limits."""
     if not minimum <= value <= maximum:
         raise _schedule_error(field, f"must be between {minimum:,} and {maximum:,}, not {value:,}")
 
 
 def _schedule_error(field: str, reason: str) -> Invalid:
+    """Returns the error for a field of a schedule."""
     return Invalid(f"{field} {reason}", "schedule_invalid", field=field)

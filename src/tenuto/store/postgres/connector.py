@@ -158,7 +158,7 @@ class Connector:
     async def _connect_to(
         self, host: Host | None, limit_s: float, options: dict[str, Any], *, primary: bool | None
     ) -> Any:
-        """Connects to this host, or without one to the driver's own choice."""
+        """Returns a connection to this host, or without one to the driver's own choice."""
         target: dict[str, Any] = {} if host is None else {"host": host.name, "port": host.port}
         if primary is not None:  # else the driver reads its service file
             target["target_session_attrs"] = "primary" if primary else "any"
@@ -193,6 +193,7 @@ def most_informative(errors: Iterable[BaseException]) -> BaseException:
     """
 
     def rank(error: BaseException) -> int:
+        """Returns a smaller number for an error that says more."""
         if isinstance(
             error, asyncpg.CannotConnectNowError | asyncpg.TargetServerAttributeNotMatched
         ):

@@ -3,6 +3,7 @@
 import asyncpg
 
 from tenuto.model.errors import Conflict, Incompatible, Invalid, TenutoError, Unavailable
+from tenuto.store.schema import missing_column_error
 
 RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 """The same transaction may succeed when it is run again."""
@@ -66,6 +67,8 @@ def map_driver_error(error: Exception) -> Exception:
         return Unavailable(f"the disk of the database is full: {error}", "storage_full")
     if isinstance(error, asyncpg.UniqueViolationError):
         return Conflict("a row with this id or unique key exists already", "idempotency_conflict")
+    if isinstance(error, asyncpg.UndefinedColumnError):
+        return missing_column_error(error)
     if isinstance(error, asyncpg.DataError) and isinstance(error.__cause__, OverflowError):
         return Invalid("a number does not fit into 64 bits")
     if isinstance(error, asyncpg.ClientConfigurationError):

@@ -69,10 +69,11 @@ class Pool:
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed():
-                return self._mark_used(connection)
+                return self._lend(connection)
         return None
 
-    def _mark_used(self, connection: Any) -> Any:
+    def _lend(self, connection: Any) -> Any:
+        """Records that the connection is in use; returns it."""
         self._used.add(connection)
         return connection
 
@@ -158,6 +159,7 @@ class Pool:
         await asyncio.gather(*map(_close_connection, idle))
 
     def _check_open(self) -> None:
+        """Raises `InterfaceError` if the pool is closed."""
         if self._closed:
             raise asyncpg.InterfaceError("the pool is closed")
 
@@ -169,7 +171,7 @@ class Pool:
             connection = await self._connect_current()
             if self._watchdog is None:
                 self._check_progress()
-            return self._mark_used(connection)
+            return self._lend(connection)
         finally:
             self._creating -= 1
             if connection is None:

@@ -53,7 +53,7 @@ async def check_pooler(connector: Connector) -> None:
 
 
 async def _loses_statements(preparer: Any, occupant: Any) -> bool:
-    """True if a statement that one client prepared stays on one server connection.
+    """True if the pooler moves a client to a server connection without its prepared statements.
 
     One client prepares a statement. Another one, in a transaction, prepares a different statement
     of the same name: if it got the same server connection, that name is taken there. Then the first

@@ -97,6 +97,7 @@ def bind_workspace(opening: str, workspace: UUID) -> str:
 
 
 def _settings(role: str, use: Use) -> dict[str, str]:
+    """Returns the settings of a role's connections for reads or writes."""
     if use == "read":
         return READ_SETTINGS
     return WRITE_SETTINGS if role == SYSTEM else WRITE_SETTINGS | _TENANT_WRITE_SETTINGS

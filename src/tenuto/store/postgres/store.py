@@ -281,11 +281,11 @@ class PostgresStore:
             )
         owner = Pool(self.direct, 1, DIRECT_SETTINGS | statement_timeout(MIGRATION_S), MIGRATION_S)
         try:
-            return await self._migrate(owner)
+            return await self._apply_missing_migrations(owner)
         finally:
             await owner.close()
 
-    async def _migrate(self, owner: Pool) -> list[int]:
+    async def _apply_missing_migrations(self, owner: Pool) -> list[int]:
         async with _PooledConnection(owner) as connection, connection.transaction():
             await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
             await connection.execute(schema.MIGRATION_TABLE)
@@ -294,11 +294,11 @@ class PostgresStore:
             applied = []
             for migration in schema.migrations():
                 if migration.number not in done:
-                    await self._apply(connection, migration)
+                    await self._apply_migration(connection, migration)
                     applied.append(migration.number)
             return applied
 
-    async def _apply(self, connection: Any, migration: schema.Migration) -> None:
+    async def _apply_migration(self, connection: Any, migration: schema.Migration) -> None:
         await connection.execute(
             "insert into schema_migration values ($1, $2, $3, clock_timestamp()::text)",
             migration.number,
@@ -525,7 +525,7 @@ _NO_CONSTANTS: sql.ConstantColumns = frozenset()
 
 
 @cache
-def _all_constant(name: str, width: int) -> sql.ConstantColumns:
+def _all_columns_of(name: str, width: int) -> sql.ConstantColumns:
     return frozenset((name, index) for index in range(width))
 
 
@@ -544,7 +544,7 @@ def _by_column(
             continue
         if len(tuples) == 1:
             by_name[name] = tuples[0]
-            shape.append((name, _all_constant(name, len(tuples[0]))))
+            shape.append((name, _all_columns_of(name, len(tuples[0]))))
             continue
         columns: list[Any] = list(zip(*tuples, strict=True))
         by_name[name] = columns

@@ -74,21 +74,23 @@ returning id;
 update session set revoked_at = :now where user_id = :id and revoked_at is null;
 -- answer: changed(id)
 
--- name: members
--- Returns the members of a workspace.
--- params: workspace uuid
+-- fragment: members_of_workspace
+-- Users of a workspace with their roles; a condition or an order can follow.
 select u.id, u.name, m.role, u.created_at, u.disabled_at
 from member m join app_user u on u.id = m.user_id
 where m.workspace = :workspace
+
+-- name: members
+-- Returns the members of a workspace.
+-- params: workspace uuid
+{fragment:members_of_workspace}
 order by u.name
 limit 1000;
 
 -- name: member
 -- Returns a user who is a member of a workspace.
 -- params: workspace uuid, user_id uuid
-select u.id, u.name, m.role, u.created_at, u.disabled_at
-from member m join app_user u on u.id = m.user_id
-where m.workspace = :workspace and m.user_id = :user_id;
+{fragment:members_of_workspace} and m.user_id = :user_id;
 
 -- name: member_put
 -- Adds a member or changes its role.

@@ -7,7 +7,7 @@ coalesce(nullif((agent.profile ->> 'stale_threshold_s')::bigint, 0), :stale_s)
 coalesce(nullif(agent.profile ->> 'stale_threshold_s', 0), :stale_s)
 
 -- fragment: busy
-exists (select 1 from task where task.agent = agent.id and task.status in ('ASSIGNED', 'RUNNING'))
+exists (select 1 from task where task.agent = agent.id and task.status in {leased})
 
 -- fragment: seen_now
 -- What a heartbeat writes into an agent's row: a STALE or ERROR agent becomes IDLE; a DRAINING
@@ -21,17 +21,19 @@ set seen_at = :now,
 -- fragment: record_recovered
 -- If two processes see an agent at the same moment, one of them records it: both count on from the
 -- same version.
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, agent, at)
-select silent.id, silent.version + 1, silent.workspace, {xid}, 'agent_recovered', 'INFO',
-  silent.name, 0, silent.id, :now
+{event of silent: seq = silent.version + 1, kind = 'agent_recovered', message = silent.name,
+  agent = silent.id, actor = null}
 from {silent} where true
 on conflict do nothing
+
+-- fragment: running_tasks
+-- The number of tasks that an agent runs.
+(select count(*) from task where task.agent = agent.id and task.status in {leased})
 
 -- fragment: agent_columns
 agent.id, agent.name, agent.profile, agent.status, agent.max_concurrent, agent.version,
   agent.seen_at, agent.due_at, agent.managed, agent.created_at, agent.updated_at,
-  (select count(*) from task where task.agent = agent.id
-    and task.status in ('ASSIGNED', 'RUNNING')) as running,
+  {fragment:running_tasks} as running,
   (select count(*) from attempt where attempt.agent = agent.id and attempt.unconfirmed)
     as kills
 
@@ -95,7 +97,7 @@ returning id as worker_id;
 -- params: workspace uuid
 select worker.id as worker_id, worker.host, worker.pid, worker.agents, worker.slots, worker.status,
   worker.started_at, worker.seen_at, worker.drain_requested_at,
-  (select count(*) from task where task.status in ('ASSIGNED', 'RUNNING')
+  (select count(*) from task where task.status in {leased}
     and task.worker = worker.id and task.workspace = worker.workspace) as running
 from worker where worker.workspace = :workspace order by worker.started_at desc limit 1000;
 
@@ -207,8 +209,7 @@ returning agent as id;
 -- transaction.
 -- params: workspace uuid, id uuid
 select agent.id, agent.workspace, agent.name, agent.status, agent.version, agent.seen_at,
-  (select count(*) from task where task.agent = agent.id
-    and task.status in ('ASSIGNED', 'RUNNING')) as running
+  {fragment:running_tasks} as running
 from agent where agent.workspace = :workspace and agent.id = :id {lock};
 
 -- name: agents_due
@@ -216,8 +217,7 @@ from agent where agent.workspace = :workspace and agent.id = :id {lock};
 -- lease since their last heartbeat.
 -- params: now timestamptz, most bigint
 select agent.id, agent.workspace, agent.name, agent.status, agent.version, agent.seen_at,
-  (select count(*) from task where task.agent = agent.id
-    and task.status in ('ASSIGNED', 'RUNNING')) as running,
+  {fragment:running_tasks} as running,
   case when exists (select 1 from attempt where attempt.agent = agent.id
     and attempt.outcome = 'STALLED' and attempt.ended_at >= agent.seen_at) then 1 else 0 end as lost
 from agent where agent.due_at <= :now
@@ -229,9 +229,8 @@ order by agent.due_at limit :most {skip_locked};
 -- rows: moved(id uuid, workspace uuid, name text, status text, version bigint, due_at timestamptz, kind text, level text, data json)
 update agent set status = moved.status, version = moved.version, due_at = moved.due_at
 from {rows:moved} where agent.id = moved.id and agent.workspace = moved.workspace;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, agent, actor, data, at)
-select moved.id, moved.version, moved.workspace, {xid}, moved.kind, moved.level, moved.name, 0,
-  moved.id, :actor, moved.data, :now
+{event of moved: kind = moved.kind, level = moved.level, message = moved.name, agent = moved.id,
+  data = moved.data}
 from {rows:moved} where moved.kind is not null
 on conflict do nothing;
 
@@ -253,8 +252,7 @@ from agent where agent.workspace = :workspace
 -- params: workspace uuid, id uuid
 -- as: gone
 delete from agent where workspace = :workspace and id = :id
-  and not exists (select 1 from task where task.agent = agent.id
-    and task.status in ('ASSIGNED', 'RUNNING'))
+  and not {fragment:busy}
 returning id;
 delete from message where workspace = :workspace and agent in (select gone.id from {gone});
 delete from agent_health where workspace = :workspace and agent in (select gone.id from {gone});

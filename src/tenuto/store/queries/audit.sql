@@ -27,7 +27,7 @@ select count(*) as n from attempt where outcome = 'STALLED';
 -- name: audit_unfinished
 -- Returns how many tasks are not finished.
 select count(*) as n from task
-where status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED');
+where status not in {terminal};
 
 -- name: cursor_position
 -- Returns the position up to which a subscriber has read.

@@ -9,8 +9,7 @@ insert into spending (task, attempt, model, workspace, agent, input_tokens, outp
 select task.id, task.attempt, :model, task.workspace, task.agent, :input_tokens, :output_tokens,
   :cost_usd, :number, :now
 from task
-where task.id = :task and task.workspace = :workspace and task.attempt = :attempt and task.lease_token = :token
-  and {fragment:is_leased}
+where {fragment:fence_is_current}
 on conflict (task, attempt, model) do update
   set input_tokens = spending.input_tokens + excluded.input_tokens,
   output_tokens = spending.output_tokens + excluded.output_tokens,
@@ -24,8 +23,7 @@ returning task as id, workspace, agent;
 -- Returns the task of an attempt whose fence is current.
 -- params: workspace uuid, task uuid, attempt bigint, token text
 select task.id from task
-where task.id = :task and task.workspace = :workspace and task.attempt = :attempt and task.lease_token = :token
-  and {fragment:is_leased};
+where {fragment:fence_is_current};
 
 -- name: usage_of_task
 -- Returns the usage of a task's attempts by model.
@@ -34,12 +32,15 @@ select spending.attempt, spending.model, spending.input_tokens, spending.output_
   spending.cost_usd
 from spending where spending.task = :task {own:spending} order by spending.attempt, spending.model;
 
+-- fragment: usage_sums
+cast(coalesce(sum(spending.input_tokens), 0) as bigint) as input_tokens,
+  cast(coalesce(sum(spending.output_tokens), 0) as bigint) as output_tokens,
+  coalesce(sum(spending.cost_usd), 0.0) as cost_usd
+
 -- name: usage_stats
 -- Returns the usage of a workspace since a given time, and in total.
 -- params: workspace uuid, since timestamptz
-select cast(coalesce(sum(spending.input_tokens), 0) as bigint) as input_tokens,
-  cast(coalesce(sum(spending.output_tokens), 0) as bigint) as output_tokens,
-  coalesce(sum(spending.cost_usd), 0.0) as cost_usd,
+select {fragment:usage_sums},
   cast(coalesce(sum(case when spending.at >= :since
     then spending.input_tokens + spending.output_tokens end), 0) as bigint) as tokens_since,
   coalesce(sum(case when spending.at >= :since then spending.cost_usd end), 0.0) as cost_since
@@ -72,9 +73,7 @@ with recursive tree(task) as (
 -- Returns the usage of a task and all its subtasks.
 -- params: task uuid, workspace uuid
 {fragment:tree}
-select cast(coalesce(sum(spending.input_tokens), 0) as bigint) as input_tokens,
-  cast(coalesce(sum(spending.output_tokens), 0) as bigint) as output_tokens,
-  coalesce(sum(spending.cost_usd), 0.0) as cost_usd
+select {fragment:usage_sums}
 from tree join spending on spending.task = tree.task;
 
 -- name: tree_waiting_for_budget
@@ -83,7 +82,7 @@ from tree join spending on spending.task = tree.task;
 {fragment:tree}
 select task.id from tree join task on task.id = tree.task
 where task.hold = :hold
-  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  and task.status not in {terminal}
 order by task.id limit :most;
 
 -- name: budget_question

@@ -11,6 +11,7 @@ task.id = :id and task.workspace = :workspace and task.attempt = :attempt and ta
   and {fragment:no_request_pending}
 
 -- fragment: done_if_ready
+-- Completes the task if the step `ready` found a row.
 {fragment:complete_update}
 where task.id = :id and task.workspace = :workspace and (select count(ready.id) from {ready}) > 0
 returning {fragment:complete_columns}
@@ -22,9 +23,8 @@ returning {fragment:complete_columns}
 json_each({places:woken}) as at cross join task as moved on moved.{place} = at.value
 
 -- fragment: record_unblocked
-insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, actor, at)
-select moved.id, moved.version, moved.workspace, moved.event_xid, 'ready', 'INFO', 'WAITING',
-  'PENDING', moved.attempt, :actor, :now
+-- The audit rows of tasks that the step `woken` made PENDING.
+{fragment:ready_event}
 from {fragment:unblocked}
 where moved.status = 'PENDING'
 

@@ -72,7 +72,7 @@ delete from turn_key where turn_key.workspace = :workspace and turn_key.key = :k
 select turn.task as id from task_turn turn join task on task.id = turn.task
 where turn.workspace = :workspace and turn.key = :key
   and turn.number < :number and task.cancel_requested_at is null
-  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  and task.status not in {terminal}
 order by turn.number, turn.task limit :most;
 
 -- name: permit_holders
@@ -112,7 +112,7 @@ from task_turn turn where turn.task = :task and turn.workspace = :workspace;
 select turn.task as id, turn.workspace, turn.key, task.status
 from task_turn turn join task on task.id = turn.task
 where task.updated_at < :before and (
-  task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  task.status in {terminal}
   or (turn.held = false and task.status = 'WAITING' and task.hold = 'concurrency'
     and task.unmet = 0
     and (select count(*) from task_turn place where place.workspace = turn.workspace

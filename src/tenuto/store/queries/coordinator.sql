@@ -18,9 +18,8 @@ on conflict (name) do update
   epoch = leader.epoch + case when leader.holder = excluded.holder then 0 else 1 end
   where leader.holder = excluded.holder or leader.until < :now
 returning name, epoch, until, led_at;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, at)
-select :trail, taken.epoch, :apart, {xid}, taken.name || '.led', 'INFO',
-  'became leader, epoch ' || taken.epoch, 0, :holder, :now
+{event: task = :trail, seq = taken.epoch, workspace = :apart, kind = taken.name || '.led',
+  message = 'became leader, epoch ' || taken.epoch, actor = :holder}
 from {taken} where taken.led_at = :now
 on conflict (task, seq) do nothing;
 -- answer: taken(epoch, until, led_at)
@@ -60,15 +59,13 @@ order by s.holder limit 100;
 -- name: coordinator_event_add
 -- Inserts an event of a coordinator itself, without task and workspace.
 -- params: id uuid, apart uuid, kind text, level text, message text, actor text, data json, now timestamptz
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
-select :id, 1, :apart, {xid}, :kind, :level, :message, 0, :actor, :data, :now;
+{event: seq = 1, workspace = :apart, kind = :kind, level = :level, message = :message,
+  data = :data};
 
 -- name: coordinator_events
 -- Returns the newest events of coordinators themselves with one of the given levels, newest first.
 -- params: apart uuid, most bigint
-select event.seq, event.kind, event.level, event.message, event.previous, event.new,
-  event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
-  event.at
+select {fragment:event_columns}
 from event where event.new is null and event.workspace = :apart
   and event.level in ({literal:levels})
 order by event.at desc limit :most;
@@ -78,7 +75,7 @@ order by event.at desc limit :most;
 -- alone. The rows are then found by key, however many tasks are leased.
 select r.id from (
   select t.id, row_number() over (partition by t.workspace order by t.id) as turn from task t
-  where t.status in ('ASSIGNED', 'RUNNING') and t.lease_until < :now) r
+  where t.status in {leased} and t.lease_until < :now) r
 order by r.turn, r.id limit :most
 
 -- fragment: among_first_each only postgres

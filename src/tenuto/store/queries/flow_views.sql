@@ -4,7 +4,7 @@
 -- Returns the progress and cost of a flow's tasks.
 -- params: flow uuid, workspace uuid
 select count(*) as tasks,
-  sum(case when task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') then 100
+  sum(case when task.status in {terminal} then 100
     else coalesce(task.progress_percent, 0) end) as percents,
   (select sum(spending.cost_usd) from spending join task_body spent on spent.task = spending.task
     where spent.flow = :flow and spent.workspace = :workspace) as cost_usd
@@ -16,7 +16,7 @@ where body.flow = :flow and body.workspace = :workspace;
 -- params: flow uuid, workspace uuid, most bigint
 select {fragment:group_columns} from task_group
 where task_group.flow = :flow and task_group.workspace = :workspace
-  and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+  and task_group.status in {group_open}
 order by task_group.id limit :most;
 
 -- name: flow_failures
@@ -26,6 +26,11 @@ select task.id, body.key, body.title, task.status, task.last_error
 from task_body body join task on task.id = body.task
 where body.flow = :flow and body.workspace = :workspace and task.status in ('FAILED', 'DEAD')
 order by task.id limit :most;
+
+-- fragment: node_columns
+found.id, found.key, found.title, found.kind, found.status, found.activation, found.parent,
+  found.slot, found.progress_percent, found.made, found.is_group, found.last_error,
+  found.created_at
 
 -- fragment: task_node
 body.task as id, body.key, body.title, body.kind, task.status, body.activation,
@@ -41,36 +46,30 @@ task_group.id, task_group.key, task_group.title, task_group.kind, task_group.sta
 -- Returns the tasks and groups that were activated in a flow, oldest first; with `live` only
 -- unfinished ones.
 -- params: flow uuid, workspace uuid, most bigint
-select found.id, found.key, found.title, found.kind, found.status, found.activation, found.parent,
-  found.slot, found.progress_percent, found.made, found.is_group, found.last_error,
-  found.created_at
-from (
+select {fragment:node_columns} from (
   select {fragment:task_node}
   from task_body body join task on task.id = body.task
   where body.flow = :flow and body.workspace = :workspace
-    [live: and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')]
+    [live: and task.status not in {terminal}]
   union all
   select {fragment:group_node}
   from task_group where task_group.flow = :flow and task_group.workspace = :workspace
-    [live: and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')]
+    [live: and task_group.status in {group_open}]
 ) found order by found.created_at, found.id limit :most;
 
 -- name: group_graph
 -- Returns a group run and the tasks and groups activated in it, direct and nested, oldest first.
 -- params: group_id uuid, workspace uuid, most bigint
 {fragment:subtree}
-select found.id, found.key, found.title, found.kind, found.status, found.activation, found.parent,
-  found.slot, found.progress_percent, found.made, found.is_group, found.last_error,
-  found.created_at
-from (
+select {fragment:node_columns} from (
   select {fragment:task_node}
   from task_body body join task on task.id = body.task
   where body.group_id in (select inside.id from inside) and body.workspace = :workspace
-    [live: and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')]
+    [live: and task.status not in {terminal}]
   union all
   select {fragment:group_node}
   from task_group where task_group.id in (select inside.id from inside) {own:task_group}
-    [live: and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')]
+    [live: and task_group.status in {group_open}]
 ) found order by found.created_at, found.id limit :most;
 
 -- name: flow_dependencies

@@ -5,6 +5,17 @@ for update of task
 
 -- fragment: lock_tasks only sqlite
 
+-- fragment: ready_event
+-- The audit row of a WAITING task that became PENDING, up to its `from`.
+{event of moved: xid = moved.event_xid, kind = 'ready', previous = 'WAITING', new = 'PENDING',
+  attempt = moved.attempt}
+
+-- fragment: record_noted
+-- The audit rows that the caller made for changed flows or groups.
+{event of noted: seq = noted.seq, kind = noted.kind, level = noted.level, message = noted.message,
+  data = noted.data}
+from {rows:noted}
+
 -- name: dependency_targets_locked
 -- Returns the tasks that new dependencies point to, locked in id order.
 -- params: workspace uuid, ids uuid[]
@@ -112,9 +123,7 @@ update task set unmet = task.unmet - hit.n, updated_at = :now,
 from {rows:hit}
 where task.id = hit.id {own:task}
 returning {fragment:unblocked_columns};
-insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, actor, at)
-select moved.id, moved.version, moved.workspace, moved.event_xid, 'ready', 'INFO', 'WAITING',
-  'PENDING', moved.attempt, :actor, :now
+{fragment:ready_event}
 from {fragment:moved}
 where moved.status = 'PENDING';
 -- answer: moved(id, status, lane)
@@ -226,9 +235,8 @@ select :id, :workspace, :key, :title, 'RUNNING', :plan, :input, :steps, 1, :prio
 where true
 on conflict do nothing
 returning id;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
-select made.id, 1, :workspace, {xid}, 'flow_started', 'INFO', :key, 0, :actor,
-  '{"status": "RUNNING"}', :now
+{event of made: seq = 1, workspace = :workspace, kind = 'flow_started', message = :key,
+  data = '{"status": "RUNNING"}'}
 from {made};
 -- answer: made(id)
 
@@ -254,10 +262,7 @@ update flow set version = changed.version, status = changed.status,
   finished_at = changed.finished_at, updated_at = :now
 from {rows:changed} where flow.id = changed.id and flow.workspace = changed.workspace
 returning flow.id;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
-select noted.id, noted.seq, noted.workspace, {xid}, noted.kind, noted.level, noted.message, 0,
-  :actor, noted.data, :now
-from {rows:noted};
+{fragment:record_noted};
 -- answer: moved(id)
 
 -- name: activations
@@ -293,8 +298,7 @@ select born.id, born.workspace, born.flow, born.key, born.title, born.activation
   born.slot, born.kind, born.status, born.join_policy, born.depth, born.items, born.total,
   born.total, born.follows, born.context, :now, :now
 from {rows:born};
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
-select born.id, 1, born.workspace, {xid}, 'group_made', 'INFO', born.key, 0, :actor, born.data, :now
+{event of born: seq = 1, kind = 'group_made', message = born.key, data = born.data}
 from {rows:born};
 
 -- name: groups_locked
@@ -320,21 +324,18 @@ update task_group set version = changed.version, status = changed.status, made =
   updated_at = :now
 from {rows:changed} where task_group.id = changed.id and task_group.workspace = changed.workspace
 returning task_group.id;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
-select noted.id, noted.seq, noted.workspace, {xid}, noted.kind, noted.level, noted.message, 0,
-  :actor, noted.data, :now
-from {rows:noted};
+{fragment:record_noted};
 -- answer: moved(id)
 
 -- fragment: open_children only postgres
 -- Looked up child by child, in order of slots, however many of them the planner assumes to be
 -- finished.
 cross join lateral (select 1 from task where task.id = body.task
-  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') offset 0) still
+  and task.status not in {terminal} offset 0) still
 
 -- fragment: open_children only sqlite
 join task on task.id = body.task
-  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  and task.status not in {terminal}
 
 -- fragment: next_child
 -- The first unfinished child of a group after a slot: a task or a group.
@@ -349,7 +350,7 @@ select found.id, found.slot, found.is_group from (
   select * from (
     select task_group.id, task_group.slot, 1 as is_group from task_group
     where task_group.parent = :parent and task_group.slot > :slot {own:task_group}
-      and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+      and task_group.status in {group_open}
     order by task_group.slot limit 1
   ) as a_group
 ) found order by found.slot limit 1
@@ -378,9 +379,7 @@ update task set status = 'PENDING', hold = null, version = task.version + 1, upd
   event_xid = {fragment:event_xid}
 {fragment:picked_tasks}
 returning {fragment:unblocked_columns};
-insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, actor, at)
-select moved.id, moved.version, moved.workspace, moved.event_xid, 'ready', 'INFO', 'WAITING',
-  'PENDING', moved.attempt, :actor, :now
+{fragment:ready_event}
 from {fragment:moved};
 update task_body set follows = :follows
 where task_body.workspace = :workspace and task_body.task in (select moved.id from {moved});
@@ -402,11 +401,11 @@ select found.id, found.is_group from (
   select body.task as id, body.slot, 0 as is_group
   from task_body body join task on task.id = body.task
   where body.group_id = :parent and body.workspace = :workspace
-    and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+    and task.status not in {terminal}
     and task.cancel_requested_at is null
   union all
   select task_group.id, task_group.slot, 1 from task_group
-  where task_group.parent = :parent {own:task_group} and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+  where task_group.parent = :parent {own:task_group} and task_group.status in {group_open}
 ) found order by found.slot limit :most;
 
 -- name: roots_open
@@ -416,12 +415,12 @@ select found.id, found.is_group from (
   select body.task as id, 0 as is_group
   from task_body body join task on task.id = body.task
   where body.flow = :flow and body.group_id is null {own:body}
-    and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+    and task.status not in {terminal}
     and task.cancel_requested_at is null
   union all
   select task_group.id, 1 from task_group
   where task_group.flow = :flow and task_group.parent is null {own:task_group}
-    and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+    and task_group.status in {group_open}
 ) found limit :most;
 
 -- name: deferred_add
@@ -484,12 +483,15 @@ where inbox_item.task = :task and inbox_item.status = 'OPEN' {own:inbox_item}
 update message set taken_at = :now, replaced = true
 where message.task = :task and message.taken_at is null {own:message};
 
+-- fragment: inbox_columns
+inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.title, inbox_item.body,
+  inbox_item.status, inbox_item.decision, inbox_item.decided_by, inbox_item.decided_at,
+  inbox_item.expires_at, inbox_item.created_at, inbox_item.key
+
 -- name: inbox_page
 -- Returns inbox items, newest first.
 -- params: workspace uuid, status text, before uuid, most bigint
-select inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.title, inbox_item.body,
-  inbox_item.status, inbox_item.decision, inbox_item.decided_by, inbox_item.decided_at,
-  inbox_item.expires_at, inbox_item.created_at, inbox_item.key
+select {fragment:inbox_columns}
 from inbox_item
 where inbox_item.workspace = :workspace
   [status: and inbox_item.status = :status]
@@ -499,9 +501,7 @@ order by inbox_item.id desc limit :most;
 -- name: inbox_item
 -- Returns one inbox item.
 -- params: id uuid, workspace uuid
-select inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.title, inbox_item.body,
-  inbox_item.status, inbox_item.decision, inbox_item.decided_by, inbox_item.decided_at,
-  inbox_item.expires_at, inbox_item.created_at, inbox_item.key
+select {fragment:inbox_columns}
 from inbox_item where inbox_item.id = :id and inbox_item.workspace = :workspace;
 
 -- name: inbox_locked
@@ -587,7 +587,7 @@ with recursive inside(id) as (
 -- params: flow uuid, workspace uuid, after uuid, most bigint
 select body.task as id from task_body body join task on task.id = body.task
 where body.flow = :flow and body.workspace = :workspace
-  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  and task.status not in {terminal}
   [after: and body.task > :after]
 order by body.task limit :most;
 
@@ -597,7 +597,7 @@ order by body.task limit :most;
 {fragment:subtree}
 select body.task as id from task_body body join task on task.id = body.task
 where body.group_id in (select inside.id from inside) and body.workspace = :workspace
-  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  and task.status not in {terminal}
   [after: and body.task > :after]
 order by body.task limit :most;
 
@@ -632,9 +632,9 @@ order by task_group.id desc limit :most;
 -- params: group_id uuid, workspace uuid
 {fragment:subtree}
 select count(*) as tasks,
-  sum(case when task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') then 1
+  sum(case when task.status in {terminal} then 1
     else 0 end) as ended,
-  sum(case when task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') then 100
+  sum(case when task.status in {terminal} then 100
     else coalesce(task.progress_percent, 0) end) as percents,
   (select sum(spending.cost_usd) from spending join task_body spent on spent.task = spending.task
     where spent.group_id in (select inside.id from inside)
@@ -697,7 +697,7 @@ order by task.id {fragment:lock_tasks};
 select found.slot, max(found.open) as open, max(found.bad) as bad, max(found.skipped) as skipped
 from (
   select body.slot,
-    case when task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') then 0
+    case when task.status in {terminal} then 0
       else 1 end as open,
     case when task.status in ('FAILED', 'DEAD', 'CANCELLED') then 1 else 0 end as bad,
     case when task.status = 'SKIPPED' then 1 else 0 end as skipped
@@ -705,7 +705,7 @@ from (
   where body.group_id = :parent and body.workspace = :workspace
   union all
   select task_group.slot,
-    case when task_group.status in ('WAITING', 'RUNNING', 'PAUSED') then 1 else 0 end,
+    case when task_group.status in {group_open} then 1 else 0 end,
     case when task_group.status in ('FAILED', 'CANCELLED') then 1 else 0 end,
     case when task_group.status = 'SKIPPED' then 1 else 0 end
   from task_group where task_group.parent = :parent {own:task_group}
@@ -772,7 +772,7 @@ where body.group_id = :parent and body.workspace = :workspace;
 -- params: workspace uuid, key text
 select task_group.id from task_group
 where task_group.workspace = :workspace and task_group.key = :key
-  and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+  and task_group.status in {group_open}
 order by task_group.id desc limit 1;
 
 -- name: dependency_pairs_waiting
@@ -794,10 +794,9 @@ select {fragment:group_columns}, counted.tasks + counted.groups as actual
 from task_group join (
   select task_group.id,
     (select count(*) from task_body body join task on task.id = body.task
-      where body.group_id = task_group.id and task.status not in
-        ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')) as tasks,
+      where body.group_id = task_group.id and task.status not in {terminal}) as tasks,
     (select count(*) from task_group child where child.parent = task_group.id
-      and child.status in ('WAITING', 'RUNNING', 'PAUSED')) as groups
+      and child.status in {group_open}) as groups
   from task_group
   where task_group.status = 'RUNNING' and task_group.updated_at < :before
     and task_group.made = task_group.total

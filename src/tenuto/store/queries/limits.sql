@@ -21,8 +21,8 @@ on conflict (workspace, kind, subject) do update
 returning workspace, kind;
 update workspace set lanes_version = lanes_version + 1
 from {made} where workspace.id = made.workspace;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
-select :id, 1, made.workspace, {xid}, 'gate_closed', 'WARN', :message, 0, :actor, :data, :now
+{event: seq = 1, workspace = made.workspace, kind = 'gate_closed', level = 'WARN',
+  message = :message, data = :data}
 from {made};
 -- answer: made(kind)
 
@@ -35,8 +35,8 @@ where workspace = :workspace and kind = :kind and subject = :subject
 returning workspace, kind;
 update workspace set lanes_version = lanes_version + 1
 from {gone} where workspace.id = gone.workspace;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
-select :id, 1, gone.workspace, {xid}, 'gate_opened', 'INFO', :message, 0, :actor, :data, :now
+{event: seq = 1, workspace = gone.workspace, kind = 'gate_opened', message = :message,
+  data = :data}
 from {gone};
 -- answer: gone(kind)
 
@@ -75,8 +75,7 @@ on conflict (workspace, name) do update
 returning workspace, name;
 update workspace set lanes_version = lanes_version + 1
 from {made} where workspace.id = made.workspace;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
-select :id, 1, made.workspace, {xid}, 'limit_set', 'INFO', :name, 0, :actor, :data, :now
+{event: seq = 1, workspace = made.workspace, kind = 'limit_set', message = :name, data = :data}
 from {made};
 -- answer: made(name)
 
@@ -88,8 +87,7 @@ delete from rate_limit where workspace = :workspace and name = :name
 returning workspace, name;
 update workspace set lanes_version = lanes_version + 1
 from {gone} where workspace.id = gone.workspace;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, at)
-select :id, 1, gone.workspace, {xid}, 'limit_deleted', 'INFO', :name, 0, :actor, :now
+{event: seq = 1, workspace = gone.workspace, kind = 'limit_deleted', message = :name}
 from {gone};
 -- answer: gone(name)
 

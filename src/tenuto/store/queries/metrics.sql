@@ -20,7 +20,7 @@ from (select 1 from task where task.status = 'PENDING' limit :most) pending
 union all
 select 'tasks', kind.status, (select count(*) from (
   select 1 from task where task.status = kind.status
-    and task.status in ('ASSIGNED', 'RUNNING') limit :most) held), null
+    and task.status in {leased} limit :most) held), null
 from (select 'ASSIGNED' as status union all select 'RUNNING') kind
 union all
 select 'tasks', kind.status, (select count(*) from (

@@ -4,8 +4,7 @@
 -- Returns the agents of all workspaces whose sessions these gateways spawn, with their load.
 -- params: names text[]
 select agent.id, agent.workspace, agent.profile, agent.version, agent.max_concurrent,
-  (select count(*) from task
-    where task.agent = agent.id and task.status in ('ASSIGNED', 'RUNNING'))
+  {fragment:running_tasks}
   + (select count(*) from attempt where attempt.agent = agent.id and attempt.unconfirmed) as load
 from agent
 where agent.profile ->> 'gateway' in (select value from {each:names})
@@ -47,7 +46,7 @@ returning task.id;
 select task.id, task.attempt, task.worker, task.session_key from task
 where (task.cancel_requested_at is not null or task.pause_requested_at is not null)
   and task.worker in (select value from {each:workers})
-  and task.status in ('ASSIGNED', 'RUNNING') and task.session_key is not null
+  and task.status in {leased} and task.session_key is not null
   and (task.cancel_requested_at is not null or task.pause_requested_at <= :paused_before)
 limit :most;
 

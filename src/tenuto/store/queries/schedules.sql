@@ -18,9 +18,8 @@ select :id, :workspace, :name, :target, :spec, :input, :status, :last_at, :next_
 where (select count(*) from schedule s where s.workspace = :workspace) < :most
 on conflict do nothing
 returning id;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
-select noted.id, noted.seq, :workspace, {xid}, noted.kind, noted.level, noted.message, 0, :actor,
-  noted.data, :now
+{event of noted: seq = noted.seq, workspace = :workspace, kind = noted.kind, level = noted.level,
+  message = noted.message, data = noted.data}
 from {rows:noted of made};
 -- answer: made(id)
 
@@ -60,9 +59,8 @@ update schedule set target = :target, spec = :spec, input = :input, status = :st
   updated_at = :now
 where id = :id and workspace = :workspace
 returning id;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
-select noted.id, noted.seq, :workspace, {xid}, noted.kind, noted.level, noted.message, 0, :actor,
-  noted.data, :now
+{event of noted: seq = noted.seq, workspace = :workspace, kind = noted.kind, level = noted.level,
+  message = noted.message, data = noted.data}
 from {rows:noted of moved};
 -- answer: moved(id)
 
@@ -71,9 +69,8 @@ from {rows:noted of moved};
 -- params: workspace uuid, id uuid, actor text, now timestamptz
 -- as: gone
 delete from schedule where id = :id and workspace = :workspace returning id, name, version;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, at)
-select gone.id, gone.version + 1, :workspace, {xid}, 'schedule_deleted', 'INFO', gone.name, 0,
-  :actor, :now
+{event of gone: seq = gone.version + 1, workspace = :workspace, kind = 'schedule_deleted',
+  message = gone.name}
 from {gone};
 -- answer: gone(id)
 
@@ -122,8 +119,7 @@ select :id, :workspace, :name, :event, :filter, :target, 'ACTIVE', :now, :actor,
 where (select count(*) from trigger_rule t where t.workspace = :workspace) < :most
 on conflict do nothing
 returning id;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, at)
-select made.id, 1, :workspace, {xid}, 'trigger_created', 'INFO', :name, 0, :actor, :now
+{event of made: seq = 1, workspace = :workspace, kind = 'trigger_created', message = :name}
 from {made};
 -- answer: made(id)
 
@@ -161,8 +157,7 @@ update trigger_rule set event = :event, filter = :filter, target = :target, stat
   active_at = :active_at, last_error = :last_error, version = version + 1, updated_at = :now
 where id = :id and workspace = :workspace
 returning id, name, version;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, at)
-select moved.id, moved.version, :workspace, {xid}, :kind, 'INFO', moved.name, 0, :actor, :now
+{event of moved: workspace = :workspace, kind = :kind, message = moved.name}
 from {moved};
 -- answer: moved(id)
 
@@ -174,9 +169,8 @@ update trigger_rule set fired = fired + 1, fired_at = :now, last_flow = :flow, l
   version = version + 1
 where id = :id and workspace = :workspace
 returning id, name, version;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
-select moved.id, moved.version, :workspace, {xid}, 'trigger_fired', 'INFO', moved.name, 0, :actor,
-  :data, :now
+{event of moved: workspace = :workspace, kind = 'trigger_fired', message = moved.name,
+  data = :data}
 from {moved};
 -- answer: moved(id)
 
@@ -187,9 +181,8 @@ from {moved};
 update trigger_rule set last_error = :error, version = version + 1
 where id = :id and workspace = :workspace and (last_error is null or last_error <> :error)
 returning id, version;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, at)
-select moved.id, moved.version, :workspace, {xid}, 'trigger_failed', 'ERROR', :error, 0, :actor,
-  :now
+{event of moved: workspace = :workspace, kind = 'trigger_failed', level = 'ERROR',
+  message = :error}
 from {moved};
 -- answer: moved(id)
 
@@ -198,9 +191,8 @@ from {moved};
 -- params: workspace uuid, id uuid, actor text, now timestamptz
 -- as: gone
 delete from trigger_rule where id = :id and workspace = :workspace returning id, name, version;
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, at)
-select gone.id, gone.version + 1, :workspace, {xid}, 'trigger_deleted', 'INFO', gone.name, 0,
-  :actor, :now
+{event of gone: seq = gone.version + 1, workspace = :workspace, kind = 'trigger_deleted',
+  message = gone.name}
 from {gone};
 -- answer: gone(id)
 
@@ -263,9 +255,7 @@ update flow set cause = :cause where flow.id = :id {own:flow};
 -- name: event_publish
 -- Inserts an event that a user or task publishes.
 -- params: id uuid, workspace uuid, name text, data json, cause text, actor text, now timestamptz
-insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data,
-  causation_id, at)
-select :id, 1, :workspace, {xid}, 'event', 'INFO', :name, 0, :actor, :data, :cause, :now
+{event: seq = 1, kind = 'event', message = :name, data = :data, causation_id = :cause}
 returning task as id;
 
 -- name: event_causes

@@ -77,7 +77,7 @@ select body.task as id
 from {rows:parent}
 join task_body body on body.parent = parent.task and body.workspace = parent.workspace
 join task on task.id = body.task
-where task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+where task.status not in {terminal}
   and task.cancel_requested_at is null
 order by body.task limit :most;
 

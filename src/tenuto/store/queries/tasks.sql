@@ -94,8 +94,7 @@ insert into task_capability (task, workspace, capability)
 select capability.task, capability.workspace, capability.capability
 
 -- fragment: record_submitted
-insert into event (task, seq, workspace, xid, kind, level, new, attempt, actor, at)
-select hot.id, 1, hot.workspace, {xid}, 'submitted', 'INFO', hot.status, 0, hot.actor, :now
+{event of hot: seq = 1, kind = 'submitted', new = hot.status, actor = hot.actor}
 
 -- name: submit
 -- Inserts tasks that do not exist yet, with their first event; returns the ids that are new.
@@ -282,10 +281,8 @@ json_each({places:picked}) as at cross join task as moved on moved.{place} = at.
 json_each({places:moved}) as at cross join task as moved on moved.{place} = at.value
 
 -- fragment: record_claimed
-insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, agent, actor,
-  at)
-select moved.id, moved.version, moved.workspace, moved.event_xid, 'claimed', 'INFO', 'PENDING', moved.status,
-  moved.attempt, :agent, :worker, :now
+{event of moved: xid = moved.event_xid, kind = 'claimed', previous = 'PENDING', new = moved.status,
+  attempt = moved.attempt, agent = :agent, actor = :worker}
 from {fragment:claim_rows}
 
 -- fragment: json_object only postgres
@@ -379,7 +376,7 @@ select {fragment:moved_columns}, {fragment:body_columns}, {fragment:previous},
   case when moved.checkpoint_seq > 0
     then (select checkpoint.data from checkpoint where checkpoint.task = moved.id) end as checkpoint
 from task moved join task_body body on body.workspace = moved.workspace and body.task = moved.id
-where moved.agent = :agent and moved.status in ('ASSIGNED', 'RUNNING')
+where moved.agent = :agent and moved.status in {leased}
   and moved.lease_token = :token {own:moved};
 
 -- name: commit_mark
@@ -396,7 +393,7 @@ select workspace.quota from workspace where workspace.id = :workspace {lock};
 -- Returns what counts against a workspace's quota of running tasks.
 -- params: workspace uuid
 select count(*) as load from task
-where task.workspace = :workspace and task.status in ('ASSIGNED', 'RUNNING');
+where task.workspace = :workspace and task.status in {leased};
 
 -- name: workspace_pending
 -- Returns what counts against a workspace's quota of tasks that wait to run, up to `most`. Paused
@@ -419,7 +416,7 @@ select agent.id, agent.max_concurrent, agent.status from agent where agent.id = 
 -- Returns what counts against an agent's capacity: live leases, and unconfirmed kills.
 -- params: agent uuid
 select (select count(*) from task
-    where task.agent = :agent and task.status in ('ASSIGNED', 'RUNNING') {own:task})
+    where task.agent = :agent and task.status in {leased} {own:task})
   + (select count(*) from attempt where attempt.agent = :agent and attempt.unconfirmed {own:attempt}) as load;
 
 -- fragment: is_running
@@ -429,7 +426,12 @@ case when task.status = 'RUNNING' then true else false end
 
 -- fragment: is_leased
 -- Written so that no partial index fits, like `is_running`.
-case when task.status in ('ASSIGNED', 'RUNNING') then true else false end
+case when task.status in {leased} then true else false end
+
+-- fragment: fence_is_current
+-- The attempt with this number and token holds the task.
+task.id = :task and task.workspace = :workspace and task.attempt = :attempt
+  and task.lease_token = :token and {fragment:is_leased}
 
 -- fragment: complete_columns only postgres
 task.id, task.workspace, task.version, task.attempt, task.agent, task.worker, task.session_key,
@@ -482,10 +484,9 @@ select moved.id, moved.attempt, moved.workspace, 'COMPLETED', moved.agent, moved
 from {fragment:moved}
 
 -- fragment: record_completed
-insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, agent, actor,
-  session_key, at)
-select moved.id, moved.version, moved.workspace, moved.event_xid, 'completed', 'INFO', 'RUNNING', 'COMPLETED',
-  moved.attempt, moved.agent, moved.worker, moved.session_key, :now
+{event of moved: xid = moved.event_xid, kind = 'completed', previous = 'RUNNING',
+  new = 'COMPLETED', attempt = moved.attempt, agent = moved.agent, actor = moved.worker,
+  session_key = moved.session_key}
 from {fragment:moved}
 
 -- fragment: store_result
@@ -557,8 +558,7 @@ returning task.id, task.attempt;
 -- params: workspace uuid, task uuid, attempt bigint, token text, bytes bigint, most bigint
 insert into transcript_size (task, attempt, workspace, bytes)
 select task.id, task.attempt, task.workspace, :bytes from task
-where task.id = :task and task.workspace = :workspace and task.attempt = :attempt
-  and task.lease_token = :token and {fragment:is_leased}
+where {fragment:fence_is_current}
 on conflict (task, attempt) do update set bytes = transcript_size.bytes + excluded.bytes
   where transcript_size.workspace = excluded.workspace and transcript_size.bytes <= :most
 returning bytes;
@@ -619,18 +619,13 @@ select ended.task, ended.attempt, ended.workspace, ended.outcome, ended.agent, e
   ended.session_key, ended.started_at, ended.ended_at, ended.error_class, ended.message,
   ended.stack, ended.exit_code, ended.receipt, ended.unconfirmed
 from {rows:ended of moved};
-insert into event (task, seq, workspace, xid, kind, level, message, previous, new, attempt, agent,
-  actor, session_key, stack_trace, data, at)
-select noted.task, noted.seq, noted.workspace, {greatest}(noted.event_xid, {xid}), noted.kind, noted.level, noted.message,
-  noted.previous, noted.new, noted.attempt, noted.agent, noted.actor, noted.session_key,
-  noted.stack_trace, noted.data, noted.at
+{event of noted: task = noted.task, seq = noted.seq, xid = {greatest}(noted.event_xid, {xid}),
+  kind = noted.kind, level = noted.level, message = noted.message, previous = noted.previous,
+  new = noted.new, attempt = noted.attempt, agent = noted.agent, actor = noted.actor,
+  session_key = noted.session_key, stack_trace = noted.stack_trace, data = noted.data,
+  at = noted.at}
 from {rows:noted of moved};
-insert into task_output (task, workspace, output, summary)
-select result.task, result.workspace, result.output, result.summary
-from {rows:result of moved}
-where true
-on conflict (task) do update set output = excluded.output, summary = excluded.summary
-  where task_output.workspace = excluded.workspace;
+{fragment:store_result};
 -- answer: moved(id)
 
 -- name: quarantine
@@ -641,7 +636,7 @@ select task.id, task.workspace, task.status, task.version, task.attempt, task.ag
   task.started_at, task.event_xid, task.watched
 from task
 where task.id = :id {own:task}
-  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  and task.status not in {terminal}
 {lock};
 -- as: moved
 update task set status = 'FAILED', error_class = 'corrupt', last_error = :message,
@@ -654,13 +649,12 @@ insert into attempt (task, attempt, workspace, outcome, agent, worker, started_a
   error_class, message)
 select old.id, old.attempt, old.workspace, 'FAILED', old.agent, old.worker, old.started_at, :now,
   'corrupt', :message
-from {old} where old.status in ('ASSIGNED', 'RUNNING');
+from {old} where old.status in {leased};
 insert into flow_work (id, workspace, kind, subject, due_at)
 select old.id, old.workspace, 'ended', old.id, :now from {old} where old.watched;
-insert into event (task, seq, workspace, xid, kind, level, message, previous, new, attempt, actor,
-  data, at)
-select old.id, old.version + 1, old.workspace, {greatest}(old.event_xid, {xid}), 'failed', 'CRITICAL', :message, old.status,
-  'FAILED', old.attempt, :actor, '{"error_class": "corrupt"}', :now
+{event of old: seq = old.version + 1, xid = {greatest}(old.event_xid, {xid}), kind = 'failed',
+  level = 'CRITICAL', message = :message, previous = old.status, new = 'FAILED',
+  attempt = old.attempt, data = '{"error_class": "corrupt"}'}
 from {old};
 -- answer: moved(id)
 
@@ -707,7 +701,7 @@ from task_step where task_step.task = :id and task_step.workspace = :workspace;
 -- that another process handles are skipped.
 -- params: now timestamptz, workspace uuid, most bigint
 select {columns:task} from task
-where task.status in ('ASSIGNED', 'RUNNING') and task.lease_until < :now
+where task.status in {leased} and task.lease_until < :now
   [workspace: and task.workspace = :workspace]
 order by task.id limit :most {skip_locked};
 
@@ -715,7 +709,7 @@ order by task.id limit :most {skip_locked};
 -- Returns the tasks that a crashed worker still has leased.
 -- params: worker text, most bigint
 select {columns:task} from task
-where task.status in ('ASSIGNED', 'RUNNING') and task.worker = :worker
+where task.status in {leased} and task.worker = :worker
 order by task.id limit :most {skip_locked};
 
 -- name: tasks_due
@@ -737,7 +731,7 @@ update task set due_at = timer.due_at from {rows:timer} where task.id = timer.id
 -- params: before timestamptz, most bigint
 select task.id from task
 where task.archived_at is null and task.finished_at < :before
-  and task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  and task.status in {terminal}
 order by task.id limit :most;
 
 -- fragment: is_needed
@@ -745,14 +739,14 @@ order by task.id limit :most;
 -- flow that it is part of, or the task that created it.
 (exists (select 1 from task_dependency dependency join task other on other.id = dependency.task
     where dependency.needs = t.id
-      and other.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED'))
+      and other.status not in {terminal})
   or exists (select 1 from task_body body join flow on flow.id = body.flow
     where body.workspace = t.workspace and body.task = t.id
       and flow.status in ('RUNNING', 'PAUSED'))
   or exists (select 1 from task_body body
     join task other on other.id = body.parent and other.workspace = body.workspace
     where body.workspace = t.workspace and body.task = t.id
-      and other.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')))
+      and other.status not in {terminal}))
 
 -- name: output_still_needed
 -- Returns the task if an unfinished task or flow may still need its output.
@@ -864,11 +858,9 @@ update task set version = version + 1, updated_at = :now, event_xid = {fragment:
 from {moved}
 where task.id = moved.id
 returning task.id, task.workspace, task.version, task.status, task.attempt, task.event_xid;
-insert into event (task, seq, workspace, xid, kind, level, message, previous, new, attempt, actor,
-  data, at)
-select noted.id, noted.version, noted.workspace, noted.event_xid, 'swept', 'INFO',
-  'all processes of an unconfirmed attempt are gone', noted.status, noted.status, noted.attempt,
-  :actor, :receipt, :now
+{event of noted: xid = noted.event_xid, kind = 'swept',
+  message = 'all processes of an unconfirmed attempt are gone', previous = noted.status,
+  new = noted.status, attempt = noted.attempt, data = :receipt}
 from {noted};
 -- answer: moved(id)
 
@@ -963,12 +955,15 @@ select attempt.attempt, attempt.outcome, attempt.agent, attempt.worker, attempt.
   (select agent.name from agent where agent.id = attempt.agent) as agent_name
 from attempt where attempt.task = :id {own:attempt} order by attempt.attempt;
 
+-- fragment: event_columns
+event.seq, event.kind, event.level, event.message, event.previous, event.new,
+  event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
+  event.at
+
 -- name: events
 -- Returns a task's audit trail after a version.
 -- params: id uuid, after bigint, most bigint
-select event.seq, event.kind, event.level, event.message, event.previous, event.new,
-  event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
-  event.at
+select {fragment:event_columns}
 from event where event.task = :id and event.seq > :after {own:event} order by event.seq limit :most;
 
 -- name: transcript
@@ -991,17 +986,13 @@ order by transcript.attempt desc, transcript.line_no desc limit :most;
 -- name: events_tail
 -- Returns the newest audit rows of a task, newest first.
 -- params: id uuid, most bigint
-select event.seq, event.kind, event.level, event.message, event.previous, event.new,
-  event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
-  event.at
+select {fragment:event_columns}
 from event where event.task = :id {own:event} order by event.seq desc limit :most;
 
 -- name: events_notable
 -- Returns the newest audit rows with given levels, of any task of a workspace, newest first.
 -- params: workspace uuid, most bigint
-select event.seq, event.kind, event.level, event.message, event.previous, event.new,
-  event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
-  event.at
+select {fragment:event_columns}
 from event where event.workspace = :workspace and event.level in ({literal:levels})
 order by event.at desc limit :most;
 
@@ -1117,9 +1108,9 @@ limit :most;
 -- Returns tasks whose status requires a field or row that is missing.
 -- params: most bigint
 select task.id, task.status from task
-where (task.status in ('ASSIGNED', 'RUNNING')
+where (task.status in {leased}
     and (task.lease_until is null or task.lease_token is null or task.agent is null))
-  or (task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  or (task.status in {terminal}
     and task.finished_at is null)
   or (task.status = 'RETRY_WAIT' and task.next_attempt_at is null)
   or not exists (select 1 from task_body body

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import queue
+import re
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -398,18 +399,18 @@ class SqliteStore:
 
     def _map_sqlite_error(self, error: Exception) -> Exception:
         """Returns the engine's error for an error of SQLite."""
-        if isinstance(error, sqlite3.IntegrityError):
-            if "UNIQUE" not in str(error):
-                return error
+        if isinstance(error, sqlite3.IntegrityError) and "UNIQUE" in str(error):
             return Conflict(
                 "a row with this id or unique key exists already", "idempotency_conflict"
             )
+        if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
+            return error
         if isinstance(error, OverflowError):
             return Invalid("a number does not fit into 64 bits")
         if "full" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
             return Unavailable(f"the disk of {self.path} is full: {error}", "storage_full")
-        if isinstance(error, sqlite3.ProgrammingError):
-            return error
+        if re.match(r"no such (table|column): |table \w+ has no column named ", str(error)):
+            return schema.missing_column_error(error)
         return Unavailable(f"cannot use the database {self.path}: {error}")
 
 

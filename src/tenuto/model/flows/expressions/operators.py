@@ -80,6 +80,7 @@ def kind_of(value: Any) -> str:
 
 
 def require_bool(value: Any, subject: str, position: int | None = None) -> bool:
+    """Returns the value; raises `EvaluationError`, with `subject`, unless it is a bool."""
     if isinstance(value, bool):
         return value
     raise EvaluationError(f"{subject} has the type {kind_of(value)}, not bool", position)
@@ -96,6 +97,7 @@ def raise_type_mismatch(function: str, *values: Any) -> NoReturn:
 
 
 def require_int64(value: int) -> int:
+    """Returns the value; raises `EvaluationError` if it needs more than 64 bits."""
     if LEAST_INT <= value <= MOST_INT:
         return value
     raise EvaluationError("the result is beyond 64 bits")
@@ -145,6 +147,7 @@ add_numbers = arithmetic("+", operator.add, operator.add)
 
 
 def add(evaluation: Evaluation, left: Any, right: Any) -> Any:
+    """Returns the sum of two numbers, or two texts or lists joined."""
     kinds = {kind_of(left), kind_of(right)}
     if kinds == {"string"}:
         evaluation.spend((len(left) + len(right)) // CHARACTERS_PER_STEP)
@@ -201,6 +204,8 @@ def unequal(evaluation: Evaluation, left: Any, right: Any) -> bool:
 
 
 def ordering(sign: str, test: Callable[[Any, Any], bool]) -> Callable[[Evaluation, Any, Any], bool]:
+    """Returns an operator that compares two numbers, or two values of one ordered kind."""
+
     def apply(evaluation: Evaluation, left: Any, right: Any) -> bool:
         left_kind, right_kind = kind_of(left), kind_of(right)
         if not (left_kind == right_kind in ORDERED or {left_kind, right_kind} <= NUMBERS):
@@ -213,6 +218,7 @@ def ordering(sign: str, test: Callable[[Any, Any], bool]) -> Callable[[Evaluatio
 
 
 def is_in(evaluation: Evaluation, item: Any, container: Any) -> bool:
+    """True if a list has an element equal to the item, or a map has it as a key."""
     container_kind = kind_of(container)
     if container_kind == "map":
         return kind_of(item) == "string" and item in container
@@ -222,6 +228,7 @@ def is_in(evaluation: Evaluation, item: Any, container: Any) -> bool:
 
 
 def select(_: Evaluation, container: Any, field: str) -> Any:
+    """Returns a field of a map; raises `EvaluationError` if there is none."""
     if kind_of(container) != "map":
         raise EvaluationError(f"{kind_of(container)} has no field {quote(field)}")
     if field not in container:
@@ -242,6 +249,7 @@ def index(evaluation: Evaluation, container: Any, key: Any) -> Any:
 
 
 def require_strings(function: str, *values: Any) -> None:
+    """Raises `EvaluationError` unless all values are strings."""
     if any(kind_of(value) != "string" for value in values):
         raise_type_mismatch(function, *values)
 
@@ -271,12 +279,14 @@ def ends_with(evaluation: Evaluation, text: Any, part: Any) -> bool:
 
 
 def size(_: Evaluation, value: Any) -> int:
+    """Returns the number of characters, elements or entries."""
     if kind_of(value) not in {"string", "list", "map"}:
         raise_type_mismatch("size", value)
     return len(value)
 
 
 def to_int(_: Evaluation, value: Any) -> int:
+    """Converts a number, rounded towards zero, or a decimal text to an int."""
     value_kind = kind_of(value)
     if value_kind == "int":
         return require_int64(value)
@@ -302,6 +312,7 @@ def to_double(_: Evaluation, value: Any) -> float:
 
 
 def to_string(_: Evaluation, value: Any) -> str:
+    """Converts a bool, int or string to its text."""
     value_kind = kind_of(value)
     if value_kind == "bool":
         return "true" if value else "false"
@@ -358,14 +369,17 @@ def operation(function: Callable[..., Any], position: int, *operands: Step) -> S
 
 
 def constant(value: Any) -> Step:
+    """Returns a step whose value is always this one."""
     return lambda _: value
 
 
 def variable(slot: int) -> Step:
+    """Returns a step that reads the variable in a slot."""
     return lambda evaluation: evaluation.slots[slot]
 
 
 def field_of(position: int, container: Step, field: str) -> Step:
+    """Returns a step that reads a field of a map."""
     return operation(select, position, container, constant(field))
 
 
@@ -381,6 +395,8 @@ def has_field(position: int, container: Step, field: str) -> Step:
 
 
 def list_of(elements: list[Step]) -> Step:
+    """Returns a step that builds a list."""
+
     def step(evaluation: Evaluation) -> list[Any]:
         evaluation.spend(1 + len(elements))
         return [element(evaluation) for element in elements]
@@ -407,6 +423,8 @@ def map_of(position: int, entries: list[tuple[Step, Step]]) -> Step:
 
 
 def choice(position: int, condition: Step, yes: Step, no: Step) -> Step:
+    """Returns a step for `condition ? yes : no`; only one side is evaluated."""
+
     def step(evaluation: Evaluation) -> Any:
         evaluation.spend(1)
         return (
@@ -453,6 +471,7 @@ class Macro:
         self.place, self.container, self.slot, self.bodies = position, container, slot, bodies
 
     def elements(self, evaluation: Evaluation) -> Iterator[Any]:
+        """Yields the elements; each is in the slot while the bodies are evaluated."""
         container = self.container(evaluation)
         if kind_of(container) not in {"list", "map"}:
             raise EvaluationError(f"{kind_of(container)} has no elements", self.place)
@@ -462,6 +481,7 @@ class Macro:
             yield element
 
     def test(self, evaluation: Evaluation) -> bool:
+        """Returns the condition's value for the element in the slot."""
         return require_bool(self.bodies[0](evaluation), "a condition", self.place)
 
     def all(self, evaluation: Evaluation) -> bool:

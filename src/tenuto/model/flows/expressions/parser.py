@@ -195,9 +195,11 @@ class Parser:
 
     @property
     def token(self) -> Token:
+        """The next token, which is not consumed yet."""
         return self.tokens[self.position]
 
     def fail(self, message: str, position: int | None = None) -> NoReturn:
+        """Raises `Invalid` at the position, by default that of the next token."""
         raise_invalid(message, self.text, self.token.position if position is None else position)
 
     def fail_unexpected(self) -> NoReturn:
@@ -232,6 +234,7 @@ class Parser:
         self.fail(f"the expression is nested deeper than {MAX_NESTING}", position)
 
     def build_part(self, position: int, step: Step, *parts: ParsedPart) -> ParsedPart:
+        """Returns the parsed part of a step; `parts` are those it contains."""
         depth = 1 + max((part.depth for part in parts), default=0)
         if depth > MAX_NESTING:
             self.fail_too_deep(position)
@@ -240,16 +243,19 @@ class Parser:
     def build_operation(
         self, function: Callable[..., Any], position: int, *parts: ParsedPart
     ) -> ParsedPart:
+        """Returns the part that applies a function to the values of other parts."""
         step = operators.operation(function, position, *[part.step for part in parts])
         return self.build_part(position, step, *parts)
 
     def parse_all(self) -> ParsedPart:
+        """Parses the whole text as one expression."""
         part = self.parse_expression()
         if self.token.kind != "end":
             self.fail_unexpected()
         return part
 
     def parse_expression(self) -> ParsedPart:
+        """Parses an expression, perhaps with `? :`."""
         self.nesting += 1
         if self.nesting > MAX_NESTING:
             self.fail_too_deep()
@@ -288,6 +294,7 @@ class Parser:
         return self.build_part(position, step, *parts)
 
     def parse_unary(self) -> ParsedPart:
+        """Parses an operand with the signs `!` and `-` before it."""
         signs: list[Token] = []
         while self.token.kind == "mark" and self.token.text in {"!", "-"}:
             if self.token.text == "-" and self.tokens[self.position + 1].kind in {"int", "double"}:
@@ -299,6 +306,7 @@ class Parser:
         return part
 
     def parse_member(self) -> ParsedPart:
+        """Parses an operand with the fields, indexes and calls after it."""
         part = self.parse_primary()
         while True:
             position = self.token.position
@@ -312,6 +320,7 @@ class Parser:
                 return part
 
     def parse_dotted(self, position: int, container: ParsedPart) -> ParsedPart:
+        """Parses the field, method or macro after a dot."""
         name = self.expect_name()
         if not self.accept("("):
             step = operators.field_of(position, container.step, name)
@@ -349,6 +358,7 @@ class Parser:
         )
 
     def build_matches(self, position: int, parts: list[ParsedPart]) -> ParsedPart:
+        """Returns the part of `matches`, whose pattern must be a string literal."""
         if len(parts) != 2 or parts[1].literal is None:
             self.fail('"matches" takes one pattern, which must be a string literal', position)
         self.pattern_count += 1
@@ -373,6 +383,7 @@ class Parser:
         return parts
 
     def parse_primary(self) -> ParsedPart:
+        """Parses a literal, a name, a list, a map or an expression in parentheses."""
         token = self.token
         if token.kind in {"string", "raw"}:
             literal = unescape(self.advance(), self.text)
@@ -410,6 +421,7 @@ class Parser:
         return whole
 
     def parse_map(self, position: int) -> ParsedPart:
+        """Parses the entries of a map up to its closing brace."""
         entries: list[tuple[ParsedPart, ParsedPart]] = []
         while not self.accept("}"):
             key = self.parse_expression()
@@ -438,6 +450,7 @@ class Parser:
         return ParsedPart(operators.variable(slot))
 
     def build_call(self, position: int, name: str, parts: list[ParsedPart]) -> ParsedPart:
+        """Returns the part of a function call; raises `Invalid` for an unknown function."""
         if name == "matches":
             return self.build_matches(position, parts)
         if name != "has" and name not in operators.FUNCTIONS:
