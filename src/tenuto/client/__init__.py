@@ -1,7 +1,7 @@
 """The Python client: uses a server over HTTP, or a database directly.
 
 client: `Client` and `AsyncClient`.
-blocking, blocking_agents: the same resources with blocking methods.
+blocking: the same resources with blocking methods; generated.
 background_loop: an event loop in a thread.
 tasks, flows, agents, accounts: the resources of `AsyncClient`.
 worker: `Worker`, which runs handler functions marked by decorators.

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from tenuto.client.follow import OUTAGE_S, POLL_S
 from tenuto.client.remote.engine import AnyEngine, RemoteEngine
+from tenuto.client.tasks import ID
 from tenuto.engine.agents.inbox import InboxItem
 from tenuto.engine.flows.definitions import DefinitionView
 from tenuto.engine.flows.graph import GraphView
@@ -21,7 +22,6 @@ from tenuto.model.limits.budgets import Budget
 PAGE_SIZE = 500
 SERVER_POLL_S = 1.0
 """Seconds between two reads of a flow's or group's status from a server."""
-ID = UUID | str
 V = TypeVar("V", FlowView, GroupView)
 
 
