@@ -371,9 +371,11 @@ def statements_used() -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for path, tree in sources():
         for name, call in calls(tree):
-            query = text_of(call.args[0], {}) if call.args else None
-            if name in ("Statement", "statement") and query is not None:
-                found[query].add(path.relative_to(SOURCE).as_posix())
+            first, others = call.args[:1], [keyword.value for keyword in call.keywords]
+            named = others if name == "RuleKind" else first
+            if name in ("Statement", "statement", "RuleKind"):
+                for query in filter(None, (text_of(each, {}) for each in named)):
+                    found[query].add(path.relative_to(SOURCE).as_posix())
     return found
 
 
