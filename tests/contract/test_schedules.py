@@ -465,8 +465,7 @@ async def test_files_keep_schedules_by_name(engine: Engine, clock: ManualClock, 
     schedules = engine.schedules
 
     async def put(*wanted: DesiredSchedule, dry: bool = False) -> dict[str, str]:
-        script = schedules.compare if dry else schedules.put
-        return await engine.core.store.transact(lambda: script(wanted))
+        return await engine.core.store.transact(lambda: schedules.put(wanted, dry_run=dry))
 
     times = DesiredSchedule(name="times", target="job", schedule=cron(), input={"n": 1})
     now = DesiredSchedule(name="now", target="job", schedule=ScheduleSpec(type="immediate"))

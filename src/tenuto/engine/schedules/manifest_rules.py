@@ -46,8 +46,7 @@ def store_rules(
             )
             for declared in manifest.schedules
         ]
-        store_schedules = schedule_engine.compare if dry_run else schedule_engine.put
-        actions = yield from store_schedules(desired_schedules)
+        actions = yield from schedule_engine.put(desired_schedules, dry_run=dry_run)
         changes += [RuleChange("schedule", name, action) for name, action in actions.items()]
     if manifest.triggers:
         trigger_engine = triggers.Triggers(core, workspace, actor)
@@ -55,7 +54,6 @@ def store_rules(
             msgspec.convert(declared, triggers.DesiredTrigger, from_attributes=True)
             for declared in manifest.triggers
         ]
-        store_triggers = trigger_engine.compare if dry_run else trigger_engine.put
-        actions = yield from store_triggers(desired_triggers)
+        actions = yield from trigger_engine.put(desired_triggers, dry_run=dry_run)
         changes += [RuleChange("trigger", name, action) for name, action in actions.items()]
     return changes

@@ -3,7 +3,7 @@
 A schedule or a trigger is a *rule*. A `RuleKind` has what differs between their tables.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
@@ -115,6 +115,23 @@ class Rules:
         rows = yield self._statement(self._kind.by_name, {"names": sorted(names)})
         return {row["name"]: row for row in rows}
 
+    def compare(
+        self, requested: Sequence[D], differs: Callable[[Row, D], bool]
+    ) -> Script[tuple[dict[str, str], dict[str, Row]]]:
+        """Returns what storing each rule of a file does, by name, and the stored rules, locked.
+
+        The actions are `created`, `updated` and `unchanged`.
+        """
+        stored = yield from self.stored([desired.name for desired in requested])
+        actions = {}
+        for desired in requested:
+            row = stored.get(desired.name)
+            if row is None:
+                actions[desired.name] = "created"
+            else:
+                actions[desired.name] = "updated" if differs(row, desired) else "unchanged"
+        return actions, stored
+
     def check_status(self, rule: UUID | str, status: str, required: str, action: str) -> None:
         """Raises `Conflict` if a rule that is to be paused or resumed has another status."""
         if status != required:
@@ -124,20 +141,6 @@ class Rules:
 
     def _statement(self, query: str, params: dict[str, Any]) -> Statement:
         return Statement(query, {"workspace": self._workspace} | params)
-
-
-def compare(
-    stored: Mapping[str, Row], requested: Sequence[D], differs: Callable[[Row, D], bool]
-) -> dict[str, str]:
-    """Returns what storing each rule of a file does: `created`, `updated` or `unchanged`."""
-    actions = {}
-    for desired in requested:
-        row = stored.get(desired.name)
-        if row is None:
-            actions[desired.name] = "created"
-        else:
-            actions[desired.name] = "updated" if differs(row, desired) else "unchanged"
-    return actions
 
 
 def parse_id(name: UUID | str) -> UUID | None:

@@ -25,7 +25,7 @@ from tenuto.engine.schedules.rows import (
     with_derived_status,
     with_new_times,
 )
-from tenuto.engine.schedules.rules import RuleKind, Rules, compare
+from tenuto.engine.schedules.rules import RuleKind, Rules
 from tenuto.engine.tenancy.secret_use import check_value
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
@@ -225,13 +225,19 @@ class Schedules:
         """Deletes a schedule; flows that it started continue."""
         await self._rules.delete(schedule)
 
-    def put(self, requested: Sequence[DesiredSchedule]) -> Script[dict[str, str]]:
+    def put(
+        self, requested: Sequence[DesiredSchedule], *, dry_run: bool = False
+    ) -> Script[dict[str, str]]:
         """Creates or updates the schedules of files; returns the action by name.
 
-        Targets are not checked: the same transaction can store them.
+        A dry run changes nothing. Targets are not checked: the same transaction can store them.
         """
-        actions, stored = yield from self._compare(requested)
         for desired in requested:
+            check_key("name", desired.name)
+            check(desired.schedule)
+            _input_json(desired.input)
+        actions, stored = yield from self._rules.compare(requested, _differs)
+        for desired in () if dry_run else requested:
             if actions[desired.name] == "created":
                 new = self._new_row(
                     desired.name, desired.target, desired.schedule, _input_json(desired.input)
@@ -246,22 +252,6 @@ class Schedules:
                 row = schedule_of(stored[desired.name])
                 yield from self._apply_change(row, change, _input_json(desired.input))
         return actions
-
-    def compare(self, requested: Sequence[DesiredSchedule]) -> Script[dict[str, str]]:
-        """Returns what `put` would do, by name; raises `Invalid` for an invalid schedule."""
-        actions, _ = yield from self._compare(requested)
-        return actions
-
-    def _compare(
-        self, requested: Sequence[DesiredSchedule]
-    ) -> Script[tuple[dict[str, str], dict[str, Row]]]:
-        """Returns the actions by name, and the stored rows, which it locks."""
-        for desired in requested:
-            check_key("name", desired.name)
-            check(desired.schedule)
-            _input_json(desired.input)
-        stored = yield from self._rules.stored([desired.name for desired in requested])
-        return compare(stored, requested, _differs), stored
 
     def _new_row(
         self, name: str, target: str, spec: ScheduleSpec, input_json: str | None

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from tenuto.engine.core import Core
 from tenuto.engine.flows.start import Flows
 from tenuto.engine.lookup import page_of
-from tenuto.engine.schedules.rules import RuleKind, Rules, compare
+from tenuto.engine.schedules.rules import RuleKind, Rules
 from tenuto.model.flows.definition import check_key
 from tenuto.model.flows.expressions.parser import Expression, compile_expression
 from tenuto.model.schedules.event_names import check_pattern
@@ -150,32 +150,22 @@ class Triggers:
         """Deletes a trigger; flows that it started continue."""
         await self._rules.delete(trigger)
 
-    def put(self, requested: Sequence[DesiredTrigger]) -> Script[dict[str, str]]:
+    def put(
+        self, requested: Sequence[DesiredTrigger], *, dry_run: bool = False
+    ) -> Script[dict[str, str]]:
         """Creates or updates the triggers of files; returns the action by name.
 
-        Targets are not checked: the same transaction can store them.
+        A dry run changes nothing. Targets are not checked: the same transaction can store them.
         """
-        actions, stored = yield from self._compare(requested)
         for desired in requested:
+            _check(desired)
+        actions, stored = yield from self._rules.compare(requested, _differs)
+        for desired in () if dry_run else requested:
             if actions[desired.name] == "created":
                 yield from self._insert(self._core.clock.new_id(), desired)
             elif actions[desired.name] == "updated":
                 yield self._changed_statement(stored[desired.name], desired)
         return actions
-
-    def compare(self, requested: Sequence[DesiredTrigger]) -> Script[dict[str, str]]:
-        """Returns what `put` would do, by name; raises `Invalid` for an invalid trigger."""
-        actions, _ = yield from self._compare(requested)
-        return actions
-
-    def _compare(
-        self, requested: Sequence[DesiredTrigger]
-    ) -> Script[tuple[dict[str, str], dict[str, Row]]]:
-        """Returns the actions by name, and the stored rows, which it locks."""
-        for desired in requested:
-            _check(desired)
-        stored = yield from self._rules.stored([desired.name for desired in requested])
-        return compare(stored, requested, _differs), stored
 
     def _insert(self, trigger_id: UUID, desired: DesiredTrigger) -> Script[None]:
         """Inserts a trigger; raises `Conflict` if the name is taken, `Invalid` above the limit."""
