@@ -1,6 +1,6 @@
 """`orchestrate flow`: starts, shows and controls flows."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -14,7 +14,7 @@ from tenuto.cli.base import (
     reason_option,
 )
 from tenuto.cli.connection import call_client, call_engine
-from tenuto.cli.output import Columns, columns, print_one, print_page
+from tenuto.cli.output import Columns, columns, print_one, print_page, print_value
 from tenuto.cli.parse import read_json
 from tenuto.cli.shared_commands import Resource
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tenuto.engine.flows.graph import GraphView
     from tenuto.engine.flows.views import FlowPage, FlowView
 
-FIELDS: Columns = {
+_FIELDS: Columns = {
     **columns("id, key, title, status"),
     "progress": lambda flow: f"{flow.progress_percent}%",
     "tasks": lambda flow: [f"{status} {n:,}" for status, n in flow.tasks.items()],
@@ -41,7 +41,20 @@ FIELDS: Columns = {
         "started by: source, rerun of, created: created_at, created by, finished: finished_at"
     ),
 }
-_FLOWS = Resource("flow", lambda client: client.flows, FIELDS, "nightly", "FLOW")
+
+
+class RunKind(NamedTuple):
+    """A kind of run, flow or group run: what it is called, and the engine's methods to read it."""
+
+    noun: str
+    find: str
+    show: str
+    graph: str
+    fields: Columns
+
+
+_FLOW_RUN = RunKind("flow", "find", "show", "graph", _FIELDS)
+_FLOWS = Resource("flow", lambda client: client.flows, _FIELDS, "nightly", "FLOW")
 FLOW = click.argument("flow_name", metavar="FLOW")
 STATUS = click.option("--status", help="Filter by status.")
 START = add_options(
@@ -102,24 +115,15 @@ def start_flow(
 
 def print_or_follow(options: GlobalOptions, flow_view: "FlowView", *, follow: bool) -> int:
     """Prints a new flow, or follows it until it finishes; returns the exit code."""
-    from tenuto.cli.render import print_json, print_note
+    from tenuto.cli.render import print_note
 
     if not follow:
-        print_json(flow_view) if options.json else print(flow_view.id)
+        print_value(options, flow_view, flow_view.id)
         return 0
     if not options.json:
         print_note(f"flow {flow_view.id}")
-    return call_engine(options, lambda engine: _follow_flow(options, engine, flow_view.id))
-
-
-async def _follow_flow(options: GlobalOptions, engine: "AnyEngine", flow_id: "UUID") -> int:
-    """Shows a flow until it finishes; returns the exit code."""
-    from tenuto.cli.flows.flow_tree import follow_to_end
-
-    views = engine.flow_views
-    note = f"the flow continues; `orchestrate flow cancel {flow_id}` cancels it"
-    return await follow_to_end(
-        options, engine, lambda: views.show(flow_id), lambda: views.graph(flow_id), note
+    return call_engine(
+        options, lambda engine: _follow_run(options, engine, _FLOW_RUN, flow_view.id)
     )
 
 
@@ -148,31 +152,48 @@ def list_(
 @FLOW
 @SHOW
 @click.pass_obj
-def show(
-    options: GlobalOptions, flow_name: str, as_graph: bool, mermaid: bool, follow: bool
-) -> int:
+def show(options: GlobalOptions, /, flow_name: str, **choices: bool) -> int:
     """Show a flow's status and progress, or print it as a graph."""
+    return show_run(options, _FLOW_RUN, flow_name, **choices)
+
+
+def show_run(
+    options: GlobalOptions, kind: RunKind, name: str, *, as_graph: bool, mermaid: bool, follow: bool
+) -> int:
+    """Prints a flow or a run of a group, or its graph, or follows it; returns the exit code."""
 
     async def read(engine: "AnyEngine") -> int:
-        views = engine.flow_views
-        flow_id = await views.find(flow_name)
+        run_id: UUID = await getattr(engine.flow_views, kind.find)(name)
         if follow:
-            return await _follow_flow(options, engine, flow_id)
-        view = await views.show(flow_id)
-        print_view_or_graph(
-            options, view, await views.graph(flow_id) if as_graph or mermaid else None, mermaid
-        )
+            return await _follow_run(options, engine, kind, run_id)
+        view = await getattr(engine.flow_views, kind.show)(run_id)
+        graph = None
+        if as_graph or mermaid:
+            graph = await getattr(engine.flow_views, kind.graph)(run_id)
+        _print_view_or_graph(options, view, graph, mermaid, kind.fields)
         return 0
 
     return call_engine(options, read)
 
 
-def print_view_or_graph(
-    options: GlobalOptions,
-    view: Any,
-    graph: "GraphView | None",
-    mermaid: bool,
-    fields: Columns = FIELDS,
+async def _follow_run(
+    options: GlobalOptions, engine: "AnyEngine", kind: RunKind, run_id: "UUID"
+) -> int:
+    """Shows a flow or a run of a group until it finishes; returns the exit code."""
+    from tenuto.cli.flows.flow_tree import follow_to_end
+
+    views, noun = engine.flow_views, kind.noun
+    return await follow_to_end(
+        options,
+        engine,
+        lambda: getattr(views, kind.show)(run_id),
+        lambda: getattr(views, kind.graph)(run_id),
+        f"the {noun} continues; `orchestrate {noun} cancel {run_id}` cancels it",
+    )
+
+
+def _print_view_or_graph(
+    options: GlobalOptions, view: Any, graph: "GraphView | None", mermaid: bool, fields: Columns
 ) -> None:
     """Prints a flow or group: its fields, or its graph as tree, Mermaid text or JSON."""
     from tenuto.cli.render import print_json

@@ -13,8 +13,8 @@ from tenuto.cli.base import (
     reason_option,
 )
 from tenuto.cli.connection import call_client, call_engine
-from tenuto.cli.flows.flows import SHOW, START, STATUS, print_view_or_graph, start_flow
-from tenuto.cli.output import Columns, columns, print_page, split_commas
+from tenuto.cli.flows.flows import SHOW, START, STATUS, RunKind, show_run, start_flow
+from tenuto.cli.output import Columns, columns, print_page, print_value, split_commas
 from tenuto.cli.parse import read_json
 from tenuto.cli.shared_commands import Resource
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from tenuto.client.client import AsyncClient
-    from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.flows.views import GroupPage
 
 _JOINS = ("all_succeeded", "all_done", "any_failed", "first_succeeded")
@@ -34,6 +33,7 @@ _FIELDS: Columns = {
     "cost": lambda run: None if run.cost_usd is None else f"${run.cost_usd:,.4f}",
     **columns("flow, in group: parent, created: created_at, finished: finished_at"),
 }
+_GROUP_RUN = RunKind("group", "find_group", "group", "group_graph", _FIELDS)
 _GROUPS = Resource("group", lambda client: client.groups, _FIELDS, "nightly", "GROUP")
 
 
@@ -87,7 +87,7 @@ def create(
     **fields: Any,
 ) -> None:
     """Define a group of existing definitions; prints its key, or its flow's id with --start."""
-    from tenuto.cli.render import print_json, print_note
+    from tenuto.cli.render import print_note
     from tenuto.model.errors import TenutoError
 
     if input_ is not None and not starts:
@@ -104,10 +104,7 @@ def create(
         return {"definition": definition, "flow": flow}
 
     result = call_client(options, define_and_start)
-    if options.json:
-        print_json(result)
-    else:
-        print(key if result["flow"] is None else result["flow"].id)
+    print_value(options, result, key if result["flow"] is None else result["flow"].id)
 
 
 @command("list", "orchestrate group list --status RUNNING", "orchestrate group list --key nightly")
@@ -146,33 +143,9 @@ def list_(
 @click.argument("group_name", metavar="GROUP")
 @SHOW
 @click.pass_obj
-def show(
-    options: GlobalOptions, group_name: str, as_graph: bool, mermaid: bool, follow: bool
-) -> int:
+def show(options: GlobalOptions, /, group_name: str, **choices: bool) -> int:
     """Show the status and progress of a group's run, or print it as a graph."""
-
-    async def read(engine: "AnyEngine") -> int:
-        views = engine.flow_views
-        group_id = await views.find_group(group_name)
-        if follow:
-            return await _follow_group(options, engine, group_id)
-        view = await views.group(group_id)
-        graph = await views.group_graph(group_id) if as_graph or mermaid else None
-        print_view_or_graph(options, view, graph, mermaid, _FIELDS)
-        return 0
-
-    return call_engine(options, read)
-
-
-async def _follow_group(options: GlobalOptions, engine: "AnyEngine", group_id: "UUID") -> int:
-    """Shows a run of a group until it finishes; returns the exit code."""
-    from tenuto.cli.flows.flow_tree import follow_to_end
-
-    views = engine.flow_views
-    note = f"the group continues; `orchestrate group cancel {group_id}` cancels it"
-    return await follow_to_end(
-        options, engine, lambda: views.group(group_id), lambda: views.group_graph(group_id), note
-    )
+    return show_run(options, _GROUP_RUN, group_name, **choices)
 
 
 @command("start", "orchestrate group start nightly --follow")
