@@ -124,6 +124,21 @@ def methods(kind: ast.ClassDef) -> dict[str, ast.AsyncFunctionDef]:
     }
 
 
+def defined_names(module: str, kind: ast.ClassDef) -> set[str]:
+    """Returns the names that a class or its bases of ours define, as functions or by assignment."""
+    names = set()
+    for node in kind.body:
+        if isinstance(node, Function):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    for base in kind.bases:
+        if isinstance(base, ast.Name) and origin_of(module, base.id)[0].startswith("tenuto."):
+            names |= defined_names(*class_of(module, base.id))
+    return names
+
+
 def first_line(node: Function | ast.ClassDef) -> str:
     """Returns the first line of a docstring, quoted; empty if there is no docstring."""
     text = ast.get_docstring(node)
@@ -172,7 +187,7 @@ def resource_class(resource: Resource, imports: Imports) -> str:
     generic = ast.unparse(resource.annotation)
     text = f"\n\nclass {resource.twin}(BlockingResource[{generic}]):\n    {first_line(first)}\n"
     for name, node in methods(first).items():
-        if all(name in methods(other) for _, other in others):
+        if all(name in defined_names(*other) for other in others):
             text += method(module, node, imports)
     return text
 
