@@ -10,6 +10,7 @@ import msgspec
 
 from tenuto.clock import Clock
 from tenuto.engine.engine import DEFAULT_WORKSPACE
+from tenuto.engine.lookup import require_one
 from tenuto.engine.tenancy.passwords import PasswordChecker, hash_password
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Forbidden, Invalid, NotFound, Unauthenticated
@@ -202,10 +203,7 @@ class Identity:
     async def member(self, workspace: UUID, user: UUID) -> Row:
         """Returns the row of one member; raises `NotFound`."""
         params = {"workspace": workspace, "user_id": user}
-        rows = await self._store.fetch(Statement("member", params))
-        if not rows:
-            raise NotFound(f"no user {user}")
-        return rows[0]
+        return require_one(await self._store.fetch(Statement("member", params)), "user", user)
 
     async def set_member_role(self, caller: Caller, user: UUID, role: Role) -> None:
         """Changes the role of a member of the caller's workspace; one owner must remain."""
@@ -239,9 +237,7 @@ class Identity:
         workspace = {"workspace": caller.workspace}
         yield Statement("workspace_lock", workspace)
         rows = yield Statement("member", workspace | {"user_id": user})
-        if not rows:
-            raise NotFound(f"no user {user}")
-        check_caller_covers(caller, action, Role[rows[0]["role"]])
+        check_caller_covers(caller, action, Role[require_one(rows, "user", user)["role"]])
 
     async def login(self, name: str, password: str, workspace: str | None = None) -> NewToken:
         """Checks the password and returns a new session token.
