@@ -1,7 +1,8 @@
 """Writes the parts of the documents that follow from the source.
 
 `python docs/generate.py` fills every block between `<!-- begin: NAME -->` and `<!-- end: NAME -->`
-in the documents; `--check` writes nothing and fails when a block is not what the source says.
+in the documents, and writes the files of `WRITTEN`; `--check` writes nothing and fails when a block
+or a file is not what the source says.
 """  # noqa: INP001  a program beside the pages, not a package
 
 import argparse
@@ -17,6 +18,7 @@ from typing import Any
 from uuid import UUID
 
 import click
+import generate_blocking
 import msgspec
 
 from tenuto.api.auth import route_access
@@ -369,9 +371,11 @@ def statements_used() -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for path, tree in sources():
         for name, call in calls(tree):
-            query = text_of(call.args[0], {}) if call.args else None
-            if name in ("Statement", "statement") and query is not None:
-                found[query].add(path.relative_to(SOURCE).as_posix())
+            first, others = call.args[:1], [keyword.value for keyword in call.keywords]
+            named = others if name == "RuleKind" else first
+            if name in ("Statement", "statement", "RuleKind"):
+                for query in filter(None, (text_of(each, {}) for each in named)):
+                    found[query].add(path.relative_to(SOURCE).as_posix())
     return found
 
 
@@ -513,7 +517,10 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "decisions": decisions,
     "yaml-fields": yaml_fields,
 }
-WRITTEN: dict[str, Callable[[], str]] = {"docs/tenuto.schema.json": yaml_schema}
+WRITTEN: dict[str, Callable[[], str]] = {
+    "docs/tenuto.schema.json": yaml_schema,
+    generate_blocking.TARGET: generate_blocking.blocking_module,
+}
 """Files that follow from the source as a whole."""
 
 

@@ -12,7 +12,7 @@ from tests.moved_time import MovedTime, movable
 from tests.services.postgres import PostgresServer
 
 from tenuto import app
-from tenuto.engine.tenancy import accounts
+from tenuto.engine.tenancy import passwords
 
 
 def pytest_configure() -> None:
@@ -23,7 +23,7 @@ def pytest_configure() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def cheap_passwords() -> None:
     """A tenth of a second for each password is for thieves, not for tests."""
-    accounts.PASSWORD_COST = (1, 64, 1)
+    passwords.PASSWORD_COST = (1, 64, 1)
 
 
 @pytest.fixture

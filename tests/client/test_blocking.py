@@ -1,15 +1,17 @@
 """The client that blocks is the one that is awaited: the same names, arguments and answers."""
 
+import ast
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from types import GenericAlias, UnionType
 from typing import Any, assert_type, get_args, get_origin
 from uuid import UUID
 
+import generate_blocking
 import pytest
 
 from tenuto import AsyncClient, Client
-from tenuto.client import blocking, blocking_agents
+from tenuto.client import blocking
 from tenuto.client.background_loop import BackgroundLoop, BlockingResource
 from tenuto.client.client import Stats
 from tenuto.client.follow import TaskEvent
@@ -72,14 +74,43 @@ def test_blocking_resource_has_the_same_methods(twin: type, kinds: Sequence[type
 
 
 def test_every_resource_is_compared() -> None:
-    modules = (blocking, blocking_agents)
-    every = {var for module in modules for var in vars(module).values() if inspect.isclass(var)}
+    every = {var for var in vars(blocking).values() if inspect.isclass(var)}
     existing = {
         item
         for item in every
         if issubclass(item, BlockingResource) and item is not BlockingResource
     }
     assert set(groups()) == existing
+
+
+def test_added_async_method_changes_the_generated_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parse_source = generate_blocking.parse
+    source = '''
+    async def count(self, name: str = "A", *, limit: int = 1) -> AsyncGenerator[ID, None]:
+        """Yields counts.
+
+        Not this line.
+        """
+        yield name
+'''
+
+    def parse(module: str) -> ast.Module:
+        tree = parse_source(module)
+        if module == "tenuto.client.tasks":
+            tree = ast.parse(ast.unparse(tree).replace("class Tasks:", f"class Tasks:{source}", 1))
+        return tree
+
+    before = generate_blocking.blocking_module()
+    assert before == (generate_blocking.ROOT / generate_blocking.TARGET).read_text("utf-8")
+    monkeypatch.setattr(generate_blocking, "parse", parse)
+    added = set(generate_blocking.blocking_module().splitlines()) - set(before.splitlines())
+    assert added == {
+        '    def count(self, name: str = "A", *, limit: int = 1) -> Generator[ID, None, None]:',
+        '        """Yields counts."""',
+        "        return self._iterate(self._resource.count(name, limit=limit))",
+    }
 
 
 def test_blocking_client_has_the_same_names() -> None:

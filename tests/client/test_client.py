@@ -95,7 +95,7 @@ async def test_task_is_created_waited_for_and_followed(client: AsyncClient) -> N
 
 
 async def test_lists_cover_all_pages(client: AsyncClient, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tenuto.client.tasks.PAGE_SIZE", 3)
+    monkeypatch.setattr("tenuto.client.paging.PAGE_SIZE", 3)
     created = await client.tasks.create_many(
         [{"title": f"t{number}", "tags": ["x"]} for number in range(8)]
     )
@@ -183,15 +183,15 @@ async def test_embedded_database_has_no_administration(settings: Settings) -> No
     await store.migrate()
     await store.close()
     async with AsyncClient(settings.database_url()) as client:
-        for call in (
-            client.tokens.list(),
-            client.users.list(),
-            client.workspaces.list(),
-            client.webhooks.get("x"),
-            client.health(),
-            client.access.me(),
+        for what, call in (
+            ("a token", client.tokens.list()),
+            ("a user", client.users.list()),
+            ("a workspace", client.workspaces.list()),
+            ("a webhook", client.webhooks.get("x")),
+            ("health", client.health()),
+            ("a login", client.access.me()),
         ):
-            with pytest.raises(Invalid, match="needs a server"):
+            with pytest.raises(Invalid, match=f"^{what} needs a server"):
                 await call
         assert (await client.coordinator.status()).active is False
         await client.coordinator.recover()

@@ -7,7 +7,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 from tests.contract.conftest import ManualClock, Raw, opened
-from tests.contract.test_schema import dump_postgres
+from tests.contract.store.test_schema import dump_postgres
 
 OWN, OTHER = UUID(int=1), UUID(int=2)
 GRANTS = """

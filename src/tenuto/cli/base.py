@@ -102,6 +102,11 @@ class Group(click.Group):
         self.lazy = dict(lazy or {})
         self.examples = examples
 
+    def add_commands(self, *commands: click.Command) -> None:
+        """Adds subcommands, in the order of the help."""
+        for subcommand in commands:
+            self.add_command(subcommand)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and self.no_args_is_help and not ctx.resilient_parsing:
             print(ctx.get_help())
@@ -153,6 +158,40 @@ def command(name: str, *examples: str, **attrs: Any) -> Callable[[F], Command]:
 def group(name: str, *examples: str, **attrs: Any) -> Callable[[F], Group]:
     """Returns a decorator that makes a function a group; its docstring is the help text."""
     return click.group(name, cls=Group, examples=examples, **attrs)
+
+
+def add_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Returns a decorator that adds arguments and options to a command, in this order."""
+
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+def limit_option(default: int = 50, *, most: int = 1000) -> Callable[[F], F]:
+    """Returns the option `--limit` of commands that list rows."""
+    return click.option(
+        "--limit",
+        type=click.IntRange(1, most),
+        default=default,
+        show_default=True,
+        help="Maximum number of rows.",
+    )
+
+
+def cursor_option(items: str) -> Callable[[F], F]:
+    """Returns the option `--cursor` of commands that list `items`, newest first."""
+    text = f"Only {items} older than this one."
+    return click.option("--cursor", type=click.UUID, metavar="ID", help=text)
+
+
+def reason_option(function: F) -> F:
+    """Adds the option `--reason`."""
+    text = "Reason for the audit trail."
+    return click.option("--reason", metavar="TEXT", help=text)(function)
 
 
 def task_id_options(function: F) -> F:

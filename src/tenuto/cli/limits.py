@@ -1,34 +1,26 @@
 """`orchestrate pause`, `resume` and `limit`: pauses and rate limits of claims."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import F, GlobalOptions, command, group
+from tenuto.cli.base import GlobalOptions, add_options, command, group
 from tenuto.cli.connection import call_client
-from tenuto.cli.output import Columns, parse_future_time, print_done, print_list, print_one
+from tenuto.cli.output import Columns, columns, parse_future_time, print_done, print_list
+from tenuto.cli.shared_commands import Resource, print_result
 
 if TYPE_CHECKING:
     from tenuto.model.limits.pauses import PauseKind
 
-_PAUSE_COLUMNS: Columns = {
-    "KIND": lambda gate: gate.kind,
-    "SUBJECT": lambda gate: gate.subject,
-    "UNTIL": lambda gate: gate.until,
-    "BY": lambda gate: gate.created_by,
-    "SINCE": lambda gate: gate.created_at,
-    "REASON": lambda gate: gate.reason,
-}
+_PAUSE_COLUMNS = columns("KIND, SUBJECT, UNTIL, BY: created_by, SINCE: created_at, REASON")
 _LIMIT_COLUMNS: Columns = {
-    "NAME": lambda limit: limit.name,
-    "PROVIDER": lambda limit: limit.provider,
-    "MODEL": lambda limit: limit.model,
-    "ACCOUNT": lambda limit: limit.account,
+    **columns("NAME, PROVIDER, MODEL, ACCOUNT"),
     "REQUESTS": lambda limit: _format_share(limit.requests_left, limit.requests_per_minute),
     "TOKENS": lambda limit: _format_share(limit.tokens_left, limit.tokens_per_minute),
-    "NEXT": lambda limit: limit.next_at,
+    **columns("NEXT: next_at"),
 }
+_LIMIT_FIELDS = {name.lower(): show for name, show in _LIMIT_COLUMNS.items()}
+_LIMITS = Resource("limit", lambda client: client.rate_limits, _LIMIT_FIELDS, "claude")
 
 
 def _format_share(remaining: int | None, maximum: int | None) -> str:
@@ -36,22 +28,18 @@ def _format_share(remaining: int | None, maximum: int | None) -> str:
     return "" if maximum is None else f"{remaining:,} of {maximum:,}"
 
 
-def _subject_options(function: F) -> F:
-    """Adds the options that name what to pause; `_subject_from_options` reads them."""
-    options: tuple[Callable[[F], F], ...] = (
-        click.option("--lane", metavar="N", help="A lane by its id, as `explain` shows it."),
-        click.option("--agent", metavar="NAME", help="An agent."),
-        click.option("--type", "task_type", metavar="T", help="A task type, also for new tasks."),
-        click.option(
-            "--workspace",
-            "everything",
-            is_flag=True,
-            help="The whole workspace. For another one, give its id before the command's name.",
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+_subject_options = add_options(
+    click.option("--lane", metavar="N", help="A lane by its id, as `explain` shows it."),
+    click.option("--agent", metavar="NAME", help="An agent."),
+    click.option("--type", "task_type", metavar="T", help="A task type, also for new tasks."),
+    click.option(
+        "--workspace",
+        "everything",
+        is_flag=True,
+        help="The whole workspace. For another one, give its id before the command's name.",
+    ),
+)
+"""Adds the options that name what to pause; `_subject_from_options` reads them."""
 
 
 def _subject_from_options(values: dict[str, Any]) -> "tuple[PauseKind, str] | None":
@@ -99,8 +87,8 @@ def pause(options: GlobalOptions, /, reason: str | None, until: str | None, **va
         print_list(options, "gates", pauses, _PAUSE_COLUMNS, wide="REASON")
         return
     until_at = None if until is None else parse_future_time(until)
-    created = call_client(options, lambda client: client.gates.close(*subject, reason, until_at))
-    print_one(options, created, {name.lower(): show for name, show in _PAUSE_COLUMNS.items()})
+    fields = {name.lower(): show for name, show in _PAUSE_COLUMNS.items()}
+    print_result(options, lambda client: client.gates.close(*subject, reason, until_at), fields)
 
 
 @command(
@@ -160,26 +148,16 @@ def set_(options: GlobalOptions, /, name: str, **fields: Any) -> None:
     from tenuto.model.limits.rate_limits import RateLimit
 
     rate_limit = RateLimit(name=name, **fields)
-    stored = call_client(options, lambda client: client.rate_limits.put(rate_limit))
-    print_one(options, stored, {name.lower(): show for name, show in _LIMIT_COLUMNS.items()})
+    print_result(options, lambda client: client.rate_limits.put(rate_limit), _LIMIT_FIELDS)
 
 
-@command("list", "orchestrate limit list")
-@click.pass_obj
-def list_(options: GlobalOptions) -> None:
-    """List the limits and how much of each is left now."""
-    limits = call_client(options, lambda client: client.rate_limits.list())
-    print_list(options, "rateLimits", limits, _LIMIT_COLUMNS, wide="NAME")
-
-
-@command("delete", "orchestrate limit delete claude")
-@click.argument("name")
-@click.pass_obj
-def delete(options: GlobalOptions, name: str) -> None:
-    """Delete a limit."""
-    call_client(options, lambda client: client.rate_limits.delete(name))
-    print_done(options, f"deleted {name}", name=name)
-
-
-for _command in (set_, list_, delete):
-    limit.add_command(_command)
+limit.add_commands(
+    set_,
+    _LIMITS.list_command(
+        "List the limits and how much of each is left now.",
+        "rateLimits",
+        _LIMIT_COLUMNS,
+        wide="NAME",
+    ),
+    _LIMITS.delete_command("Delete a limit.", json_name="name"),
+)

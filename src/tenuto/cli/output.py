@@ -1,6 +1,7 @@
 """Prints results of commands: a table or fields for people, or one JSON document."""
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,18 @@ if TYPE_CHECKING:
 
 Columns = dict[str, Callable[[Any], Any]]
 """Column headings, from left to right, each with a function from an item to its value."""
+
+
+def columns(text: str) -> Columns:
+    """Parses `HEADING: attribute, ...` into columns that show attributes of an item.
+
+    Without `: attribute` the attribute's name is the heading in lower case, with `_` for spaces.
+    """
+    parts = [part.partition(":") for part in text.split(",")]
+    return {
+        heading.strip(): attrgetter(path.strip() or heading.strip().lower().replace(" ", "_"))
+        for heading, _, path in parts
+    }
 
 
 def print_list(
@@ -54,6 +67,17 @@ def print_one(options: GlobalOptions, item: Any, fields: Columns) -> None:
         print_json(item)
         return
     print_fields((name, format_value(show(item))) for name, show in fields.items())
+
+
+def print_value(options: GlobalOptions, item: Any, value: Any) -> None:
+    """Prints one value of an item, or the whole item as JSON."""
+    from tenuto.cli.render import print_json
+    from tenuto.model.printable import printable
+
+    if options.json:
+        print_json(item)
+    else:
+        print(printable(str(value)))
 
 
 def print_done(options: GlobalOptions, text: str, **fields: Any) -> None:

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import GlobalOptions, command, group
+from tenuto.cli.base import GlobalOptions, command, cursor_option, group, limit_option
 from tenuto.cli.connection import call_client
-from tenuto.cli.output import Columns, print_done, print_list, print_one, print_page, split_commas
+from tenuto.cli.output import columns, print_list, print_page, split_commas
+from tenuto.cli.shared_commands import Resource, print_result
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -14,30 +15,20 @@ if TYPE_CHECKING:
     from tenuto.client.client import AsyncClient
     from tenuto.engine.webhooks.endpoints import WebhookView
 
-_FIELDS: Columns = {
-    "id": lambda webhook: webhook.id,
-    "url": lambda webhook: webhook.url,
-    "events": lambda webhook: webhook.events,
-    "description": lambda webhook: webhook.description,
-    "enabled": lambda webhook: webhook.enabled,
-    "disabled because": lambda webhook: webhook.disabled_why,
-    "failures": lambda webhook: webhook.failures,
-    "circuit open until": lambda webhook: webhook.closed_until,
-    "created": lambda webhook: webhook.created_at,
-}
-_SECRET: Columns = {
-    "id": lambda created: created.webhook.id,
-    "url": lambda created: created.webhook.url,
-    "secret": lambda created: created.secret,
-}
-_DELIVERY: Columns = {
-    "id": lambda delivery: delivery.id,
-    "event": lambda delivery: delivery.event,
-    "status": lambda delivery: delivery.status,
-    "attempts": lambda delivery: delivery.attempts,
-    "next attempt": lambda delivery: delivery.next_attempt_at,
-    "error": lambda delivery: delivery.error,
-}
+_FIELDS = columns(
+    "id, url, events, description, enabled, disabled because: disabled_why, failures,"
+    " circuit open until: closed_until, created: created_at"
+)
+_SECRET = columns("id: webhook.id, url: webhook.url, secret")
+_DELIVERY = columns("id, event, status, attempts, next attempt: next_attempt_at, error")
+_WEBHOOKS = Resource(
+    "webhook",
+    lambda client: client.webhooks,
+    _FIELDS,
+    "0198c0de-0000-7000-8000-000000000000",
+    "ID",
+    click.UUID,
+)
 _WEBHOOK = click.argument("webhook_id", type=click.UUID, metavar="ID")
 
 
@@ -58,14 +49,8 @@ def list_(options: GlobalOptions) -> None:
     async def read(client: "AsyncClient") -> "list[WebhookView]":
         return [webhook async for webhook in client.webhooks.list()]
 
-    columns: Columns = {
-        "ID": lambda webhook: webhook.id,
-        "ENABLED": lambda webhook: webhook.enabled,
-        "FAILURES": lambda webhook: webhook.failures,
-        "EVENTS": lambda webhook: webhook.events,
-        "URL": lambda webhook: webhook.url,
-    }
-    print_list(options, "webhooks", call_client(options, read), columns, wide="URL")
+    headings = columns("ID, ENABLED, FAILURES, EVENTS, URL")
+    print_list(options, "webhooks", call_client(options, read), headings, wide="URL")
 
 
 @command(
@@ -81,19 +66,10 @@ def create(
     options: GlobalOptions, address: str, events: tuple[str, ...], description: str | None
 ) -> None:
     """Register an endpoint; prints its signing secret, which is shown only once."""
-    created = call_client(
-        options, lambda client: client.webhooks.create(address, split_commas(events), description)
-    )
-    print_one(options, created, _SECRET)
-
-
-@command("show", "orchestrate webhook show 0198c0de-0000-7000-8000-000000000000")
-@_WEBHOOK
-@click.pass_obj
-def show(options: GlobalOptions, webhook_id: "UUID") -> None:
-    """Show an endpoint with its failures."""
-    print_one(
-        options, call_client(options, lambda client: client.webhooks.get(webhook_id)), _FIELDS
+    print_result(
+        options,
+        lambda client: client.webhooks.create(address, split_commas(events), description),
+        _SECRET,
     )
 
 
@@ -112,46 +88,13 @@ def update(options: GlobalOptions, /, webhook_id: "UUID", **fields: Any) -> None
         "description": fields["description"],
         "enabled": fields["enabled"],
     }
-    print_one(
-        options,
-        call_client(options, lambda client: client.webhooks.update(webhook_id, **changes)),
-        _FIELDS,
-    )
-
-
-@command("delete", "orchestrate webhook delete 0198c0de-0000-7000-8000-000000000000")
-@_WEBHOOK
-@click.pass_obj
-def delete(options: GlobalOptions, webhook_id: "UUID") -> None:
-    """Delete an endpoint; it receives no more events."""
-    call_client(options, lambda client: client.webhooks.delete(webhook_id))
-    print_done(options, f"deleted {webhook_id}")
-
-
-@command("rotate-secret", "orchestrate webhook rotate-secret 0198c0de-0000-7000-8000-000000000000")
-@_WEBHOOK
-@click.pass_obj
-def rotate_secret(options: GlobalOptions, webhook_id: "UUID") -> None:
-    """Create a new signing secret and print it, once; for now the old one signs as well."""
-    print_one(
-        options,
-        call_client(options, lambda client: client.webhooks.rotate_secret(webhook_id)),
-        _SECRET,
-    )
+    print_result(options, lambda client: client.webhooks.update(webhook_id, **changes), _FIELDS)
 
 
 @command("deliveries", "orchestrate webhook deliveries 0198c0de-0000-7000-8000-000000000000")
 @_WEBHOOK
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=50,
-    show_default=True,
-    help="Maximum number of rows.",
-)
-@click.option(
-    "--cursor", type=click.UUID, metavar="ID", help="Only deliveries older than this one."
-)
+@limit_option()
+@cursor_option("deliveries")
 @click.pass_obj
 def deliveries(
     options: GlobalOptions, webhook_id: "UUID", limit: int, cursor: "UUID | None"
@@ -160,37 +103,24 @@ def deliveries(
     page = call_client(
         options, lambda client: client.webhooks.deliveries(webhook_id, limit, cursor)
     )
-    columns: Columns = {
-        "ID": lambda delivery: delivery.id,
-        "STATUS": lambda delivery: delivery.status,
-        "TRIES": lambda delivery: delivery.attempts,
-        "HTTP": lambda delivery: delivery.response_status,
-        "EVENT": lambda delivery: delivery.event,
-        "ERROR": lambda delivery: delivery.error,
-    }
-    print_page(options, page, page.deliveries, columns, wide="ERROR")
+    headings = columns("ID, STATUS, TRIES: attempts, HTTP: response_status, EVENT, ERROR")
+    print_page(options, page, page.deliveries, headings, wide="ERROR")
 
 
-@command("redeliver", "orchestrate webhook redeliver 0198c0de-0000-7000-8000-000000000000")
-@click.argument("delivery_id", type=click.UUID, metavar="DELIVERY")
-@click.pass_obj
-def redeliver(options: GlobalOptions, delivery_id: "UUID") -> None:
-    """Send a delivery again."""
-    print_one(
-        options,
-        call_client(options, lambda client: client.webhooks.redeliver(delivery_id)),
-        _DELIVERY,
-    )
-
-
-for _command in (
+webhook.add_commands(
     list_,
     create,
-    show,
+    _WEBHOOKS.item_command("show", "Show an endpoint with its failures.", method="get"),
     update,
-    delete,
+    _WEBHOOKS.delete_command("Delete an endpoint; it receives no more events."),
     deliveries,
-    redeliver,
-    rotate_secret,
-):
-    webhook.add_command(_command)
+    _WEBHOOKS._replace(metavar="DELIVERY").item_command(
+        "redeliver", "Send a delivery again.", fields=_DELIVERY
+    ),
+    _WEBHOOKS.item_command(
+        "rotate-secret",
+        "Create a new signing secret and print it, once; for now the old one signs as well.",
+        method="rotate_secret",
+        fields=_SECRET,
+    ),
+)

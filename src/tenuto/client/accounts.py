@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.client.agents import server_required_error
+from tenuto.client.paging import iterate_pages
 from tenuto.client.remote.bodies import to_camel
 from tenuto.client.remote.engine import AnyEngine, RemoteEngine
 from tenuto.client.remote.http import ApiRequest, ServerConnection
@@ -33,7 +34,6 @@ from tenuto.engine.webhooks.endpoints import (
 )
 
 T = TypeVar("T")
-PAGE_SIZE = 500
 LEADER_NAME = "coordinator"
 
 
@@ -86,7 +86,7 @@ class Resource:
 class Tokens(Resource):
     """API tokens of the workspace."""
 
-    what = "a token"
+    noun = "a token"
 
     async def list(self) -> Sequence[TokenView]:
         """Returns the tokens of the workspace, without the secret token text."""
@@ -104,7 +104,7 @@ class Tokens(Resource):
 class Users(Resource):
     """The users of the workspace."""
 
-    what = "a user"
+    noun = "a user"
 
     async def list(self) -> Sequence[MemberView]:
         """Returns the users of the workspace with their roles."""
@@ -127,7 +127,7 @@ class Users(Resource):
 class Workspaces(Resource):
     """The workspaces (tenants) that the caller is a member of."""
 
-    what = "a workspace"
+    noun = "a workspace"
 
     async def list(self) -> Sequence[WorkspaceView]:
         """Returns the workspaces that the caller is a member of."""
@@ -150,17 +150,15 @@ class Workspaces(Resource):
 class Webhooks(Resource):
     """The webhook endpoints that receive events."""
 
-    what = "a webhook"
+    noun = "a webhook"
 
     async def list(self) -> AsyncGenerator[WebhookView, None]:
         """Yields the webhooks, newest first."""
-        cursor = None
-        while True:
-            page = await self._get(WebhookPage, "webhooks", limit=PAGE_SIZE, cursor=cursor)
-            for webhook in page.webhooks:
-                yield webhook
-            if (cursor := page.next_cursor) is None:
-                return
+        async for webhook in iterate_pages(
+            lambda size, after: self._get(WebhookPage, "webhooks", limit=size, cursor=after),
+            lambda page: page.webhooks,
+        ):
+            yield webhook
 
     async def get(self, webhook: UUID | str) -> WebhookView:
         """Returns one webhook."""
@@ -244,7 +242,7 @@ class Coordinators(Resource):
 class Access(Resource):
     """Logins of users, and the caller's own identity."""
 
-    what = "a login"
+    noun = "a login"
 
     async def login(self, name: str, password: str, workspace: str | None = None) -> LoginToken:
         """Logs a user in with a password and returns a session token.

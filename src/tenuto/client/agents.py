@@ -6,6 +6,7 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto.client.paging import PAGE_SIZE
 from tenuto.client.remote.bodies import agent_body
 from tenuto.client.remote.engine import AnyEngine, RemoteEngine
 from tenuto.client.remote.http import ApiRequest
@@ -20,8 +21,6 @@ from tenuto.model.agents.lifecycle import STALE_AFTER_S
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.agents.messages import NewMessage
 from tenuto.model.errors import Invalid, NotFound
-
-PAGE_SIZE = 500
 
 
 class _AgentBackend(Protocol):

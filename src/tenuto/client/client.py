@@ -8,26 +8,7 @@ import msgspec
 from tenuto.client.accounts import Access, Coordinators, Tokens, Users, Webhooks, Workspaces
 from tenuto.client.agents import Agents, server_required_error
 from tenuto.client.background_loop import BackgroundLoop
-from tenuto.client.blocking import (
-    BlockingAccess,
-    BlockingCoordinators,
-    BlockingDefinitions,
-    BlockingEvents,
-    BlockingFlows,
-    BlockingGates,
-    BlockingGroups,
-    BlockingInbox,
-    BlockingRateLimits,
-    BlockingSchedules,
-    BlockingSecrets,
-    BlockingTasks,
-    BlockingTokens,
-    BlockingTriggers,
-    BlockingUsers,
-    BlockingWebhooks,
-    BlockingWorkspaces,
-)
-from tenuto.client.blocking_agents import BlockingAgents
+from tenuto.client.blocking import BlockingResources
 from tenuto.client.flows import FlowFailed, Flows, Groups, InboxItems
 from tenuto.client.remote.definitions import RemoteDefinitions
 from tenuto.client.remote.engine import AnyEngine, RemoteEngine, RemoteSecrets
@@ -198,7 +179,7 @@ def _parse_target(target: str | None, token: str | None, workspace: str | None) 
     return resolve_target(None, token, workspace, database=target)
 
 
-class Client:
+class Client(BlockingResources):
     """The blocking client: every method of `AsyncClient` for programs without asyncio.
 
     It runs an event loop in its own thread until `close` or the end of the `with` block.
@@ -207,13 +188,14 @@ class Client:
     def __init__(
         self, target: str | None = None, token: str | None = None, workspace: str | None = None
     ) -> None:
-        self._loop = BackgroundLoop()
+        loop = BackgroundLoop()
         try:
-            self._client = AsyncClient(target, token, workspace)
-            self._loop.wait(self._client.open())
+            client = AsyncClient(target, token, workspace)
+            loop.wait(client.open())
         except BaseException:
-            self._loop.close()
+            loop.close()
             raise
+        super().__init__(loop, client)
 
     def __enter__(self) -> Self:
         return self
@@ -230,78 +212,6 @@ class Client:
     @property
     def target(self) -> Target:
         return self._client.target
-
-    @property
-    def tasks(self) -> BlockingTasks:
-        return BlockingTasks(self._loop, self._client.tasks)
-
-    @property
-    def agents(self) -> BlockingAgents:
-        return BlockingAgents(self._loop, self._client.agents)
-
-    @property
-    def secrets(self) -> BlockingSecrets:
-        return BlockingSecrets(self._loop, self._client.secrets)
-
-    @property
-    def definitions(self) -> BlockingDefinitions:
-        return BlockingDefinitions(self._loop, self._client.definitions)
-
-    @property
-    def gates(self) -> BlockingGates:
-        return BlockingGates(self._loop, self._client.gates)
-
-    @property
-    def rate_limits(self) -> BlockingRateLimits:
-        return BlockingRateLimits(self._loop, self._client.rate_limits)
-
-    @property
-    def flows(self) -> BlockingFlows:
-        return BlockingFlows(self._loop, self._client.flows)
-
-    @property
-    def groups(self) -> BlockingGroups:
-        return BlockingGroups(self._loop, self._client.groups)
-
-    @property
-    def inbox(self) -> BlockingInbox:
-        return BlockingInbox(self._loop, self._client.inbox)
-
-    @property
-    def schedules(self) -> BlockingSchedules:
-        return BlockingSchedules(self._loop, self._client.schedules)
-
-    @property
-    def triggers(self) -> BlockingTriggers:
-        return BlockingTriggers(self._loop, self._client.triggers)
-
-    @property
-    def events(self) -> BlockingEvents:
-        return BlockingEvents(self._loop, self._client.events)
-
-    @property
-    def webhooks(self) -> BlockingWebhooks:
-        return BlockingWebhooks(self._loop, self._client.webhooks)
-
-    @property
-    def tokens(self) -> BlockingTokens:
-        return BlockingTokens(self._loop, self._client.tokens)
-
-    @property
-    def users(self) -> BlockingUsers:
-        return BlockingUsers(self._loop, self._client.users)
-
-    @property
-    def workspaces(self) -> BlockingWorkspaces:
-        return BlockingWorkspaces(self._loop, self._client.workspaces)
-
-    @property
-    def coordinator(self) -> BlockingCoordinators:
-        return BlockingCoordinators(self._loop, self._client.coordinator)
-
-    @property
-    def access(self) -> BlockingAccess:
-        return BlockingAccess(self._loop, self._client.access)
 
     def stats(self) -> Stats:
         """Returns the workspace's counts of tasks, live workers and agents, and its usage."""

@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from tenuto.client.follow import OUTAGE_S, POLL_S
+from tenuto.client.paging import PAGE_SIZE, iterate_pages
 from tenuto.client.remote.engine import AnyEngine, RemoteEngine
+from tenuto.client.tasks import ID
 from tenuto.engine.agents.inbox import InboxItem
 from tenuto.engine.flows.definitions import DefinitionView
 from tenuto.engine.flows.graph import GraphView
@@ -18,10 +20,8 @@ from tenuto.model.flows.definition import GroupSpec, Join, Order
 from tenuto.model.flows.progress import GROUP_OPEN
 from tenuto.model.limits.budgets import Budget
 
-PAGE_SIZE = 500
 SERVER_POLL_S = 1.0
 """Seconds between two reads of a flow's or group's status from a server."""
-ID = UUID | str
 V = TypeVar("V", FlowView, GroupView)
 
 
@@ -65,26 +65,22 @@ class Flows:
         cursor: UUID | None = None,
     ) -> AsyncGenerator[FlowSummary, None]:
         """Yields flows, newest first; reads them page by page."""
-        remaining = limit
-        while remaining is None or remaining > 0:
-            size = PAGE_SIZE if remaining is None else min(remaining, PAGE_SIZE)
-            page = await self._engine.flow_views.page(status, key, size, cursor)
-            for flow in page.flows:
-                yield flow
-            remaining = None if remaining is None else remaining - len(page.flows)
-            if (cursor := page.next_cursor) is None:
-                return
+        async for flow in iterate_pages(
+            lambda size, after: self._engine.flow_views.page(status, key, size, after),
+            lambda page: page.flows,
+            limit,
+            cursor,
+        ):
+            yield flow
 
     async def tasks(self, flow: ID) -> AsyncGenerator[TaskSummary, None]:
         """Yields the tasks of a flow, newest first; reads them page by page."""
         flow_id = await self._resolve_id(flow)
-        cursor = None
-        while True:
-            page = await self._engine.flow_views.tasks(flow_id, PAGE_SIZE, cursor)
-            for task in page.tasks:
-                yield task
-            if (cursor := page.next_cursor) is None:
-                return
+        async for task in iterate_pages(
+            lambda size, after: self._engine.flow_views.tasks(flow_id, size, after),
+            lambda page: page.tasks,
+        ):
+            yield task
 
     async def graph(self, flow: ID) -> GraphView:
         """Returns the flow's graph: nodes and edges that are activated or planned."""
@@ -102,21 +98,15 @@ class Flows:
 
     async def cancel(self, flow: ID, reason: str | None = None) -> FlowView:
         """Cancels a flow and everything open in it; running sessions are killed first."""
-        flow_id = await self._resolve_id(flow)
-        await self._engine.flows.cancel(flow_id, reason)
-        return await self._engine.flow_views.show(flow_id)
+        return await self._change(flow, lambda id_: self._engine.flows.cancel(id_, reason))
 
     async def pause(self, flow: ID) -> FlowView:
         """Pauses a flow; running sessions are stopped after a last checkpoint."""
-        flow_id = await self._resolve_id(flow)
-        await self._engine.flows.pause(flow_id)
-        return await self._engine.flow_views.show(flow_id)
+        return await self._change(flow, self._engine.flows.pause)
 
     async def resume(self, flow: ID) -> FlowView:
         """Resumes a paused flow."""
-        flow_id = await self._resolve_id(flow)
-        await self._engine.flows.resume(flow_id)
-        return await self._engine.flow_views.show(flow_id)
+        return await self._change(flow, self._engine.flows.resume)
 
     async def rerun(
         self, flow: ID, *, from_failed: bool = False, steps: int | None = None
@@ -130,6 +120,12 @@ class Flows:
             await self._engine.flows.revive(flow_id)
         else:
             flow_id = await self._engine.rerun_flow(flow_id, steps=steps)
+        return await self._engine.flow_views.show(flow_id)
+
+    async def _change(self, flow: ID, command: Callable[[UUID], Awaitable[object]]) -> FlowView:
+        """Runs a command on a flow, by its id, and returns the flow."""
+        flow_id = await self._resolve_id(flow)
+        await command(flow_id)
         return await self._engine.flow_views.show(flow_id)
 
     async def _resolve_id(self, flow: ID) -> UUID:
@@ -202,15 +198,13 @@ class Groups:
         cursor: UUID | None = None,
     ) -> AsyncGenerator[GroupSummary, None]:
         """Yields group runs, newest first; reads them page by page."""
-        remaining = limit
-        while remaining is None or remaining > 0:
-            size = PAGE_SIZE if remaining is None else min(remaining, PAGE_SIZE)
-            page = await self._engine.flow_views.groups(status, key, flow, size, cursor)
-            for group in page.groups:
-                yield group
-            remaining = None if remaining is None else remaining - len(page.groups)
-            if (cursor := page.next_cursor) is None:
-                return
+        async for run in iterate_pages(
+            lambda size, after: self._engine.flow_views.groups(status, key, flow, size, after),
+            lambda page: page.groups,
+            limit,
+            cursor,
+        ):
+            yield run
 
     async def graph(self, group: ID) -> GraphView:
         """Returns the graph of a group run: nodes and edges that are activated or planned."""
@@ -228,20 +222,20 @@ class Groups:
 
     async def cancel(self, group: ID, reason: str | None = None) -> GroupView:
         """Cancels a group run and everything open in it."""
-        group_id = await self._resolve_id(group)
-        await self._engine.flows.cancel_group(group_id, reason)
-        return await self._engine.flow_views.group(group_id)
+        return await self._change(group, lambda id_: self._engine.flows.cancel_group(id_, reason))
 
     async def pause(self, group: ID) -> GroupView:
         """Pauses a group run."""
-        group_id = await self._resolve_id(group)
-        await self._engine.flows.pause_group(group_id)
-        return await self._engine.flow_views.group(group_id)
+        return await self._change(group, self._engine.flows.pause_group)
 
     async def resume(self, group: ID) -> GroupView:
         """Resumes a paused group run."""
+        return await self._change(group, self._engine.flows.resume_group)
+
+    async def _change(self, group: ID, command: Callable[[UUID], Awaitable[object]]) -> GroupView:
+        """Runs a command on a group run, by its id, and returns the group run."""
         group_id = await self._resolve_id(group)
-        await self._engine.flows.resume_group(group_id)
+        await command(group_id)
         return await self._engine.flow_views.group(group_id)
 
     async def _resolve_id(self, group: ID) -> UUID:

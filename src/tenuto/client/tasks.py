@@ -1,11 +1,12 @@
 """`client.tasks`: creates, reads, changes, controls and waits for tasks."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
 from tenuto.client.follow import TaskEvent, follow, poll_task
+from tenuto.client.paging import iterate_pages
 from tenuto.client.remote.engine import AnyEngine
 from tenuto.engine.tasks.control import Action, ActionResult
 from tenuto.engine.tasks.edit import TaskChanges
@@ -15,7 +16,6 @@ from tenuto.engine.views import AttemptView, Explanation, LogLine, TaskSummary, 
 from tenuto.model.errors import Invalid
 from tenuto.model.tasks.submission import NewTask
 
-PAGE_SIZE = 500
 ID = UUID | str
 
 
@@ -60,60 +60,45 @@ class Tasks:
         self, *, limit: int | None = None, cursor: UUID | None = None, **where: Any
     ) -> AsyncGenerator[TaskSummary, None]:
         """Yields tasks, newest first, page by page; `where` takes the fields of `Filter`."""
-        selection, remaining = _build_filter(where), limit
-        while remaining is None or remaining > 0:
-            size = PAGE_SIZE if remaining is None else min(remaining, PAGE_SIZE)
-            page = await self._engine.list(selection, size, cursor)
-            for task in page.tasks:
-                yield task
-            remaining = None if remaining is None else remaining - len(page.tasks)
-            if (cursor := page.next_cursor) is None:
-                return
+        selection = _build_filter(where)
+        async for task in iterate_pages(
+            lambda size, after: self._engine.list(selection, size, after),
+            lambda page: page.tasks,
+            limit,
+            cursor,
+        ):
+            yield task
 
     async def cancel(self, task: ID, reason: str | None = None) -> TaskView:
         """Cancels a task and returns it; a running session is killed first."""
-        task_id = await self._resolve_id(task)
-        await self._engine.cancel(task_id, reason)
-        return await self._engine.show(task_id)
+        return await self._change(task, lambda id_: self._engine.cancel(id_, reason))
 
     async def pause(self, task: ID, reason: str | None = None) -> TaskView:
         """Pauses a task and returns it; a running session is stopped after a last checkpoint."""
-        task_id = await self._resolve_id(task)
-        await self._engine.pause(task_id, reason)
-        return await self._engine.show(task_id)
+        return await self._change(task, lambda id_: self._engine.pause(id_, reason))
 
     async def resume(self, task: ID) -> TaskView:
         """Resumes a paused task and returns it."""
-        task_id = await self._resolve_id(task)
-        await self._engine.resume(task_id)
-        return await self._engine.show(task_id)
+        return await self._change(task, self._engine.resume)
 
     async def start(self, task: ID) -> TaskView:
         """Makes a task run now, before its start time."""
-        task_id = await self._resolve_id(task)
-        await self._engine.start(task_id)
-        return await self._engine.show(task_id)
+        return await self._change(task, self._engine.start)
 
     async def retry(self, task: ID, *, cascade: bool = False) -> TaskView:
         """Retries a finished task with all its tries.
 
         `cascade` also retries the tasks that ended because of it.
         """
-        task_id = await self._resolve_id(task)
-        await self._engine.retry(task_id, cascade=cascade)
-        return await self._engine.show(task_id)
+        return await self._change(task, lambda id_: self._engine.retry(id_, cascade=cascade))
 
     async def assign(self, task: ID, agent: UUID | None, *, take: bool = False) -> TaskView:
         """Assigns a task to one agent; `take` takes it away from the agent that runs it."""
-        task_id = await self._resolve_id(task)
-        await self._engine.assign(task_id, agent, take=take)
-        return await self._engine.show(task_id)
+        return await self._change(task, lambda id_: self._engine.assign(id_, agent, take=take))
 
     async def archive(self, task: ID) -> TaskView:
         """Archives a finished task."""
-        task_id = await self._resolve_id(task)
-        await self._engine.archive(task_id)
-        return await self._engine.show(task_id)
+        return await self._change(task, self._engine.archive)
 
     async def rerun(self, task: ID) -> TaskView:
         """Submits a new task with the same fields and returns it."""
@@ -125,11 +110,11 @@ class Tasks:
 
         Raises `Conflict` if `version` is given and is not the task's current version.
         """
-        task_id = await self._resolve_id(task)
         if "tags" in changes:
             changes["tags"] = tuple(changes["tags"])
-        await self._engine.edit(task_id, _build_struct(TaskChanges, changes), version)
-        return await self._engine.show(task_id)
+        return await self._change(
+            task, lambda id_: self._engine.edit(id_, _build_struct(TaskChanges, changes), version)
+        )
 
     async def delete(self, task: ID) -> None:
         """Deletes the data of a finished task; its audit trail stays."""
@@ -177,6 +162,12 @@ class Tasks:
         """Explains why the task is not running: every gate, its numbers, and when it clears."""
         task_id = await self._resolve_id(task)
         return await self._engine.explain(task_id)
+
+    async def _change(self, task: ID, command: Callable[[UUID], Awaitable[object]]) -> TaskView:
+        """Runs a command on a task, by its id, and returns the task."""
+        task_id = await self._resolve_id(task)
+        await command(task_id)
+        return await self._engine.show(task_id)
 
     async def _resolve_id(self, task: ID) -> UUID:
         """Returns the id of a task from an id, its text, or the beginning of it."""

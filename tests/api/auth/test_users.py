@@ -443,18 +443,18 @@ async def test_member_beyond_the_first_page_can_be_removed(
 async def test_every_refused_login_looks_the_same_after_equal_work(
     api: Api, owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tenuto.engine.tenancy import accounts
+    from tenuto.engine.tenancy import passwords
 
     await made(owner, "users", name="ann", password=PASSWORD)
     await api.service.identity.login("ann", PASSWORD)  # the decoy is made once
     verified: list[str] = []
-    verify = accounts._verify_password
+    verify = passwords._verify
 
     def counted(stored: str, password: str) -> bool:
         verified.append(stored)
         return verify(stored, password)
 
-    monkeypatch.setattr(accounts, "_verify_password", counted)
+    monkeypatch.setattr(passwords, "_verify", counted)
     anonymous, output = await api.client(), set()
     for number, body in enumerate(
         [
@@ -522,6 +522,6 @@ async def of_operator(api: Api) -> dict[str, Any]:
 
 def test_password_hash_is_expensive() -> None:
     """As a program has it: the tests of this folder pay less."""
-    code = "from tenuto.engine.tenancy import accounts; print(accounts._hash_password('x' * 10))"
+    code = "from tenuto.engine.tenancy import passwords; print(passwords._hash('x' * 10))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("$argon2id$v=19$m=65536,t=3,p=4$")

@@ -21,7 +21,8 @@ from tenuto.engine.engine import Engine
 from tenuto.engine.limits import budgets
 from tenuto.engine.tasks.edit import TaskChanges
 from tenuto.engine.tasks.query import Filter
-from tenuto.engine.tenancy.accounts import MAX_PASSWORD, MIN_PASSWORD, Identity
+from tenuto.engine.tenancy.accounts import Identity
+from tenuto.engine.tenancy.passwords import MAX_PASSWORD, MIN_PASSWORD
 from tenuto.metrics import PROCESS_METRICS
 from tenuto.model import bounds
 from tenuto.model.limits import rate_limits

@@ -467,8 +467,7 @@ async def test_apply_updates_schedules_by_name(
     schedules = engine.schedules
 
     async def put(*expected: DesiredSchedule, dry: bool = False) -> dict[str, str]:
-        script = schedules.compare if dry else schedules.put
-        return await engine.core.store.transact(lambda: script(expected))
+        return await engine.core.store.transact(lambda: schedules.put(expected, dry_run=dry))
 
     times = DesiredSchedule(name="times", target="job", schedule=cron(), input={"n": 1})
     now = DesiredSchedule(name="now", target="job", schedule=ScheduleSpec(type="immediate"))

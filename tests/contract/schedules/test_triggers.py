@@ -458,8 +458,7 @@ async def test_coordinator_runs_triggers(engine: Engine, raw: Raw) -> None:
 
 async def test_apply_updates_triggers_by_name(engine: Engine, raw: Raw) -> None:
     async def put(*all_: DesiredTrigger, dry: bool = False) -> dict[str, str]:
-        script = engine.triggers.compare if dry else engine.triggers.put
-        return await engine.core.store.transact(lambda: script(all_))
+        return await engine.core.store.transact(lambda: engine.triggers.put(all_, dry_run=dry))
 
     first = DesiredTrigger(name="t", event="x", target="job")
     assert await put(first, dry=True) == {"t": "created"}

@@ -1,15 +1,31 @@
 """`orchestrate agent`: registers and manages agents."""
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import F, GlobalOptions, command, group
+from tenuto.cli.base import (
+    GlobalOptions,
+    add_options,
+    command,
+    group,
+    limit_option,
+    reason_option,
+)
 from tenuto.cli.connection import call_client
-from tenuto.cli.output import Columns, format_value, print_done, print_list, print_one, split_commas
+from tenuto.cli.output import (
+    Columns,
+    columns,
+    format_value,
+    print_list,
+    print_one,
+    print_value,
+    split_commas,
+)
+from tenuto.cli.shared_commands import Resource, print_result
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     from tenuto.client.client import AsyncClient
@@ -19,52 +35,24 @@ if TYPE_CHECKING:
 
 _STATUSES = ("IDLE", "WORKING", "DRAINING", "STALE", "ERROR", "TERMINATED")
 _FIELDS: Columns = {
-    "id": lambda agent: agent.id,
-    "name": lambda agent: agent.name,
-    "status": lambda agent: agent.status,
-    "type": lambda agent: agent.agent_type,
-    "model": lambda agent: agent.model,
-    "account": lambda agent: agent.account,
-    "running": lambda agent: agent.running_tasks,
-    "max. tasks": lambda agent: agent.max_concurrent_tasks,
-    "task types": lambda agent: agent.task_types,
-    "task tags": lambda agent: agent.task_tags,
-    "capabilities": lambda agent: agent.capabilities,
-    "skills": lambda agent: agent.skills,
-    "runtimes": lambda agent: agent.runtimes,
-    "gateway": lambda agent: agent.gateway,
-    "accepts commands": lambda agent: agent.accept_commands,
-    "rules": lambda agent: agent.choose_rules,
+    **columns(
+        "id, name, status, type: agent_type, model, account, running: running_tasks,"
+        " max. tasks: max_concurrent_tasks, task types, task tags, capabilities, skills, runtimes,"
+        " gateway, accepts commands: accept_commands, rules: choose_rules"
+    ),
     "stale after": lambda agent: f"{agent.stale_threshold_seconds} s",
-    "managed": lambda agent: agent.managed,
-    "last heartbeat": lambda agent: agent.last_heartbeat,
-    "created": lambda agent: agent.created_at,
+    **columns("managed, last heartbeat, created: created_at"),
 }
-_LIST_COLUMNS: Columns = {
-    "NAME": lambda agent: agent.name,
-    "STATUS": lambda agent: agent.status,
-    "RUNNING": lambda agent: agent.running_tasks,
-    "MAX": lambda agent: agent.max_concurrent_tasks,
-    "RUNTIMES": lambda agent: agent.runtimes,
-    "TAGS": lambda agent: agent.task_tags,
-    "ID": lambda agent: agent.id,
-}
-_HEALTH_COLUMNS: Columns = {
-    "AT": lambda sample: sample.at,
-    "STATUS": lambda sample: sample.status,
-    "PROGRESS": lambda sample: sample.progress_percent,
-    "MEMORY MB": lambda sample: sample.memory_mb,
-    "CPU %": lambda sample: sample.cpu_percent,
-    "STEP": lambda sample: sample.current_step,
-}
-_MESSAGE_COLUMNS: Columns = {
-    "AT": lambda message: message.created_at,
-    "KIND": lambda message: message.kind,
-    "SCOPE": lambda message: message.scope_key,
-    "FROM": lambda message: message.sender,
-    "RECEIVED": lambda message: message.taken_at,
-    "BODY": lambda message: message.body,
-}
+_LIST_COLUMNS = columns(
+    "NAME, STATUS, RUNNING: running_tasks, MAX: max_concurrent_tasks, RUNTIMES, TAGS: task_tags, ID"
+)
+_HEALTH_COLUMNS = columns(
+    "AT, STATUS, PROGRESS: progress_percent, MEMORY MB, CPU %: cpu_percent, STEP: current_step"
+)
+_MESSAGE_COLUMNS = columns(
+    "AT: created_at, KIND, SCOPE: scope_key, FROM: sender, RECEIVED: taken_at, BODY"
+)
+_AGENTS = Resource("agent", lambda client: client.agents, _FIELDS, "dev-1")
 _LIST_OPTIONS = (
     "task_types",
     "task_tags",
@@ -83,73 +71,67 @@ def agent() -> None:
     """Register and manage agents, which claim tasks."""
 
 
-def _profile_options(function: F) -> F:
-    """Adds the options that describe an agent; `_parse_profile` reads them."""
-    options: Sequence[Callable[[F], F]] = (
-        click.option("--agent-type", metavar="T", help="Agent type; tasks can require it."),
-        click.option("--model", help="Model that it uses."),
-        click.option("--account", help="Provider account, for rate limits."),
-        click.option(
-            "--task-type", "task_types", multiple=True, help="Task type it runs; default: all."
-        ),
-        click.option(
-            "--task-tags",
-            "--task-tag",
-            "task_tags",
-            multiple=True,
-            help="Task tags that tasks can require.",
-        ),
-        click.option(
-            "--capabilities",
-            "--capability",
-            "capabilities",
-            multiple=True,
-            help="Capabilities that tasks can require.",
-        ),
-        click.option(
-            "--skills", "--skill", "skills", multiple=True, help="Description for people."
-        ),
-        click.option(
-            "--runtime", "runtimes", multiple=True, help="Runtime of its tasks; default: http."
-        ),
-        click.option(
-            "--accept-commands/--no-accept-commands",
-            default=None,
-            help="Allow tasks that contain a command.",
-        ),
-        click.option("--gateway", metavar="NAME", help="Gateway that starts its sessions (push)."),
-        click.option(
-            "--max-concurrent",
-            type=click.IntRange(1),
-            metavar="N",
-            help="Maximum number of tasks at once.",
-        ),
-        click.option("--tags", "--tag", "tags", multiple=True, help="Labels for people."),
-        click.option(
-            "--choose-rule",
-            "choose_rules",
-            multiple=True,
-            metavar="RULE",
-            help="Rule for task tags: superset (or all), single, exact; one match is enough.",
-        ),
-        click.option(
-            "--heartbeat-interval",
-            "heartbeat_interval_s",
-            type=click.IntRange(1),
-            metavar="S",
-            help="Seconds between its heartbeats.",
-        ),
-        click.option(
-            "--stale-threshold",
-            "stale_threshold_s",
-            type=click.IntRange(1),
-            metavar="S",
-            help="Seconds without a heartbeat after which it is stale.",
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+_profile_options = add_options(
+    click.option("--agent-type", metavar="T", help="Agent type; tasks can require it."),
+    click.option("--model", help="Model that it uses."),
+    click.option("--account", help="Provider account, for rate limits."),
+    click.option(
+        "--task-type", "task_types", multiple=True, help="Task type it runs; default: all."
+    ),
+    click.option(
+        "--task-tags",
+        "--task-tag",
+        "task_tags",
+        multiple=True,
+        help="Task tags that tasks can require.",
+    ),
+    click.option(
+        "--capabilities",
+        "--capability",
+        "capabilities",
+        multiple=True,
+        help="Capabilities that tasks can require.",
+    ),
+    click.option("--skills", "--skill", "skills", multiple=True, help="Description for people."),
+    click.option(
+        "--runtime", "runtimes", multiple=True, help="Runtime of its tasks; default: http."
+    ),
+    click.option(
+        "--accept-commands/--no-accept-commands",
+        default=None,
+        help="Allow tasks that contain a command.",
+    ),
+    click.option("--gateway", metavar="NAME", help="Gateway that starts its sessions (push)."),
+    click.option(
+        "--max-concurrent",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Maximum number of tasks at once.",
+    ),
+    click.option("--tags", "--tag", "tags", multiple=True, help="Labels for people."),
+    click.option(
+        "--choose-rule",
+        "choose_rules",
+        multiple=True,
+        metavar="RULE",
+        help="Rule for task tags: superset (or all), single, exact; one match is enough.",
+    ),
+    click.option(
+        "--heartbeat-interval",
+        "heartbeat_interval_s",
+        type=click.IntRange(1),
+        metavar="S",
+        help="Seconds between its heartbeats.",
+    ),
+    click.option(
+        "--stale-threshold",
+        "stale_threshold_s",
+        type=click.IntRange(1),
+        metavar="S",
+        help="Seconds without a heartbeat after which it is stale.",
+    ),
+)
+"""Adds the options that describe an agent; `_parse_profile` reads them."""
 
 
 def _parse_profile(fields: dict[str, Any]) -> dict[str, Any]:
@@ -169,11 +151,8 @@ def _parse_profile(fields: dict[str, Any]) -> dict[str, Any]:
 @click.pass_obj
 def create(options: GlobalOptions, /, name: str, **fields: Any) -> None:
     """Register an agent that claims tasks over HTTP. Workers register their agents themselves."""
-    print_one(
-        options,
-        call_client(options, lambda client: client.agents.put(name, **_parse_profile(fields))),
-        _FIELDS,
-    )
+    profile = _parse_profile(fields)
+    print_result(options, lambda client: client.agents.put(name, **profile), _FIELDS)
 
 
 @command("update", "orchestrate agent update dev-1 --max-concurrent 4")
@@ -187,7 +166,7 @@ def update(options: GlobalOptions, /, name: str, **fields: Any) -> None:
         existing = await client.agents.get(name)
         return await client.agents.put(existing.name, **_parse_profile(fields))
 
-    print_one(options, call_client(options, change), _FIELDS)
+    print_result(options, change, _FIELDS)
 
 
 @command("list", "orchestrate agent list", "orchestrate agent list --status WORKING --json")
@@ -212,43 +191,21 @@ def list_(options: GlobalOptions, status: str | None) -> None:
     print_list(options, "agents", call_client(options, read), _LIST_COLUMNS, wide="TAGS")
 
 
-@command("show", "orchestrate agent show dev-1")
-@click.argument("name")
-@click.pass_obj
-def show(options: GlobalOptions, name: str) -> None:
-    """Show everything about an agent."""
-    print_one(options, call_client(options, lambda client: client.agents.get(name)), _FIELDS)
-
-
 @command("health", "orchestrate agent health dev-1", "orchestrate agent health dev-1 --limit 6")
 @click.argument("name")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=10,
-    show_default=True,
-    help="Maximum number of rows.",
-)
+@limit_option(10)
 @click.pass_obj
 def health(options: GlobalOptions, name: str, limit: int) -> int:
     """Show an agent's health and last reports; exits with 1 if it is not healthy."""
-    from tenuto.cli.render import print_table
-
     report = call_client(options, lambda client: client.agents.health(name, limit))
     fields: Columns = {
-        "status": lambda report: report.status,
-        "healthy": lambda report: report.healthy,
-        "last heartbeat": lambda report: report.last_heartbeat,
+        **columns("status, healthy, last heartbeat"),
         "stale after": lambda report: f"{report.stale_threshold_seconds} s",
-        "running": lambda report: report.running_tasks,
+        **columns("running: running_tasks"),
     }
     print_one(options, report, fields)
     if report.history and not options.json:
-        rows = [
-            [format_value(show(sample)) for show in _HEALTH_COLUMNS.values()]
-            for sample in report.history
-        ]
-        print_table(list(_HEALTH_COLUMNS), rows, wide="STEP")
+        print_list(options, "history", report.history, _HEALTH_COLUMNS, wide="STEP")
     return 0 if report.healthy else 1
 
 
@@ -317,19 +274,13 @@ def message(
             client_message_id=message_id,
         )
 
-    print_one(options, call_client(options, send), {"id": lambda message: message.id})
+    print_result(options, send, columns("id"))
 
 
 @command("messages", "orchestrate agent messages dev-1", "orchestrate agent messages dev-1 --all")
 @click.argument("name")
 @click.option("--all", "all_", is_flag=True, help="Also messages received within the last days.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=50,
-    show_default=True,
-    help="Maximum number of rows.",
-)
+@limit_option()
 @click.pass_obj
 def messages(options: GlobalOptions, name: str, all_: bool, limit: int) -> None:
     """List the waiting messages in an agent's mailbox, oldest first."""
@@ -343,13 +294,7 @@ def messages(options: GlobalOptions, name: str, all_: bool, limit: int) -> None:
 @command("tasks", "orchestrate agent tasks dev-1 --status RUNNING")
 @click.argument("name")
 @click.option("--status", multiple=True, help="Filter by status; repeat for several (any matches).")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=50,
-    show_default=True,
-    help="Maximum number of rows.",
-)
+@limit_option()
 @click.pass_obj
 def tasks(options: GlobalOptions, name: str, status: tuple[str, ...], limit: int) -> None:
     """List the tasks whose latest attempt was by this agent, newest first."""
@@ -372,24 +317,15 @@ def tasks(options: GlobalOptions, name: str, status: tuple[str, ...], limit: int
 )
 @click.argument("name")
 @click.option("--now", "at_once", is_flag=True, help="Cancel its running tasks.")
-@click.option("--reason", metavar="TEXT", help="Reason for the audit trail.")
+@reason_option
 @click.pass_obj
 def terminate(options: GlobalOptions, name: str, at_once: bool, reason: str | None) -> None:
     """Stop an agent: it claims no more tasks and terminates when its running tasks finish."""
-
-    async def terminate_agent(client: "AsyncClient") -> "AgentView":
-        return await client.agents.terminate(name, reason, graceful=not at_once)
-
-    print_one(options, call_client(options, terminate_agent), _FIELDS)
-
-
-@command("delete", "orchestrate agent delete dev-1")
-@click.argument("name")
-@click.pass_obj
-def delete(options: GlobalOptions, name: str) -> None:
-    """Delete an agent that has no running tasks."""
-    call_client(options, lambda client: client.agents.delete(name))
-    print_done(options, f"deleted {name}")
+    print_result(
+        options,
+        lambda client: client.agents.terminate(name, reason, graceful=not at_once),
+        _FIELDS,
+    )
 
 
 @command("token", "orchestrate agent token dev-1")
@@ -397,16 +333,21 @@ def delete(options: GlobalOptions, name: str) -> None:
 @click.pass_obj
 def token(options: GlobalOptions, name: str) -> None:
     """Create a token to work as the agent, and print it; it is shown only once."""
-    from tenuto.cli.render import print_json
-    from tenuto.model.printable import printable
-
     created = call_client(options, lambda client: client.agents.token(name))
-    if options.json:
-        print_json(created)
-    else:
-        print(printable(created.token))
+    print_value(options, created, created.token)
 
 
-_COMMANDS = (create, list_, show, update, health, explain, tasks, message, messages)
-for _command in (*_COMMANDS, terminate, delete, token):
-    agent.add_command(_command)
+agent.add_commands(
+    create,
+    list_,
+    _AGENTS.item_command("show", "Show everything about an agent.", method="get"),
+    update,
+    health,
+    explain,
+    tasks,
+    message,
+    messages,
+    terminate,
+    _AGENTS.delete_command("Delete an agent that has no running tasks."),
+    token,
+)

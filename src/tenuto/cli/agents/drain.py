@@ -32,7 +32,7 @@ def worker_drain(options: GlobalOptions, worker: str | None, host: str | None, w
     A worker is named by its id or the first characters of it. It gets the request with its next
     heartbeat.
     """
-    from tenuto.cli.output import print_list
+    from tenuto.cli.output import Columns, columns, print_list
 
     if (worker is None) == (host is None):
         raise click.UsageError("give either a worker id or --host")
@@ -47,13 +47,12 @@ def worker_drain(options: GlobalOptions, worker: str | None, host: str | None, w
                 return selected
             await engine.clock.sleep(POLL_S)
 
-    columns = {
-        "ID": lambda worker: worker.id,
-        "STATUS": lambda worker: worker.status,
+    headings: Columns = {
+        **columns("ID, STATUS"),
         "BUSY": lambda worker: f"{worker.running}/{worker.slots}",
-        "REQUESTED": lambda worker: worker.drain_requested_at,
+        **columns("REQUESTED: drain_requested_at"),
     }
-    print_list(options, "workers", call_engine(options, drain), columns, wide="ID")
+    print_list(options, "workers", call_engine(options, drain), headings, wide="ID")
 
 
 def _select_alive(

@@ -1,14 +1,22 @@
 """`orchestrate flow`: starts, shows and controls flows."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tenuto.cli.base import GlobalOptions, command, group
+from tenuto.cli.base import (
+    GlobalOptions,
+    add_options,
+    command,
+    cursor_option,
+    group,
+    limit_option,
+    reason_option,
+)
 from tenuto.cli.connection import call_client, call_engine
-from tenuto.cli.output import Columns, print_one, print_page
+from tenuto.cli.output import Columns, columns, print_one, print_page, print_value
 from tenuto.cli.parse import read_json
+from tenuto.cli.shared_commands import Resource
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -18,12 +26,8 @@ if TYPE_CHECKING:
     from tenuto.engine.flows.graph import GraphView
     from tenuto.engine.flows.views import FlowPage, FlowView
 
-F = TypeVar("F", bound=Callable[..., Any])
-FIELDS: Columns = {
-    "id": lambda flow: flow.id,
-    "key": lambda flow: flow.key,
-    "title": lambda flow: flow.title,
-    "status": lambda flow: flow.status,
+_FIELDS: Columns = {
+    **columns("id, key, title, status"),
     "progress": lambda flow: f"{flow.progress_percent}%",
     "tasks": lambda flow: [f"{status} {n:,}" for status, n in flow.tasks.items()],
     "failed": lambda flow: "\n".join(
@@ -31,46 +35,39 @@ FIELDS: Columns = {
         for task in flow.failures
     ),
     "open groups": lambda flow: [f"{group.key} ({group.status})" for group in flow.open_groups],
-    "priority": lambda flow: flow.priority,
-    "jumps left": lambda flow: flow.steps_left,
+    **columns("priority, jumps left: steps_left"),
     "cost": lambda flow: None if flow.cost_usd is None else f"${flow.cost_usd:,.4f}",
-    "started by": lambda flow: flow.source,
-    "rerun of": lambda flow: flow.rerun_of,
-    "created": lambda flow: flow.created_at,
-    "created by": lambda flow: flow.created_by,
-    "finished": lambda flow: flow.finished_at,
+    **columns(
+        "started by: source, rerun of, created: created_at, created by, finished: finished_at"
+    ),
 }
+
+
+class RunKind(NamedTuple):
+    """A kind of run, flow or group run: what it is called, and the engine's methods to read it."""
+
+    noun: str
+    find: str
+    show: str
+    graph: str
+    fields: Columns
+
+
+_FLOW_RUN = RunKind("flow", "find", "show", "graph", _FIELDS)
+_FLOWS = Resource("flow", lambda client: client.flows, _FIELDS, "nightly", "FLOW")
 FLOW = click.argument("flow_name", metavar="FLOW")
 STATUS = click.option("--status", help="Filter by status.")
-LIMIT = click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=50,
-    show_default=True,
-    help="Maximum number of rows.",
-)
-START = (
+START = add_options(
     click.option("--input", "input_", metavar="JSON|@FILE", help="JSON input for its tasks."),
     click.option("--steps", type=int, metavar="N", help="Maximum number of jumps; default: 100."),
     click.option("--priority", type=int, metavar="N", help="1 to 10, for all its tasks."),
     click.option("--follow", is_flag=True, help="Show it live; exit code 1 unless COMPLETED."),
 )
-SHOW = (
+SHOW = add_options(
     click.option("--graph", "as_graph", is_flag=True, help="Print it as a tree."),
     click.option("--mermaid", is_flag=True, help="Print it as Mermaid text."),
     click.option("--follow", is_flag=True, help="Show it live; exit code 1 unless COMPLETED."),
 )
-
-
-def add_options(decorators: tuple[Callable[[Any], Any], ...]) -> Callable[[F], F]:
-    """Returns a decorator that adds these options to a command."""
-
-    def add(function: F) -> F:
-        for option in reversed(decorators):
-            function = option(function)
-        return function
-
-    return add
 
 
 @group("flow", "orchestrate flow start nightly --follow", "orchestrate flow list --status RUNNING")
@@ -87,7 +84,7 @@ def flow() -> None:
     """orchestrate flow start nightly --input '{"day": "monday"}'""",
 )
 @click.argument("key")
-@add_options(START)
+@START
 @click.pass_obj
 def start(
     options: GlobalOptions, /, key: str, input_: str | None, follow: bool, **start_options: Any
@@ -118,32 +115,23 @@ def start_flow(
 
 def print_or_follow(options: GlobalOptions, flow_view: "FlowView", *, follow: bool) -> int:
     """Prints a new flow, or follows it until it finishes; returns the exit code."""
-    from tenuto.cli.render import print_json, print_note
+    from tenuto.cli.render import print_note
 
     if not follow:
-        print_json(flow_view) if options.json else print(flow_view.id)
+        print_value(options, flow_view, flow_view.id)
         return 0
     if not options.json:
         print_note(f"flow {flow_view.id}")
-    return call_engine(options, lambda engine: _follow_flow(options, engine, flow_view.id))
-
-
-async def _follow_flow(options: GlobalOptions, engine: "AnyEngine", flow_id: "UUID") -> int:
-    """Shows a flow until it finishes; returns the exit code."""
-    from tenuto.cli.flows.flow_tree import follow_to_end
-
-    views = engine.flow_views
-    note = f"the flow continues; `orchestrate flow cancel {flow_id}` cancels it"
-    return await follow_to_end(
-        options, engine, lambda: views.show(flow_id), lambda: views.graph(flow_id), note
+    return call_engine(
+        options, lambda engine: _follow_run(options, engine, _FLOW_RUN, flow_view.id)
     )
 
 
 @command("list", "orchestrate flow list --status RUNNING", "orchestrate flow list --key nightly")
 @STATUS
 @click.option("--key", metavar="KEY", help="Filter by definition.")
-@LIMIT
-@click.option("--cursor", type=click.UUID, metavar="ID", help="Only flows older than this one.")
+@limit_option()
+@cursor_option("flows")
 @click.pass_obj
 def list_(
     options: GlobalOptions, status: str | None, key: str | None, limit: int, cursor: "UUID | None"
@@ -152,14 +140,8 @@ def list_(
     page: FlowPage = call_engine(
         options, lambda engine: engine.flow_views.page(status, key, limit, cursor)
     )
-    columns: Columns = {
-        "ID": lambda flow: flow.id,
-        "STATUS": lambda flow: flow.status,
-        "CREATED": lambda flow: flow.created_at,
-        "KEY": lambda flow: flow.key,
-        "TITLE": lambda flow: flow.title,
-    }
-    print_page(options, page, page.flows, columns, wide="TITLE")
+    headings = columns("ID, STATUS, CREATED: created_at, KEY, TITLE")
+    print_page(options, page, page.flows, headings, wide="TITLE")
 
 
 @command(
@@ -168,33 +150,50 @@ def list_(
     "orchestrate flow show 0198c0de-0000-7000-8000-000000000000 --follow",
 )
 @FLOW
-@add_options(SHOW)
+@SHOW
 @click.pass_obj
-def show(
-    options: GlobalOptions, flow_name: str, as_graph: bool, mermaid: bool, follow: bool
-) -> int:
+def show(options: GlobalOptions, /, flow_name: str, **choices: bool) -> int:
     """Show a flow's status and progress, or print it as a graph."""
+    return show_run(options, _FLOW_RUN, flow_name, **choices)
+
+
+def show_run(
+    options: GlobalOptions, kind: RunKind, name: str, *, as_graph: bool, mermaid: bool, follow: bool
+) -> int:
+    """Prints a flow or a run of a group, or its graph, or follows it; returns the exit code."""
 
     async def read(engine: "AnyEngine") -> int:
-        views = engine.flow_views
-        flow_id = await views.find(flow_name)
+        run_id: UUID = await getattr(engine.flow_views, kind.find)(name)
         if follow:
-            return await _follow_flow(options, engine, flow_id)
-        view = await views.show(flow_id)
-        print_view_or_graph(
-            options, view, await views.graph(flow_id) if as_graph or mermaid else None, mermaid
-        )
+            return await _follow_run(options, engine, kind, run_id)
+        view = await getattr(engine.flow_views, kind.show)(run_id)
+        graph = None
+        if as_graph or mermaid:
+            graph = await getattr(engine.flow_views, kind.graph)(run_id)
+        _print_view_or_graph(options, view, graph, mermaid, kind.fields)
         return 0
 
     return call_engine(options, read)
 
 
-def print_view_or_graph(
-    options: GlobalOptions,
-    view: Any,
-    graph: "GraphView | None",
-    mermaid: bool,
-    fields: Columns = FIELDS,
+async def _follow_run(
+    options: GlobalOptions, engine: "AnyEngine", kind: RunKind, run_id: "UUID"
+) -> int:
+    """Shows a flow or a run of a group until it finishes; returns the exit code."""
+    from tenuto.cli.flows.flow_tree import follow_to_end
+
+    views, noun = engine.flow_views, kind.noun
+    return await follow_to_end(
+        options,
+        engine,
+        lambda: getattr(views, kind.show)(run_id),
+        lambda: getattr(views, kind.graph)(run_id),
+        f"the {noun} continues; `orchestrate {noun} cancel {run_id}` cancels it",
+    )
+
+
+def _print_view_or_graph(
+    options: GlobalOptions, view: Any, graph: "GraphView | None", mermaid: bool, fields: Columns
 ) -> None:
     """Prints a flow or group: its fields, or its graph as tree, Mermaid text or JSON."""
     from tenuto.cli.render import print_json
@@ -220,8 +219,8 @@ def print_view_or_graph(
 
 @command("tasks", "orchestrate flow tasks nightly --limit 20")
 @FLOW
-@LIMIT
-@click.option("--cursor", type=click.UUID, metavar="ID", help="Only tasks older than this one.")
+@limit_option()
+@cursor_option("tasks")
 @click.pass_obj
 def tasks(options: GlobalOptions, flow_name: str, limit: int, cursor: "UUID | None") -> None:
     """List the tasks of a flow, newest first."""
@@ -232,33 +231,6 @@ def tasks(options: GlobalOptions, flow_name: str, limit: int, cursor: "UUID | No
         return await engine.flow_views.tasks(flow_id, limit, cursor), engine.clock.now()
 
     print_task_page(options, *call_engine(options, read))
-
-
-@command("cancel", "orchestrate flow cancel nightly --reason 'not today'")
-@FLOW
-@click.option("--reason", metavar="TEXT", help="Reason for the audit trail.")
-@click.pass_obj
-def cancel(options: GlobalOptions, flow_name: str, reason: str | None) -> None:
-    """Cancel a flow with all its open tasks; running tasks are killed."""
-    print_one(
-        options, call_client(options, lambda client: client.flows.cancel(flow_name, reason)), FIELDS
-    )
-
-
-@command("pause", "orchestrate flow pause nightly")
-@FLOW
-@click.pass_obj
-def pause(options: GlobalOptions, flow_name: str) -> None:
-    """Pause a flow with all its tasks; running tasks are stopped."""
-    print_one(options, call_client(options, lambda client: client.flows.pause(flow_name)), FIELDS)
-
-
-@command("resume", "orchestrate flow resume nightly")
-@FLOW
-@click.pass_obj
-def resume(options: GlobalOptions, flow_name: str) -> None:
-    """Resume a paused flow."""
-    print_one(options, call_client(options, lambda client: client.flows.resume(flow_name)), FIELDS)
 
 
 @command(
@@ -288,5 +260,18 @@ def rerun(
     return print_or_follow(options, flow_view, follow=follow)
 
 
-for _command in (start, list_, show, tasks, cancel, pause, resume, rerun):
-    flow.add_command(_command)
+flow.add_commands(
+    start,
+    list_,
+    show,
+    tasks,
+    _FLOWS.item_command(
+        "cancel",
+        "Cancel a flow with all its open tasks; running tasks are killed.",
+        reason_option,
+        examples=("orchestrate flow cancel nightly --reason 'not today'",),
+    ),
+    _FLOWS.item_command("pause", "Pause a flow with all its tasks; running tasks are stopped."),
+    _FLOWS.item_command("resume", "Resume a paused flow."),
+    rerun,
+)

@@ -4,45 +4,37 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import GlobalOptions, command, group
-from tenuto.cli.connection import call_client, call_engine
-from tenuto.cli.flows.flows import (
-    LIMIT,
-    SHOW,
-    START,
-    STATUS,
-    add_options,
-    print_view_or_graph,
-    start_flow,
+from tenuto.cli.base import (
+    GlobalOptions,
+    command,
+    cursor_option,
+    group,
+    limit_option,
+    reason_option,
 )
-from tenuto.cli.output import Columns, print_one, print_page, split_commas
+from tenuto.cli.connection import call_client, call_engine
+from tenuto.cli.flows.flows import SHOW, START, STATUS, RunKind, show_run, start_flow
+from tenuto.cli.output import Columns, columns, print_page, print_value, split_commas
 from tenuto.cli.parse import read_json
+from tenuto.cli.shared_commands import Resource
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from tenuto.client.client import AsyncClient
-    from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.flows.views import GroupPage
 
 _JOINS = ("all_succeeded", "all_done", "any_failed", "first_succeeded")
 _FIELDS: Columns = {
-    "id": lambda run: run.id,
-    "key": lambda run: run.key,
-    "title": lambda run: run.title,
-    "status": lambda run: run.status,
-    "type": lambda run: run.kind,
-    "join": lambda run: run.join_policy,
+    **columns("id, key, title, status, type: kind, join: join_policy"),
     "progress": lambda run: f"{run.progress_percent}%",
     "children": lambda run: f"{run.total} ({run.open} open, {run.failed} failed)",
     "tasks": lambda run: f"{run.tasks} ({run.ended} finished)",
     "cost": lambda run: None if run.cost_usd is None else f"${run.cost_usd:,.4f}",
-    "flow": lambda run: run.flow,
-    "in group": lambda run: run.parent,
-    "created": lambda run: run.created_at,
-    "finished": lambda run: run.finished_at,
+    **columns("flow, in group: parent, created: created_at, finished: finished_at"),
 }
-_GROUP = click.argument("group_name", metavar="GROUP")
+_GROUP_RUN = RunKind("group", "find_group", "group", "group_graph", _FIELDS)
+_GROUPS = Resource("group", lambda client: client.groups, _FIELDS, "nightly", "GROUP")
 
 
 @group(
@@ -95,7 +87,7 @@ def create(
     **fields: Any,
 ) -> None:
     """Define a group of existing definitions; prints its key, or its flow's id with --start."""
-    from tenuto.cli.render import print_json, print_note
+    from tenuto.cli.render import print_note
     from tenuto.model.errors import TenutoError
 
     if input_ is not None and not starts:
@@ -112,18 +104,15 @@ def create(
         return {"definition": definition, "flow": flow}
 
     result = call_client(options, define_and_start)
-    if options.json:
-        print_json(result)
-    else:
-        print(key if result["flow"] is None else result["flow"].id)
+    print_value(options, result, key if result["flow"] is None else result["flow"].id)
 
 
 @command("list", "orchestrate group list --status RUNNING", "orchestrate group list --key nightly")
 @STATUS
 @click.option("--key", metavar="KEY", help="Filter by group.")
 @click.option("--flow", type=click.UUID, metavar="ID", help="Filter by flow.")
-@LIMIT
-@click.option("--cursor", type=click.UUID, metavar="ID", help="Only runs older than this one.")
+@limit_option()
+@cursor_option("runs")
 @click.pass_obj
 def list_(
     options: GlobalOptions,
@@ -137,17 +126,13 @@ def list_(
     page: GroupPage = call_engine(
         options, lambda engine: engine.flow_views.groups(status, key, flow, limit, cursor)
     )
-    columns: Columns = {
-        "ID": lambda run: run.id,
-        "STATUS": lambda run: run.status,
-        "TYPE": lambda run: run.kind,
+    headings: Columns = {
+        **columns("ID, STATUS, TYPE: kind"),
         "OPEN": lambda run: f"{run.open}/{run.total}",
         "FAILED": lambda run: run.failed or "",
-        "CREATED": lambda run: run.created_at,
-        "KEY": lambda run: run.key,
-        "TITLE": lambda run: run.title,
+        **columns("CREATED: created_at, KEY, TITLE"),
     }
-    print_page(options, page, page.groups, columns, wide="TITLE")
+    print_page(options, page, page.groups, headings, wide="TITLE")
 
 
 @command(
@@ -155,41 +140,17 @@ def list_(
     "orchestrate group show nightly --graph",
     "orchestrate group show nightly --mermaid",
 )
-@_GROUP
-@add_options(SHOW)
+@click.argument("group_name", metavar="GROUP")
+@SHOW
 @click.pass_obj
-def show(
-    options: GlobalOptions, group_name: str, as_graph: bool, mermaid: bool, follow: bool
-) -> int:
+def show(options: GlobalOptions, /, group_name: str, **choices: bool) -> int:
     """Show the status and progress of a group's run, or print it as a graph."""
-
-    async def read(engine: "AnyEngine") -> int:
-        views = engine.flow_views
-        group_id = await views.find_group(group_name)
-        if follow:
-            return await _follow_group(options, engine, group_id)
-        view = await views.group(group_id)
-        graph = await views.group_graph(group_id) if as_graph or mermaid else None
-        print_view_or_graph(options, view, graph, mermaid, _FIELDS)
-        return 0
-
-    return call_engine(options, read)
-
-
-async def _follow_group(options: GlobalOptions, engine: "AnyEngine", group_id: "UUID") -> int:
-    """Shows a run of a group until it finishes; returns the exit code."""
-    from tenuto.cli.flows.flow_tree import follow_to_end
-
-    views = engine.flow_views
-    note = f"the group continues; `orchestrate group cancel {group_id}` cancels it"
-    return await follow_to_end(
-        options, engine, lambda: views.group(group_id), lambda: views.group_graph(group_id), note
-    )
+    return show_run(options, _GROUP_RUN, group_name, **choices)
 
 
 @command("start", "orchestrate group start nightly --follow")
 @click.argument("key")
-@add_options(START)
+@START
 @click.pass_obj
 def start(
     options: GlobalOptions, /, key: str, input_: str | None, follow: bool, **start_options: Any
@@ -198,38 +159,19 @@ def start(
     return start_flow(options, key, input_, follow=follow, group=True, **start_options)
 
 
-@command("cancel", "orchestrate group cancel nightly --reason 'not today'")
-@_GROUP
-@click.option("--reason", metavar="TEXT", help="Reason for the audit trail.")
-@click.pass_obj
-def cancel(options: GlobalOptions, group_name: str, reason: str | None) -> None:
-    """Cancel a run of a group with all its open tasks; running tasks are killed."""
-    print_one(
-        options,
-        call_client(options, lambda client: client.groups.cancel(group_name, reason)),
-        _FIELDS,
-    )
-
-
-@command("pause", "orchestrate group pause nightly")
-@_GROUP
-@click.pass_obj
-def pause(options: GlobalOptions, group_name: str) -> None:
-    """Pause a run of a group with all its tasks; running tasks are stopped."""
-    print_one(
-        options, call_client(options, lambda client: client.groups.pause(group_name)), _FIELDS
-    )
-
-
-@command("resume", "orchestrate group resume nightly")
-@_GROUP
-@click.pass_obj
-def resume(options: GlobalOptions, group_name: str) -> None:
-    """Resume a paused run of a group."""
-    print_one(
-        options, call_client(options, lambda client: client.groups.resume(group_name)), _FIELDS
-    )
-
-
-for _command in (create, list_, show, start, cancel, pause, resume):
-    group_.add_command(_command)
+group_.add_commands(
+    create,
+    list_,
+    show,
+    start,
+    _GROUPS.item_command(
+        "cancel",
+        "Cancel a run of a group with all its open tasks; running tasks are killed.",
+        reason_option,
+        examples=("orchestrate group cancel nightly --reason 'not today'",),
+    ),
+    _GROUPS.item_command(
+        "pause", "Pause a run of a group with all its tasks; running tasks are stopped."
+    ),
+    _GROUPS.item_command("resume", "Resume a paused run of a group."),
+)

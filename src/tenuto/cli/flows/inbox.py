@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import GlobalOptions, command, group
+from tenuto.cli.base import GlobalOptions, command, cursor_option, group, limit_option
 from tenuto.cli.connection import call_client
-from tenuto.cli.flows.flows import LIMIT
-from tenuto.cli.output import Columns, print_list, print_one
+from tenuto.cli.output import Columns, columns, print_list
 from tenuto.cli.parse import budget_options, pop_budget
+from tenuto.cli.shared_commands import Resource, print_result
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -23,22 +23,24 @@ def _body_field(item: "InboxItem", name: str) -> str | None:
 
 
 _FIELDS: Columns = {
-    "id": lambda item: item.id,
-    "kind": lambda item: item.kind,
-    "title": lambda item: item.title,
-    "status": lambda item: item.status,
-    "task": lambda item: item.task,
+    **columns("id, kind, title, status, task"),
     "flow": lambda item: _body_field(item, "flow"),
     "reason": lambda item: _body_field(item, "reason"),
     "what to do": lambda item: _body_field(item, "prompt"),
-    "answer by": lambda item: item.expires_at,
-    "asked": lambda item: item.created_at,
-    "answered": lambda item: item.decided_at,
-    "answered by": lambda item: item.decided_by,
+    **columns(
+        "answer by: expires_at, asked: created_at, answered: decided_at, answered by: decided_by"
+    ),
     "comment": lambda item: item.decision.get("comment") if item.decision else None,
 }
+_INBOX = Resource(
+    "inbox",
+    lambda client: client.inbox,
+    _FIELDS,
+    "0198c0de-0000-7000-8000-000000000000",
+    "ID",
+    click.UUID,
+)
 _STATUSES = ("open", "approved", "rejected", "answered", "expired", "all")
-_ITEM = click.argument("item_id", type=click.UUID, metavar="ID")
 _COMMENT = click.option("--comment", metavar="TEXT", help="Comment for the agent.")
 
 
@@ -55,8 +57,8 @@ def inbox() -> None:
     show_default=True,
     help="Filter by status.",
 )
-@LIMIT
-@click.option("--cursor", type=click.UUID, metavar="ID", help="Only items older than this one.")
+@limit_option()
+@cursor_option("items")
 @click.pass_obj
 def list_(options: GlobalOptions, status: str, limit: int, cursor: "UUID | None") -> None:
     """List approvals and questions, newest first."""
@@ -66,26 +68,11 @@ def list_(options: GlobalOptions, status: str, limit: int, cursor: "UUID | None"
         items = client.inbox.list(status_filter, limit=limit, cursor=cursor)
         return [item async for item in items]
 
-    columns: Columns = {
-        "ID": lambda item: item.id,
-        "STATUS": lambda item: item.status,
-        "KIND": lambda item: item.kind,
-        "ASKED": lambda item: item.created_at,
-        "ANSWER BY": lambda item: item.expires_at,
-        "TITLE": lambda item: item.title,
-    }
+    headings = columns("ID, STATUS, KIND, ASKED: created_at, ANSWER BY: expires_at, TITLE")
     items = call_client(options, read)
-    print_list(options, "items", items, columns, wide="TITLE")
+    print_list(options, "items", items, headings, wide="TITLE")
     if len(items) == limit and not options.json:
         click.echo(f"more: --cursor {items[-1].id}", err=True)
-
-
-@command("show", "orchestrate inbox show 0198c0de-0000-7000-8000-000000000000")
-@_ITEM
-@click.pass_obj
-def show(options: GlobalOptions, item_id: "UUID") -> None:
-    """Show an item, with its answer if there is one."""
-    print_one(options, call_client(options, lambda client: client.inbox.show(item_id)), _FIELDS)
 
 
 @command(
@@ -93,7 +80,7 @@ def show(options: GlobalOptions, item_id: "UUID") -> None:
     "orchestrate inbox approve 0198c0de-0000-7000-8000-000000000000",
     "orchestrate inbox approve 0198c0de-0000-7000-8000-000000000000 --budget-usd 20",
 )
-@_ITEM
+@click.argument("item_id", type=click.UUID, metavar="ID")
 @_COMMENT
 @budget_options
 @click.pass_obj
@@ -103,34 +90,25 @@ def approve(options: GlobalOptions, /, item_id: "UUID", comment: str | None, **b
     If the task's budget was used up, the budget is doubled, or set to the budget options.
     """
     new_budget = pop_budget(budget)
-    item = call_client(options, lambda client: client.inbox.approve(item_id, comment, new_budget))
-    print_one(options, item, _FIELDS)
+    print_result(
+        options, lambda client: client.inbox.approve(item_id, comment, new_budget), _FIELDS
+    )
 
 
-@command(
-    "reject",
-    "orchestrate inbox reject 0198c0de-0000-7000-8000-000000000000 --comment 'not like this'",
+inbox.add_commands(
+    list_,
+    _INBOX.item_command("show", "Show an item, with its answer if there is one."),
+    approve,
+    _INBOX.item_command(
+        "reject",
+        "Reject a request; the first answer counts, and the task fails or is skipped.",
+        _COMMENT,
+        examples=(f"orchestrate inbox reject {_INBOX.example} --comment 'not like this'",),
+    ),
+    _INBOX.item_command(
+        "answer",
+        "Answer a question (not an approval).",
+        click.argument("comment", metavar="TEXT"),
+        examples=(f"orchestrate inbox answer {_INBOX.example} 'I saw to it'",),
+    ),
 )
-@_ITEM
-@_COMMENT
-@click.pass_obj
-def reject(options: GlobalOptions, item_id: "UUID", comment: str | None) -> None:
-    """Reject a request; the first answer counts, and the task fails or is skipped."""
-    print_one(
-        options, call_client(options, lambda client: client.inbox.reject(item_id, comment)), _FIELDS
-    )
-
-
-@command("answer", "orchestrate inbox answer 0198c0de-0000-7000-8000-000000000000 'I saw to it'")
-@_ITEM
-@click.argument("comment", metavar="TEXT")
-@click.pass_obj
-def answer(options: GlobalOptions, item_id: "UUID", comment: str) -> None:
-    """Answer a question (not an approval)."""
-    print_one(
-        options, call_client(options, lambda client: client.inbox.answer(item_id, comment)), _FIELDS
-    )
-
-
-for _command in (list_, show, approve, reject, answer):
-    inbox.add_command(_command)

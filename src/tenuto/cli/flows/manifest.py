@@ -4,14 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import GlobalOptions, command, group
+from tenuto.cli.base import GlobalOptions, command, cursor_option, group
 from tenuto.cli.connection import call_client
-from tenuto.cli.output import Columns, print_done, print_page
+from tenuto.cli.output import columns
+from tenuto.cli.shared_commands import Resource
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
-    from tenuto.engine.flows.definitions import ApplyResult, DefinitionChange, DefinitionPage
+    from tenuto.engine.flows.definitions import ApplyResult, DefinitionChange
 
 _SUFFIXES = (".yaml", ".yml")
 _MARKS = {"created": ("+", "green"), "updated": ("~", "yellow"), "unchanged": ("=", "bright_black")}
@@ -99,36 +98,12 @@ def export(options: GlobalOptions, keys: tuple[str, ...]) -> None:
         print(printable(text, lines=True), end="")
 
 
+_DEFINITIONS = Resource("definition", lambda client: client.definitions, {}, "task-200", "KEY")
+
+
 @group("definition", "orchestrate definition list", "orchestrate definition show task-200")
 def definition() -> None:
     """List, show and delete definitions: reusable tasks and groups."""
-
-
-@command("list", "orchestrate definition list --limit 20")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=50,
-    show_default=True,
-    help="Maximum number of rows.",
-)
-@click.option(
-    "--cursor", type=click.UUID, metavar="ID", help="Only definitions older than this one."
-)
-@click.pass_obj
-def list_(options: GlobalOptions, limit: int, cursor: "UUID | None") -> None:
-    """List the definitions, newest first."""
-    page: DefinitionPage = call_client(
-        options, lambda client: client.definitions.page(limit, cursor)
-    )
-    columns: Columns = {
-        "KEY": lambda definition: definition.key,
-        "KIND": lambda definition: definition.kind,
-        "VERSION": lambda definition: definition.version,
-        "CHANGED": lambda definition: definition.updated_at,
-        "TITLE": lambda definition: definition.title,
-    }
-    print_page(options, page, page.definitions, columns, wide="TITLE")
 
 
 @command("show", "orchestrate definition show task-200")
@@ -155,17 +130,18 @@ def show(options: GlobalOptions, key: str) -> None:
     )
 
 
-@command("delete", "orchestrate definition delete task-200")
-@click.argument("key")
-@click.pass_obj
-def delete(options: GlobalOptions, key: str) -> None:
-    """Delete a definition; its running flows continue."""
-    call_client(options, lambda client: client.definitions.delete(key))
-    print_done(options, f"deleted {key}", key=key)
-
-
-for _command in (list_, show, delete):
-    definition.add_command(_command)
+definition.add_commands(
+    _DEFINITIONS.page_command(
+        columns("KEY, KIND, VERSION, CHANGED: updated_at, TITLE"),
+        50,
+        cursor_option("definitions"),
+        example="orchestrate definition list --limit 20",
+    ),
+    show,
+    _DEFINITIONS.delete_command(
+        "Delete a definition; its running flows continue.", json_name="key"
+    ),
+)
 
 
 def read_files(paths: tuple[str, ...]) -> dict[str, bytes]:

@@ -1,95 +1,35 @@
 """`orchestrate schedule`: starts definitions at given times."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import GlobalOptions, command, group
+from tenuto.cli.base import GlobalOptions, add_options, command, group
 from tenuto.cli.connection import call_client
-from tenuto.cli.output import Columns, print_one
-from tenuto.cli.shared_commands import add_shared_commands
+from tenuto.cli.output import Columns, columns
+from tenuto.cli.shared_commands import Resource, add_rule_commands, print_result
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from tenuto.model.schedules.schedule import ScheduleSpec
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _FIELDS: Columns = {
-    "id": lambda schedule: schedule.id,
-    "name": lambda schedule: schedule.name,
-    "target": lambda schedule: schedule.target,
+    **columns("id, name, target"),
     "times": lambda schedule: format_times(schedule.schedule),
-    "timezone": lambda schedule: schedule.schedule.timezone,
-    "overlap": lambda schedule: schedule.schedule.overlap,
-    "catch up": lambda schedule: schedule.schedule.catch_up,
-    "status": lambda schedule: schedule.status,
-    "next": lambda schedule: schedule.next_at,
-    "fired": lambda schedule: schedule.fired,
-    "missed": lambda schedule: schedule.missed,
+    **columns(
+        "timezone: schedule.timezone, overlap: schedule.overlap, catch up: schedule.catch_up,"
+        " status, next: next_at, fired, missed"
+    ),
     "queued": lambda schedule: len(schedule.queued),
-    "last time": lambda schedule: schedule.fired_at,
-    "last flow": lambda schedule: schedule.last_flow_id,
-    "last error": lambda schedule: schedule.last_error,
-    "created": lambda schedule: schedule.created_at,
+    **columns("last time: fired_at, last flow: last_flow_id, last error, created: created_at"),
 }
 _COLUMNS: Columns = {
-    "NAME": lambda schedule: schedule.name,
-    "STATUS": lambda schedule: schedule.status,
-    "NEXT": lambda schedule: schedule.next_at,
-    "FIRED": lambda schedule: schedule.fired,
-    "MISSED": lambda schedule: schedule.missed,
-    "TARGET": lambda schedule: schedule.target,
+    **columns("NAME, STATUS, NEXT: next_at, FIRED, MISSED, TARGET"),
     "TIMES": lambda schedule: format_times(schedule.schedule),
 }
+_SCHEDULES = Resource("schedule", lambda client: client.schedules, _FIELDS, "nightly")
 _TIME_OPTIONS = ("cron", "iso", "at", "immediate")
-
-
-def time_options(function: F) -> F:
-    """Adds the options of a schedule's times; `build_spec` reads them."""
-    options = (
-        click.option("--cron", metavar="LINE", help="Cron expression: five fields, or @daily."),
-        click.option("--iso", metavar="R/START/PERIOD", help="ISO 8601 repetition."),
-        click.option(
-            "--at", type=parse_wall_time, metavar="TIME", help="Once, at this ISO 8601 time."
-        ),
-        click.option("--immediate", is_flag=True, help="Once, immediately."),
-        click.option("--until", type=parse_wall_time, metavar="TIME", help="Last possible start."),
-        click.option(
-            "--timezone",
-            default="UTC",
-            show_default=True,
-            metavar="ZONE",
-            help="Time zone of the times, e.g. Europe/Berlin.",
-        ),
-        click.option(
-            "--overlap",
-            type=click.Choice(["skip", "queue", "cancel_previous"]),
-            default="skip",
-            show_default=True,
-            help="What to do if the previous flow has not finished.",
-        ),
-        click.option(
-            "--catch-up",
-            type=click.Choice(["none", "last", "all"]),
-            default="none",
-            show_default=True,
-            help="Which missed times to start later.",
-        ),
-        click.option(
-            "--catch-up-limit",
-            type=click.IntRange(1, 1000),
-            default=100,
-            show_default=True,
-            help="Maximum number of missed times to start.",
-        ),
-        click.option("--jitter", type=float, default=0.0, help="Maximum random delay in seconds."),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
 
 
 def parse_wall_time(text: str) -> "datetime":
@@ -100,6 +40,45 @@ def parse_wall_time(text: str) -> "datetime":
         return datetime.fromisoformat(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a time like 2030-01-31T09:00") from None
+
+
+time_options = add_options(
+    click.option("--cron", metavar="LINE", help="Cron expression: five fields, or @daily."),
+    click.option("--iso", metavar="R/START/PERIOD", help="ISO 8601 repetition."),
+    click.option("--at", type=parse_wall_time, metavar="TIME", help="Once, at this ISO 8601 time."),
+    click.option("--immediate", is_flag=True, help="Once, immediately."),
+    click.option("--until", type=parse_wall_time, metavar="TIME", help="Last possible start."),
+    click.option(
+        "--timezone",
+        default="UTC",
+        show_default=True,
+        metavar="ZONE",
+        help="Time zone of the times, e.g. Europe/Berlin.",
+    ),
+    click.option(
+        "--overlap",
+        type=click.Choice(["skip", "queue", "cancel_previous"]),
+        default="skip",
+        show_default=True,
+        help="What to do if the previous flow has not finished.",
+    ),
+    click.option(
+        "--catch-up",
+        type=click.Choice(["none", "last", "all"]),
+        default="none",
+        show_default=True,
+        help="Which missed times to start later.",
+    ),
+    click.option(
+        "--catch-up-limit",
+        type=click.IntRange(1, 1000),
+        default=100,
+        show_default=True,
+        help="Maximum number of missed times to start.",
+    ),
+    click.option("--jitter", type=float, default=0.0, help="Maximum random delay in seconds."),
+)
+"""Adds the options of a schedule's times; `build_spec` reads them."""
 
 
 def build_spec(values: dict[str, Any]) -> "ScheduleSpec":
@@ -161,10 +140,9 @@ def create(
 
     value = None if given_input is None else read_json("input", given_input)
     spec = build_spec(fields)
-    created = call_client(
-        options, lambda client: client.schedules.create(name, target, spec, value)
+    print_result(
+        options, lambda client: client.schedules.create(name, target, spec, value), _FIELDS
     )
-    print_one(options, created, _FIELDS)
 
 
 @command(
@@ -229,11 +207,9 @@ def _format_time(time: "datetime", zone: str) -> str:
 
 
 schedule.add_command(create)
-add_shared_commands(
+add_rule_commands(
     schedule,
-    lambda client: client.schedules,
-    "nightly",
-    _FIELDS,
+    _SCHEDULES,
     _COLUMNS,
     pause_help="Start nothing until the schedule is resumed; running flows continue.",
     resume_help="Start definitions again, from the next time on.",

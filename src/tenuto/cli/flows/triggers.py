@@ -6,31 +6,15 @@ import click
 
 from tenuto.cli.base import GlobalOptions, command, group
 from tenuto.cli.connection import call_client
-from tenuto.cli.output import Columns, print_one
-from tenuto.cli.shared_commands import add_shared_commands
+from tenuto.cli.output import columns, print_value
+from tenuto.cli.shared_commands import Resource, add_rule_commands, print_result
 
-_FIELDS: Columns = {
-    "id": lambda trigger: trigger.id,
-    "name": lambda trigger: trigger.name,
-    "event": lambda trigger: trigger.event,
-    "filter": lambda trigger: trigger.filter,
-    "target": lambda trigger: trigger.target,
-    "status": lambda trigger: trigger.status,
-    "fired": lambda trigger: trigger.fired,
-    "last fired": lambda trigger: trigger.fired_at,
-    "last flow": lambda trigger: trigger.last_flow_id,
-    "last error": lambda trigger: trigger.last_error,
-    "created": lambda trigger: trigger.created_at,
-}
-_COLUMNS: Columns = {
-    "NAME": lambda trigger: trigger.name,
-    "STATUS": lambda trigger: trigger.status,
-    "FIRED": lambda trigger: trigger.fired,
-    "EVENT": lambda trigger: trigger.event,
-    "TARGET": lambda trigger: trigger.target,
-    "ERROR": lambda trigger: trigger.last_error,
-    "FILTER": lambda trigger: trigger.filter,
-}
+_FIELDS = columns(
+    "id, name, event, filter, target, status, fired, last fired: fired_at,"
+    " last flow: last_flow_id, last error, created: created_at"
+)
+_COLUMNS = columns("NAME, STATUS, FIRED, EVENT, TARGET, ERROR: last_error, FILTER")
+_TRIGGERS = Resource("trigger", lambda client: client.triggers, _FIELDS, "tests")
 
 
 @group("event", "orchestrate event publish deploy.finished")
@@ -63,12 +47,7 @@ def publish(options: GlobalOptions, name: str, data: str | None, task: Any) -> N
 
     value = None if data is None else read_json("data", data)
     published = call_client(options, lambda client: client.events.publish(name, value, task))
-    if options.json:
-        from tenuto.cli.render import print_json
-
-        print_json(published)
-    else:
-        print(published.id)
+    print_value(options, published, published.id)
 
 
 @group(
@@ -96,19 +75,16 @@ def create(
     options: GlobalOptions, name: str, event_: str, target: str, filter_: str | None
 ) -> None:
     """Create a trigger: each matching event starts the definition, with the event as input."""
-    created = call_client(
-        options, lambda client: client.triggers.create(name, event_, target, filter_)
+    print_result(
+        options, lambda client: client.triggers.create(name, event_, target, filter_), _FIELDS
     )
-    print_one(options, created, _FIELDS)
 
 
 event.add_command(publish)
 trigger.add_command(create)
-add_shared_commands(
+add_rule_commands(
     trigger,
-    lambda client: client.triggers,
-    "tests",
-    _FIELDS,
+    _TRIGGERS,
     _COLUMNS,
     pause_help="Ignore events until the trigger is resumed.",
     resume_help="Match events again, from now on.",

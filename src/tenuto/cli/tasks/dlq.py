@@ -4,7 +4,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tenuto.cli.base import GlobalOptions, command, group, task_argument, task_id_options
+from tenuto.cli.base import (
+    GlobalOptions,
+    command,
+    cursor_option,
+    group,
+    limit_option,
+    task_argument,
+    task_id_options,
+)
 from tenuto.cli.connection import call_engine
 from tenuto.cli.tasks.control import (
     NO_CONFIRMATION,
@@ -62,14 +70,8 @@ async def _require_dead(engine: "AnyEngine", name: str) -> "TaskView":
 
 
 @command("list", "orchestrate dlq list --limit 20")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, MAX_TASKS),
-    default=50,
-    show_default=True,
-    help="Maximum number of rows.",
-)
-@click.option("--cursor", type=click.UUID, metavar="ID", help="Only tasks older than this one.")
+@limit_option(most=MAX_TASKS)
+@cursor_option("tasks")
 @click.pass_obj
 def list_(options: GlobalOptions, limit: int, cursor: "UUID | None") -> None:
     """List dead tasks, newest first."""
@@ -153,5 +155,4 @@ def _act_on_all_dead(options: GlobalOptions, action: "Action", verb: str, *, yes
     return 1 if result.refused else 0
 
 
-for _command in (list_, show, requeue, purge):
-    dlq.add_command(_command)
+dlq.add_commands(list_, show, requeue, purge)

@@ -7,14 +7,8 @@ import click
 
 from tenuto.cli.base import GlobalOptions, command, group
 from tenuto.cli.connection import call_client
-from tenuto.cli.output import (
-    Columns,
-    parse_future_time,
-    print_done,
-    print_list,
-    print_one,
-    split_commas,
-)
+from tenuto.cli.output import columns, parse_future_time, print_done, print_value, split_commas
+from tenuto.cli.shared_commands import Resource, print_result
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -24,22 +18,14 @@ if TYPE_CHECKING:
     from tenuto.engine.tenancy.views import MemberView, WorkspaceView
 
 ROLES = click.Choice(["OWNER", "ADMIN", "MEMBER", "VIEWER"], case_sensitive=False)
-_WORKSPACE: Columns = {
-    "id": lambda workspace: workspace.id,
-    "name": lambda workspace: workspace.name,
-    "role": lambda workspace: workspace.role,
-    "tasks per minute": lambda workspace: workspace.quota.tasks_per_minute,
-    "pending tasks": lambda workspace: workspace.quota.pending,
-    "running tasks": lambda workspace: workspace.quota.running,
-    "created": lambda workspace: workspace.created_at,
-}
-_USER: Columns = {
-    "id": lambda user: user.id,
-    "name": lambda user: user.name,
-    "role": lambda user: user.role,
-    "disabled": lambda user: user.disabled,
-    "created": lambda user: user.created_at,
-}
+_WORKSPACE = columns(
+    "id, name, role, tasks per minute: quota.tasks_per_minute, pending tasks: quota.pending,"
+    " running tasks: quota.running, created: created_at"
+)
+_USER = columns("id, name, role, disabled, created: created_at")
+_WORKSPACES = Resource("workspace", lambda client: client.workspaces, _WORKSPACE, "staging")
+_USERS = Resource("user", lambda client: client.users, _USER, "ann")
+_TOKENS = Resource("token", lambda client: client.tokens, {}, "ci")
 
 
 @group("workspace", "orchestrate workspace list", "orchestrate workspace create staging")
@@ -47,27 +33,13 @@ def workspace() -> None:
     """Create workspaces and set quotas. A workspace is a tenant, isolated from all others."""
 
 
-@command("list", "orchestrate workspace list")
-@click.pass_obj
-def workspace_list(options: GlobalOptions) -> None:
-    """List the workspaces that you belong to."""
-    workspaces = call_client(options, lambda client: client.workspaces.list())
-    columns: Columns = {
-        "ID": lambda workspace: workspace.id,
-        "ROLE": lambda workspace: workspace.role,
-        "NAME": lambda workspace: workspace.name,
-    }
-    print_list(options, "workspaces", workspaces, columns, wide="NAME")
-
-
 @command("create", "orchestrate workspace create staging")
 @click.argument("name")
 @click.pass_obj
 def workspace_create(options: GlobalOptions, name: str) -> None:
     """Create a workspace that you own; without a login, the owner's token is printed, once."""
-    created = call_client(options, lambda client: client.workspaces.create(name))
     fields = {title: _from_new_workspace(show) for title, show in _WORKSPACE.items()}
-    print_one(options, created, fields | {"token": lambda created: created.token})
+    print_result(options, lambda client: client.workspaces.create(name), fields | columns("token"))
 
 
 def _from_new_workspace(show: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -89,7 +61,7 @@ def workspace_show(options: GlobalOptions, workspace_id: "UUID | None") -> None:
     async def read(client: "AsyncClient") -> "WorkspaceView":
         return await client.workspaces.get(await _resolve_workspace(client, workspace_id))
 
-    print_one(options, call_client(options, read), _WORKSPACE)
+    print_result(options, read, _WORKSPACE)
 
 
 @command("quota", "orchestrate workspace quota --tasks-per-minute 600 --pending 10000 --running 50")
@@ -117,29 +89,22 @@ def workspace_quota(
             await _resolve_workspace(client, workspace_id), **limits
         )
 
-    print_one(options, call_client(options, change), _WORKSPACE)
+    print_result(options, change, _WORKSPACE)
 
 
-for _command in (workspace_list, workspace_create, workspace_show, workspace_quota):
-    workspace.add_command(_command)
+workspace.add_commands(
+    _WORKSPACES.list_command(
+        "List the workspaces that you belong to.", "workspaces", columns("ID, ROLE, NAME")
+    ),
+    workspace_create,
+    workspace_show,
+    workspace_quota,
+)
 
 
 @group("user", "orchestrate user list", "orchestrate user create ann --role ADMIN")
 def user() -> None:
     """Manage users and their roles."""
-
-
-@command("list", "orchestrate user list --json")
-@click.pass_obj
-def user_list(options: GlobalOptions) -> None:
-    """List the members of the workspace."""
-    users = call_client(options, lambda client: client.users.list())
-    columns: Columns = {
-        "ID": lambda user: user.id,
-        "ROLE": lambda user: user.role,
-        "NAME": lambda user: user.name,
-    }
-    print_list(options, "users", users, columns, wide="NAME")
 
 
 @command(
@@ -160,8 +125,7 @@ def user_create(options: GlobalOptions, name: str, role: str, password_file: str
     from tenuto.cli.tenancy.login import read_password
 
     password = read_password(password_file)
-    created = call_client(options, lambda client: client.users.create(name, password, role.upper()))
-    print_one(options, created, _USER)
+    print_result(options, lambda client: client.users.create(name, password, role.upper()), _USER)
 
 
 async def _find_user_id(client: "AsyncClient", name: str) -> "UUID":
@@ -183,7 +147,7 @@ def user_update(options: GlobalOptions, name: str, role: str) -> None:
     async def change(client: "AsyncClient") -> "MemberView":
         return await client.users.update(await _find_user_id(client, name), role.upper())
 
-    print_one(options, call_client(options, change), _USER)
+    print_result(options, change, _USER)
 
 
 @command("delete", "orchestrate user delete ann")
@@ -223,30 +187,23 @@ def user_password(
     print_done(options, "changed; log in again")
 
 
-for _command in (user_list, user_create, user_update, user_delete, user_password):
-    user.add_command(_command)
+user.add_commands(
+    _USERS.list_command(
+        "List the members of the workspace.",
+        "users",
+        columns("ID, ROLE, NAME"),
+        example="orchestrate user list --json",
+    ),
+    user_create,
+    user_update,
+    user_delete,
+    user_password,
+)
 
 
 @group("token", "orchestrate token list", "orchestrate token create ci --scope read --scope write")
 def token() -> None:
     """Create and revoke API tokens of the workspace."""
-
-
-@command("list", "orchestrate token list")
-@click.pass_obj
-def token_list(options: GlobalOptions) -> None:
-    """List tokens (never their values)."""
-    tokens = call_client(options, lambda client: client.tokens.list())
-    columns: Columns = {
-        "ID": lambda token: token.id,
-        "ROLE": lambda token: token.role,
-        "SCOPES": lambda token: token.scopes,
-        "CHILDREN": lambda token: token.below,
-        "BY": lambda token: token.created_by,
-        "EXPIRES": lambda token: token.expires_at,
-        "NAME": lambda token: token.name,
-    }
-    print_list(options, "tokens", tokens, columns, wide="NAME")
 
 
 @command(
@@ -271,19 +228,13 @@ def token_create(
     expires: "datetime | None",
 ) -> None:
     """Create a token and print it; it is shown only once."""
-    from tenuto.cli.render import print_json
-    from tenuto.model.printable import printable
-
     created = call_client(
         options,
         lambda client: client.tokens.create(
             name, role=role.upper(), scopes=split_commas(scopes) or None, expires_at=expires
         ),
     )
-    if options.json:
-        print_json(created)
-    else:
-        print(printable(created.token))
+    print_value(options, created, created.token)
 
 
 @command("revoke", "orchestrate token revoke 0198c0de-0000-7000-8000-000000000000")
@@ -306,5 +257,12 @@ def token_revoke(options: GlobalOptions, token_id: str) -> None:
     print_done(options, f"revoked {token_id}{more}", below=below)
 
 
-for _command in (token_list, token_create, token_revoke):
-    token.add_command(_command)
+token.add_commands(
+    _TOKENS.list_command(
+        "List tokens (never their values).",
+        "tokens",
+        columns("ID, ROLE, SCOPES, CHILDREN: below, BY: created_by, EXPIRES: expires_at, NAME"),
+    ),
+    token_create,
+    token_revoke,
+)

@@ -4,29 +4,21 @@ import click
 
 from tenuto.cli.base import GlobalOptions, command, group
 from tenuto.cli.connection import audit_actor, call_client, settings
-from tenuto.cli.output import Columns, print_done, print_list
+from tenuto.cli.output import Columns, columns, print_done
+from tenuto.cli.shared_commands import Resource
+
+_COLUMNS: Columns = {
+    **columns("NAME, KEY: key_id, ROLE: use.role"),
+    "AGENTS": lambda secret: ", ".join(secret.use.agents) or "any",
+    "DEFINITIONS": lambda secret: ", ".join(secret.use.definitions) or "any",
+    **columns("CHANGED: updated_at, BY: created_by"),
+}
+_SECRETS = Resource("secret", lambda client: client.secrets, _COLUMNS, "api-key")
 
 
 @group("secret", "orchestrate secret list", "orchestrate secret set api-key --value-file key.txt")
 def secret() -> None:
     """Store encrypted values that only running attempts can read."""
-
-
-@command("list", "orchestrate secret list")
-@click.pass_obj
-def list_(options: GlobalOptions) -> None:
-    """List the secrets by name, without their values."""
-    columns: Columns = {
-        "NAME": lambda secret: secret.name,
-        "KEY": lambda secret: secret.key_id,
-        "ROLE": lambda secret: secret.use.role,
-        "AGENTS": lambda secret: ", ".join(secret.use.agents) or "any",
-        "DEFINITIONS": lambda secret: ", ".join(secret.use.definitions) or "any",
-        "CHANGED": lambda secret: secret.updated_at,
-        "BY": lambda secret: secret.created_by,
-    }
-    secrets = call_client(options, lambda client: client.secrets.list())
-    print_list(options, "secrets", secrets, columns, wide="NAME")
 
 
 @command(
@@ -92,15 +84,6 @@ def set_(
     print_done(options, f"stored {name}", name=name)
 
 
-@command("delete", "orchestrate secret delete api-key")
-@click.argument("name")
-@click.pass_obj
-def delete(options: GlobalOptions, name: str) -> None:
-    """Delete a secret; tasks that refer to it can no longer start."""
-    call_client(options, lambda client: client.secrets.delete(name))
-    print_done(options, f"deleted {name}", name=name)
-
-
 @command("rotate", "orchestrate secret rotate", "orchestrate secret rotate --keep-key")
 @click.option("--keep-key", is_flag=True, help="Create no new key; encrypt with the current one.")
 @click.pass_obj
@@ -128,5 +111,13 @@ def rotate(options: GlobalOptions, keep_key: bool) -> None:
     print_done(options, f"key {key}: {sealed} values encrypted again", key=key, sealed=sealed)
 
 
-for _command in (list_, set_, delete, rotate):
-    secret.add_command(_command)
+secret.add_commands(
+    _SECRETS.list_command(
+        "List the secrets by name, without their values.", "secrets", _COLUMNS, wide="NAME"
+    ),
+    set_,
+    _SECRETS.delete_command(
+        "Delete a secret; tasks that refer to it can no longer start.", json_name="name"
+    ),
+    rotate,
+)

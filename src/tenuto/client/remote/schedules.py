@@ -11,11 +11,11 @@ from tenuto.client.remote.engine import AnyEngine
 from tenuto.client.remote.http import ApiRequest, ServerConnection
 from tenuto.client.remote.worker import V1
 from tenuto.engine.schedules.events import EventView
+from tenuto.engine.schedules.rules import parse_id
 from tenuto.engine.schedules.schedules import (
     ScheduleChange,
     SchedulePage,
     ScheduleView,
-    parse_id,
     times_of,
 )
 from tenuto.engine.schedules.triggers import TriggerChange, TriggerPage, TriggerView

@@ -11,6 +11,7 @@ import msgspec
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.start import Flows, spec_of
+from tenuto.engine.lookup import page_of
 from tenuto.engine.schedules.manifest_rules import RuleChange, store_rules
 from tenuto.engine.tenancy.secret_use import check_definitions
 from tenuto.manifest.decoding import struct_fields
@@ -122,8 +123,7 @@ class Definitions:
         """Returns a page of definitions, newest first."""
         bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
         rows = await self._load_page(limit + 1, cursor)
-        views = [_view(row) for row in rows[:limit]]
-        return DefinitionPage(views, views[-1].id if len(rows) > limit else None)
+        return DefinitionPage(*page_of(rows, limit, _view))
 
     async def delete(self, key: str, version: int | None = None) -> None:
         """Deletes a definition if it has the version; its flows continue with their plans."""

@@ -10,6 +10,7 @@ import msgspec
 
 from tenuto.engine.core import Core
 from tenuto.engine.flows.graph import MAX_NODES, MAX_WAITS, GraphBuilder, GraphView
+from tenuto.engine.lookup import page_of
 from tenuto.engine.views import Page, task_summary
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound
@@ -153,8 +154,7 @@ class FlowViews:
         rows = await self._fetch(
             "flow_page", status=_upper(status), key=key, before=cursor, most=limit + 1
         )
-        flows = [_summary(FlowSummary, row) for row in rows[:limit]]
-        return FlowPage(flows, flows[-1].id if len(rows) > limit else None)
+        return FlowPage(*page_of(rows, limit, lambda row: _summary(FlowSummary, row)))
 
     async def show(self, flow: UUID) -> FlowView:
         """Returns one flow with its progress."""
@@ -187,8 +187,7 @@ class FlowViews:
         bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
         await self._require_flow(flow)
         rows = await self._fetch("flow_tasks", flow=flow, before=cursor, most=limit + 1)
-        summaries = [task_summary(row) for row in rows[:limit]]
-        return Page(summaries, summaries[-1].id if len(rows) > limit else None)
+        return Page(*page_of(rows, limit, task_summary))
 
     async def graph(self, flow: UUID) -> GraphView:
         """Returns the created and planned tasks and groups of a flow as a graph."""
@@ -226,8 +225,7 @@ class FlowViews:
         rows = await self._fetch(
             "group_page", status=_upper(status), key=key, flow=flow, before=cursor, most=limit + 1
         )
-        groups = [_summary(GroupSummary, row) for row in rows[:limit]]
-        return GroupPage(groups, groups[-1].id if len(rows) > limit else None)
+        return GroupPage(*page_of(rows, limit, lambda row: _summary(GroupSummary, row)))
 
     async def group(self, group: UUID) -> GroupView:
         """Returns one run of a group with its progress."""

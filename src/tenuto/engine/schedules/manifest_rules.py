@@ -46,27 +46,14 @@ def store_rules(
             )
             for declared in manifest.schedules
         ]
-        actions = yield from (
-            schedule_engine.compare(desired_schedules)
-            if dry_run
-            else schedule_engine.put(desired_schedules)
-        )
+        actions = yield from schedule_engine.put(desired_schedules, dry_run=dry_run)
         changes += [RuleChange("schedule", name, action) for name, action in actions.items()]
     if manifest.triggers:
         trigger_engine = triggers.Triggers(core, workspace, actor)
         desired_triggers = [
-            triggers.DesiredTrigger(
-                name=declared.name,
-                event=declared.event,
-                target=declared.target,
-                filter=declared.filter,
-            )
+            msgspec.convert(declared, triggers.DesiredTrigger, from_attributes=True)
             for declared in manifest.triggers
         ]
-        actions = yield from (
-            trigger_engine.compare(desired_triggers)
-            if dry_run
-            else trigger_engine.put(desired_triggers)
-        )
+        actions = yield from trigger_engine.put(desired_triggers, dry_run=dry_run)
         changes += [RuleChange("trigger", name, action) for name, action in actions.items()]
     return changes

@@ -1,6 +1,6 @@
 """Schedules, which start definitions by time: create, change, pause, resume, delete."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.start import Flows
+from tenuto.engine.lookup import page_of
 from tenuto.engine.rows import decode_json
 from tenuto.engine.schedules.rows import (
     MAX_SCHEDULES,
@@ -24,9 +25,10 @@ from tenuto.engine.schedules.rows import (
     with_derived_status,
     with_new_times,
 )
+from tenuto.engine.schedules.rules import RuleKind, Rules
 from tenuto.engine.tenancy.secret_use import check_value
 from tenuto.model import bounds
-from tenuto.model.errors import Conflict, Invalid, NotFound
+from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import check_key
 from tenuto.model.schedules.firing import initial_cursor, next_poll_at
 from tenuto.model.schedules.schedule import (
@@ -39,7 +41,7 @@ from tenuto.model.schedules.schedule import (
 )
 from tenuto.model.tenancy.access import Caller
 from tenuto.model.tenancy.secrets import extract_secrets
-from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.protocol import Row, Script
 
 
 class ScheduleTimes(
@@ -114,6 +116,17 @@ class DesiredSchedule(msgspec.Struct, frozen=True, kw_only=True):
     input: Any = None
 
 
+KIND = RuleKind(
+    noun="schedule",
+    max_rules=MAX_SCHEDULES,
+    page="schedules",
+    one="schedule",
+    locked="schedule_locked",
+    by_name="schedules_by_name",
+    delete="schedule_delete",
+)
+
+
 class Schedules:
     """The schedules of one workspace, for one actor. Methods accept a schedule's name or id."""
 
@@ -125,6 +138,7 @@ class Schedules:
         self._actor = actor
         self._caller = caller
         self._flows = Flows(core, workspace, actor)
+        self._rules = Rules(KIND, core, workspace, actor)
 
     async def create(
         self,
@@ -153,20 +167,15 @@ class Schedules:
         self, limit: int = 100, cursor: UUID | None = None, name: str | None = None
     ) -> SchedulePage:
         """Returns schedules, newest first; with `name`, only the one with this name."""
-        bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
-        bounds.check_text("name", name or "", bounds.MAX_TEXT)
-        params = {"workspace": self._workspace, "name": name, "before": cursor, "most": limit + 1}
-        rows = await self._core.store.fetch(Statement("schedules", params))
-        schedules = [_view(row) for row in rows[:limit]]
-        return SchedulePage(schedules, schedules[-1].id if len(rows) > limit else None)
+        return SchedulePage(*page_of(await self._rules.page(limit, cursor, name), limit, _view))
 
     async def get(self, schedule: UUID | str) -> ScheduleView:
         """Returns one schedule; raises `NotFound`."""
-        return _view(await self._require_row(schedule))
+        return _view(await self._rules.find(schedule))
 
     async def next(self, schedule: UUID | str, n: int = 5) -> list[datetime]:
         """Returns at most `n` coming times, in UTC and without jitter; none if it has ended."""
-        row = schedule_of(await self._require_row(schedule))
+        row = schedule_of(await self._rules.find(schedule))
         if row.status == "ENDED":
             return []
         has_fixed_time = row.times.kind == "datetime-event"
@@ -184,28 +193,18 @@ class Schedules:
         if change.target is not UNSET:
             await self._flows.build_plan(change.target)
         text = UNSET if change.input is UNSET else _input_json(change.input)
-        id_ = (await self._require_row(schedule))["id"]
-
-        def script() -> Script[None]:
-            row = yield from self._lock_row(id_)
-            if version is not None and row.version != version:
-                raise Conflict(
-                    f"schedule {schedule} has version {row.version}, not {version};"
-                    " read it again and repeat the change",
-                    "version_conflict",
-                )
-            yield from self._apply_change(row, change, text)
-
-        await self._core.store.transact(script)
+        id_ = await self._rules.change(
+            schedule,
+            lambda row: self._apply_change(schedule_of(row), change, text),
+            version=version,
+        )
         return await self.get(id_)
 
     async def pause(self, schedule: UUID | str) -> ScheduleView:
         """Pauses the schedule until it is resumed; running flows continue."""
 
         def pause_row(row: ScheduleRow) -> ScheduleRow:
-            if row.status != "ACTIVE":
-                text = f"schedule {schedule} is {row.status}; only an ACTIVE one can be paused"
-                raise Conflict(text)
+            self._rules.check_status(schedule, row.status, "ACTIVE", "paused")
             return msgspec.structs.replace(row, status="PAUSED", next_at=None)
 
         return await self._update_row(schedule, "schedule_paused", pause_row)
@@ -214,9 +213,7 @@ class Schedules:
         """Resumes the schedule from now on; a fixed time that has passed meanwhile still starts."""
 
         def resume_row(row: ScheduleRow) -> ScheduleRow:
-            if row.status != "PAUSED":
-                text = f"schedule {schedule} is {row.status}; only a PAUSED one can be resumed"
-                raise Conflict(text)
+            self._rules.check_status(schedule, row.status, "PAUSED", "resumed")
             spec, now = row.times, self._core.now()
             last = row.last_at if spec.kind == "datetime-event" else max(now, row.last_at)
             upcoming = next_poll_at(spec, last, self._core.clock.random())
@@ -226,24 +223,21 @@ class Schedules:
 
     async def delete(self, schedule: UUID | str) -> None:
         """Deletes a schedule; flows that it started continue."""
-        row = await self._require_row(schedule)
-        params = {"workspace": self._workspace, "id": row["id"]}
-        params |= {"actor": self._actor, "now": self._core.now()}
+        await self._rules.delete(schedule)
 
-        def script() -> Script[None]:
-            _require_one((yield Statement("schedule_delete", params)), schedule)
-
-        await self._core.store.transact_one(script)
-
-    def put(self, requested: Sequence[DesiredSchedule]) -> Script[dict[str, str]]:
+    def put(
+        self, requested: Sequence[DesiredSchedule], *, dry_run: bool = False
+    ) -> Script[dict[str, str]]:
         """Creates or updates the schedules of files; returns the action by name.
 
-        Targets are not checked: the same transaction can store them.
+        A dry run changes nothing. Targets are not checked: the same transaction can store them.
         """
-        actions = yield from self.compare(requested)
-        rows = yield self._by_name_statement(list(actions))
-        stored = {row["name"]: schedule_of(row) for row in rows}
         for desired in requested:
+            check_key("name", desired.name)
+            check(desired.schedule)
+            _input_json(desired.input)
+        actions, stored = yield from self._rules.compare(requested, _differs)
+        for desired in () if dry_run else requested:
             if actions[desired.name] == "created":
                 new = self._new_row(
                     desired.name, desired.target, desired.schedule, _input_json(desired.input)
@@ -255,20 +249,9 @@ class Schedules:
                 )
             elif actions[desired.name] == "updated":
                 change = ScheduleChange(target=desired.target, schedule=desired.schedule)
-                yield from self._apply_change(
-                    stored[desired.name], change, _input_json(desired.input)
-                )
+                row = schedule_of(stored[desired.name])
+                yield from self._apply_change(row, change, _input_json(desired.input))
         return actions
-
-    def compare(self, requested: Sequence[DesiredSchedule]) -> Script[dict[str, str]]:
-        """Returns what `put` would do, by name; raises `Invalid` for an invalid schedule."""
-        for desired in requested:
-            check_key("name", desired.name)
-            check(desired.schedule)
-            _input_json(desired.input)
-        rows = yield self._by_name_statement([desired.name for desired in requested])
-        stored = {row["name"]: schedule_of(row) for row in rows}
-        return {desired.name: _action(stored, desired) for desired in requested}
 
     def _new_row(
         self, name: str, target: str, spec: ScheduleSpec, input_json: str | None
@@ -293,8 +276,7 @@ class Schedules:
         self, cascade: Cascade, new: ScheduleRow, flow_params: dict[str, Any] | None
     ) -> Script[None]:
         """Inserts the schedule; with `flow_params`, also starts that flow and ends the schedule."""
-        if (yield self._by_name_statement([new.name])):
-            raise _name_taken_error(new.name)
+        yield from self._rules.require_free_name(new.name)
         notes = [ScheduleAuditNote("schedule_created")]
         if flow_params is not None:
             yield from self._flows.start_prepared(cascade, flow_params)
@@ -310,12 +292,8 @@ class Schedules:
     def _insert(self, new: ScheduleRow, notes: Sequence[ScheduleAuditNote]) -> Script[None]:
         """Inserts a schedule, after a check of the secrets that its input names."""
         yield from check_value(self._workspace, self._caller, decode_json(new.input))
-        if (yield insert_statement(new, notes, self._core.now(), self._actor)):
-            return
-        if (yield self._by_name_statement([new.name])):
-            raise _name_taken_error(new.name)
-        text = f"the workspace has {MAX_SCHEDULES:,} schedules, the maximum; delete one first"
-        raise Invalid(text, "too_large")
+        statement = insert_statement(new, notes, self._core.now(), self._actor)
+        yield from self._rules.insert(new.name, statement)
 
     def _apply_change(
         self, stored: ScheduleRow, change: ScheduleChange, input_json: str | UnsetType | None
@@ -334,37 +312,16 @@ class Schedules:
             yield from check_value(self._workspace, self._caller, decode_json(after.input))
             yield update_statement(after, [ScheduleAuditNote("schedule_changed")], now, self._actor)
 
-    async def _update_row(self, schedule: UUID | str, kind: str, decide: Any) -> ScheduleView:
+    async def _update_row(
+        self, schedule: UUID | str, kind: str, decide: Callable[[ScheduleRow], ScheduleRow]
+    ) -> ScheduleView:
         """Locks the schedule, stores what `decide` returns for it, with an event of this kind."""
-        id_ = (await self._require_row(schedule))["id"]
 
-        def script() -> Script[None]:
-            after = decide((yield from self._lock_row(id_)))
-            yield update_statement(after, [ScheduleAuditNote(kind)], self._core.now(), self._actor)
+        def write(row: Row) -> Script[None]:
+            notes = [ScheduleAuditNote(kind)]
+            yield update_statement(decide(schedule_of(row)), notes, self._core.now(), self._actor)
 
-        await self._core.store.transact(script)
-        return await self.get(id_)
-
-    def _by_name_statement(self, names: Sequence[str]) -> Statement:
-        params = {"workspace": self._workspace, "names": sorted(names)}
-        return Statement("schedules_by_name", params)
-
-    def _lock_row(self, schedule: UUID) -> Script[ScheduleRow]:
-        """Locks and returns the schedule; raises `NotFound`."""
-        params = {"workspace": self._workspace, "id": schedule}
-        return schedule_of(_require_one((yield Statement("schedule_locked", params)), schedule))
-
-    async def _require_row(self, schedule: UUID | str) -> Row:
-        """Returns the row of the schedule with this id or name; raises `NotFound`."""
-        id_ = parse_id(schedule)
-        if id_ is None:
-            name = bounds.check_text("name", str(schedule), bounds.MAX_TEXT)
-            params = {"workspace": self._workspace, "name": name, "before": None}
-            rows = await self._core.store.fetch(Statement("schedules", params | {"most": 1}))
-        else:
-            params = {"workspace": self._workspace, "id": id_}
-            rows = await self._core.store.fetch(Statement("schedule", params))
-        return _require_one(rows, schedule)
+        return await self.get(await self._rules.change(schedule, write))
 
 
 def fire_key(schedule: UUID, time: datetime) -> str:
@@ -377,16 +334,6 @@ def fired_note(time: datetime, flow: UUID) -> ScheduleAuditNote:
     return ScheduleAuditNote("schedule_fired", {"time": time, "flow": flow})
 
 
-def parse_id(name: UUID | str) -> UUID | None:
-    """Returns the id if the text is one; `None` for a name."""
-    if isinstance(name, UUID):
-        return name
-    try:
-        return UUID(name)
-    except ValueError:
-        return None
-
-
 def _input_json(value: Any) -> str | None:
     """Returns the flow input as JSON, for the row; raises `Invalid` if it contains a secret."""
     if extract_secrets(value)[1]:
@@ -395,28 +342,10 @@ def _input_json(value: Any) -> str | None:
     return bounds.to_json_text("input", value)
 
 
-def _differs(stored: ScheduleRow, desired: DesiredSchedule) -> bool:
+def _differs(row: Row, desired: DesiredSchedule) -> bool:
+    stored = schedule_of(row)
     current = (stored.target, stored.times, decode_json(stored.input))
     return current != (desired.target, desired.schedule, desired.input)
-
-
-def _action(stored: Mapping[str, ScheduleRow], desired: DesiredSchedule) -> str:
-    """Returns `created`, `updated` or `unchanged`."""
-    existing = stored.get(desired.name)
-    if existing is None:
-        return "created"
-    return "updated" if _differs(existing, desired) else "unchanged"
-
-
-def _name_taken_error(name: str) -> Conflict:
-    return Conflict(f"schedule {name!r} already exists; choose another name", "name_taken")
-
-
-def _require_one(rows: Sequence[Row], schedule: UUID | str) -> Row:
-    """Returns the first row; raises `NotFound` if there is none."""
-    if not rows:
-        raise NotFound(f"no schedule {schedule}")
-    return rows[0]
 
 
 def _view(row: Row) -> ScheduleView:

@@ -1,6 +1,5 @@
 """Workspaces, users, members, logins and tokens. Acts as the system, not for one workspace."""
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
@@ -11,6 +10,8 @@ import msgspec
 
 from tenuto.clock import Clock
 from tenuto.engine.engine import DEFAULT_WORKSPACE
+from tenuto.engine.lookup import require_one
+from tenuto.engine.tenancy.passwords import PasswordChecker, hash_password
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Forbidden, Invalid, NotFound, Unauthenticated
 from tenuto.model.tenancy.access import (
@@ -29,11 +30,7 @@ from tenuto.store.protocol import Row, Rows, Script, Statement, Store
 API_PREFIX = "tnt_"
 LOGIN_PREFIX = "tns_"
 SESSION_LIFETIME = timedelta(hours=12)
-PASSWORD_COST = (3, 65_536, 4)
-"""Passes, KiB and lanes of argon2id (RFC 9106): the cost of one guess at a stolen hash."""
 _NOT_VALID = 'the token is unknown, expired or revoked; see "orchestrate token create"'
-MIN_PASSWORD = 10
-MAX_PASSWORD = 1000
 
 
 class NewToken(msgspec.Struct, frozen=True):
@@ -53,7 +50,7 @@ class Identity:
         self._store = store
         self._max_workspaces = max_workspaces
         """Workspaces that can be created from one workspace; 0: no limit."""
-        self._decoy_hash = ""
+        self._passwords = PasswordChecker()
 
     @property
     def clock(self) -> Clock:
@@ -167,7 +164,7 @@ class Identity:
         params = {
             "id": user,
             "name": name,
-            "password": await _check_and_hash(password),
+            "password": await hash_password(password),
             "workspace": workspace,
             "now": now,
         }
@@ -189,13 +186,13 @@ class Identity:
         Raises `Forbidden` if `password` is not the current password.
         """
         rows = await self._store.fetch(Statement("user_by_id", {"id": user}))
-        if not rows or not await self._is_right_password(rows[0]["password"], password):
+        if not rows or not await self._passwords.is_right(rows[0]["password"], password):
             raise Forbidden("the current password is wrong")
         await self._execute_on_one(
             "user_password",
             f"no user {user}",
             id=user,
-            password=await _check_and_hash(new),
+            password=await hash_password(new),
             now=self.clock.now(),
         )
 
@@ -206,10 +203,7 @@ class Identity:
     async def member(self, workspace: UUID, user: UUID) -> Row:
         """Returns the row of one member; raises `NotFound`."""
         params = {"workspace": workspace, "user_id": user}
-        rows = await self._store.fetch(Statement("member", params))
-        if not rows:
-            raise NotFound(f"no user {user}")
-        return rows[0]
+        return require_one(await self._store.fetch(Statement("member", params)), "user", user)
 
     async def set_member_role(self, caller: Caller, user: UUID, role: Role) -> None:
         """Changes the role of a member of the caller's workspace; one owner must remain."""
@@ -243,9 +237,7 @@ class Identity:
         workspace = {"workspace": caller.workspace}
         yield Statement("workspace_lock", workspace)
         rows = yield Statement("member", workspace | {"user_id": user})
-        if not rows:
-            raise NotFound(f"no user {user}")
-        check_caller_covers(caller, action, Role[rows[0]["role"]])
+        check_caller_covers(caller, action, Role[require_one(rows, "user", user)["role"]])
 
     async def login(self, name: str, password: str, workspace: str | None = None) -> NewToken:
         """Checks the password and returns a new session token.
@@ -255,7 +247,7 @@ class Identity:
         """
         user = await self._find_user(name, workspace)
         stored = user["password"] if user is not None else None
-        is_right = await self._is_right_password(stored, password)
+        is_right = await self._passwords.is_right(stored, password)
         if user is None or not is_right or user["disabled_at"] is not None:
             raise Unauthenticated("name or password is wrong", "login_refused")
         token = LOGIN_PREFIX + self.clock.new_token() + self.clock.new_token()
@@ -393,14 +385,6 @@ class Identity:
         if not await self._store.transact(script):
             raise NotFound(missing)
 
-    async def _is_right_password(self, stored: str | None, password: str) -> bool:
-        """True if the password is right; takes as long for a user who does not exist."""
-        if not self._decoy_hash:
-            self._decoy_hash = await _check_and_hash("x" * MIN_PASSWORD)
-        return await asyncio.to_thread(
-            _verify_password, stored or self._decoy_hash, password
-        ) and bool(stored)
-
 
 def _membership_statement(workspace: UUID, user: UUID, role: Role, now: datetime) -> Statement:
     params = {"workspace": workspace, "user_id": user, "role": role.name, "now": now}
@@ -508,29 +492,3 @@ def _login_caller(rows: Rows, requested: UUID | None) -> Caller:
         user=row["user_id"],
         session=row["id"],
     )
-
-
-async def _check_and_hash(password: str) -> str:
-    """Returns the password's argon2 hash; raises `Invalid` if the password is not allowed."""
-    if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD or not bounds.is_storable(password):
-        raise Invalid(
-            f"the password must have {MIN_PASSWORD} to {MAX_PASSWORD} characters", field="password"
-        )
-    return await asyncio.to_thread(_hash_password, password)
-
-
-def _hash_password(password: str) -> str:
-    from argon2 import PasswordHasher  # noqa: PLC0415  slow to load, rarely needed
-
-    return PasswordHasher(*PASSWORD_COST).hash(password)
-
-
-def _verify_password(stored: str, password: str) -> bool:
-    """True if the password has the stored argon2 hash."""
-    from argon2 import PasswordHasher  # noqa: PLC0415
-    from argon2.exceptions import InvalidHashError, VerificationError  # noqa: PLC0415
-
-    try:
-        return PasswordHasher().verify(stored, password)
-    except (VerificationError, InvalidHashError):
-        return False

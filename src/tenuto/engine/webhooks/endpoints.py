@@ -12,10 +12,11 @@ from msgspec import UNSET, UnsetType
 from tenuto.clock import Clock
 from tenuto.encryption_keys import Encrypted
 from tenuto.engine.core import Core
+from tenuto.engine.lookup import check_version, page_of, require_one
 from tenuto.engine.rows import decode_json
 from tenuto.engine.tenancy.encryption import require_key_ring
 from tenuto.model import bounds
-from tenuto.model.errors import Conflict, NotFound
+from tenuto.model.errors import Conflict
 from tenuto.model.webhooks import MAX_WEBHOOKS, SIGNING_PREFIX, EndpointHealth, check_events
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
@@ -137,14 +138,13 @@ class WebhookEndpoints:
     ) -> WebhookPage:
         """Returns the workspace's webhooks, newest first."""
         rows = await self._fetch_page("webhooks", {"workspace": workspace}, limit, cursor)
-        webhooks = [_webhook_view(row) for row in rows[:limit]]
-        return WebhookPage(webhooks, webhooks[-1].id if len(rows) > limit else None)
+        return WebhookPage(*page_of(rows, limit, _webhook_view))
 
     async def show(self, webhook: UUID, workspace: UUID) -> WebhookView:
         """Returns one webhook, without its secret; raises `NotFound`."""
         params = {"workspace": workspace, "id": webhook}
         rows = await self._core.store.fetch(Statement("webhook", params))
-        return _webhook_view(_require_one(rows, webhook))
+        return _webhook_view(require_one(rows, "webhook", webhook))
 
     async def update(
         self, webhook: UUID, workspace: UUID, change: WebhookChange, version: int | None = None
@@ -161,12 +161,7 @@ class WebhookEndpoints:
 
         def script() -> Script[None]:
             row = yield from self._lock_webhook(webhook, workspace)
-            if version is not None and row["version"] != version:
-                raise Conflict(
-                    f"webhook {webhook} has version {row['version']}, not {version};"
-                    " read it again and repeat the change",
-                    "version_conflict",
-                )
+            check_version(row, version, "webhook", webhook)
             yield Statement("webhook_update", _update_params(row, change, events, self._core.now()))
             if row["enabled"] and change.enabled is False:
                 yield Statement("deliveries_cancel", {"webhook": webhook, "why": _DISABLED})
@@ -179,7 +174,7 @@ class WebhookEndpoints:
 
         def script() -> Script[None]:
             params = {"workspace": workspace, "id": webhook}
-            _require_one((yield Statement("webhook_delete", params)), webhook)
+            require_one((yield Statement("webhook_delete", params)), "webhook", webhook)
             yield Statement("deliveries_cancel", {"webhook": webhook, "why": _DELETED})
 
         await self._core.store.transact(script)
@@ -206,8 +201,7 @@ class WebhookEndpoints:
         rows = await self._fetch_page("deliveries", params, limit, cursor)
         if not rows:
             await self.show(webhook, workspace)
-        deliveries = [_delivery_view(row) for row in rows[:limit]]
-        return DeliveryPage(deliveries, deliveries[-1].id if len(rows) > limit else None)
+        return DeliveryPage(*page_of(rows, limit, _delivery_view))
 
     async def redeliver(self, delivery: UUID, workspace: UUID) -> DeliveryView:
         """Sends a message again that was delivered or given up; its id stays the same."""
@@ -229,9 +223,7 @@ class WebhookEndpoints:
     async def _show_delivery(self, delivery: UUID, workspace: UUID) -> DeliveryView:
         params = {"workspace": workspace, "id": delivery}
         rows = await self._core.store.fetch(Statement("delivery", params))
-        if not rows:
-            raise NotFound(f"no delivery {delivery}")
-        return _delivery_view(rows[0])
+        return _delivery_view(require_one(rows, "delivery", delivery))
 
     async def _fetch_page(
         self, query: str, params: dict[str, Any], limit: int, cursor: UUID | None
@@ -244,7 +236,7 @@ class WebhookEndpoints:
     def _lock_webhook(self, webhook: UUID, workspace: UUID) -> Script[Row]:
         """Locks and returns the webhook's row; raises `NotFound`."""
         rows = yield Statement("webhook_locked", {"workspace": workspace, "id": webhook})
-        return _require_one(rows, webhook)
+        return require_one(rows, "webhook", webhook)
 
 
 def new_secret(clock: Clock) -> str:
@@ -266,13 +258,6 @@ def decrypt_secrets(core: Core, row: Row) -> list[str]:
     encrypted = Encrypted(row["key_id"], row["secret"])
     location = {"workspace": row["workspace"], "table": "webhook", "row": str(row["id"])}
     return require_key_ring(core).decrypt(encrypted, **location, column="secret").split()
-
-
-def _require_one(rows: Sequence[Row], webhook: UUID) -> Row:
-    """Returns the first row; raises `NotFound` if there is none."""
-    if not rows:
-        raise NotFound(f"no webhook {webhook}")
-    return rows[0]
 
 
 def _events_json(events: Sequence[str]) -> str:
