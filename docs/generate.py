@@ -19,7 +19,8 @@ from uuid import UUID
 import click
 import msgspec
 
-from tenuto.api.auth import route_access
+from tenuto.api.app import litestar_app
+from tenuto.api.operation import PUBLIC, V1, all_operations
 from tenuto.cli.base import Command, Group
 from tenuto.cli.root import cli
 from tenuto.client import target
@@ -448,10 +449,12 @@ def decisions() -> str:
 
 def routes() -> str:
     rows = []
-    for route, needs in route_access.ROUTES.items():
-        method, path = route.split()
-        who = "anybody" if needs is route_access.PUBLIC else f"{needs.role.name}, `{needs.scope}`"
-        rows.append((code(method), code(path.removeprefix(route_access.V1)), who))
+    litestar_app()  # has all operations
+    for each in all_operations():
+        method, path = each.route.split()
+        needs = each.access
+        who = "anybody" if needs is PUBLIC else f"{needs.role.name}, `{needs.scope}`"
+        rows.append((code(method), code(path.removeprefix(V1)), who))
     return table(("method", "path", "needs"), rows)
 
 
