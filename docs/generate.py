@@ -1,7 +1,8 @@
 """Writes the parts of the documents that follow from the source.
 
 `python docs/generate.py` fills every block between `<!-- begin: NAME -->` and `<!-- end: NAME -->`
-in the documents; `--check` writes nothing and fails when a block is not what the source says.
+in the documents, and writes the files of `WRITTEN`; `--check` writes nothing and fails when a block
+or a file is not what the source says.
 """  # noqa: INP001  a program beside the pages, not a package
 
 import argparse
@@ -17,6 +18,7 @@ from typing import Any
 from uuid import UUID
 
 import click
+import generate_remote
 import msgspec
 
 from tenuto.api.app import litestar_app
@@ -516,7 +518,10 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "decisions": decisions,
     "yaml-fields": yaml_fields,
 }
-WRITTEN: dict[str, Callable[[], str]] = {"docs/tenuto.schema.json": yaml_schema}
+WRITTEN: dict[str, Callable[[], str]] = {
+    "docs/tenuto.schema.json": yaml_schema,
+    generate_remote.TARGET: generate_remote.remote_module,
+}
 """Files that follow from the source as a whole."""
 
 

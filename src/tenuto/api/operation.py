@@ -40,12 +40,14 @@ class Operation(msgspec.Struct, frozen=True):
 
     `route` is its method and path as in the OpenAPI document.
     `is_replayed`: a request repeated with the same `Idempotency-Key` gets the stored response.
+    `remote`: the engine method that clients call by this route.
     """
 
     route: str
     access: RouteAccess | None
     is_replayed: bool
     handler: HTTPRouteHandler
+    remote: Callable[..., Any] | None
 
 
 OPERATIONS: dict[str, Operation] = {}
@@ -63,11 +65,13 @@ def operation(
     *,
     prefix: str = V1,
     idempotent: bool = False,
+    remote: Callable[..., Any] | None = None,
     **options: Any,
 ) -> Callable[[Handler], HTTPRouteHandler]:
     """Registers a function as the handler of a route.
 
     `idempotent`: repeated requests with the same `Idempotency-Key` get the stored response.
+    `remote`: `docs/generate.py` writes this engine method for clients, with a call of this route.
     `options` are those of Litestar's route handlers, such as `status_code`.
     """
 
@@ -75,7 +79,7 @@ def operation(
         handler = HTTPRouteHandler(prefix + path, http_method=method, **options)(function)
         route = f"{method} {_PATH_TYPE.sub('', prefix + path)}"
         assert route not in OPERATIONS, f"{route} is declared twice"
-        OPERATIONS[route] = Operation(route, access, idempotent, handler)
+        OPERATIONS[route] = Operation(route, access, idempotent, handler, remote)
         handler.opt[_KEY] = OPERATIONS[route]
         return handler
 

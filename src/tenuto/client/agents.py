@@ -9,7 +9,7 @@ import msgspec
 from tenuto.client.remote.bodies import agent_body
 from tenuto.client.remote.engine import AnyEngine, RemoteEngine
 from tenuto.client.remote.http import ApiRequest
-from tenuto.client.remote.worker import V1
+from tenuto.client.remote.resource import V1
 from tenuto.engine.agents.eligibility import AgentExplanation
 from tenuto.engine.agents.mailbox import Message, MessageBatch, MessagePage
 from tenuto.engine.agents.registry import AgentHealth, AgentRegistry, AgentToken, AgentView

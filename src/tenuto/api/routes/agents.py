@@ -12,6 +12,7 @@ from tenuto.api.routes.tasks import Limit, TaskPage
 from tenuto.api.service import InjectedContext
 from tenuto.engine.agents.eligibility import AgentExplanation
 from tenuto.engine.agents.registry import AgentHealth, AgentToken, AgentView
+from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.query import Filter
 from tenuto.model.agents.lifecycle import parse_rules
 from tenuto.model.agents.matching import AgentProfile
@@ -118,7 +119,7 @@ async def get_agent_health(
     return await ctx.agents.health(agent_id, limit)
 
 
-@operation("GET", "/agents/{agent_id:uuid}/explain", READ)
+@operation("GET", "/agents/{agent_id:uuid}/explain", READ, remote=Engine.explain_agent)
 async def explain_agent(ctx: InjectedContext, agent_id: FromPath[UUID]) -> AgentExplanation:
     """Explains which tasks the agent can claim, and why it cannot claim others."""
     return await ctx.engine.explain_agent(agent_id)
@@ -139,7 +140,13 @@ async def list_agent_tasks(
     return TaskPage(page.tasks, page.next_cursor)
 
 
-@operation("POST", "/agents/{agent_id:uuid}/terminate", WRITE, status_code=200)
+@operation(
+    "POST",
+    "/agents/{agent_id:uuid}/terminate",
+    WRITE,
+    status_code=200,
+    remote=Engine.terminate_agent,
+)
 async def terminate_agent(
     ctx: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[TerminateBody | None] = None
 ) -> AgentView:

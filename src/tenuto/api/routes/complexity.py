@@ -4,10 +4,11 @@ from litestar.params import JSONBody
 
 from tenuto.api.operation import ADMIN, READ, operation
 from tenuto.api.service import InjectedContext
+from tenuto.engine.limits.complexity import ComplexityLevels
 from tenuto.model.limits.complexity import ComplexityRules
 
 
-@operation("GET", "/complexity-levels", READ)
+@operation("GET", "/complexity-levels", READ, remote=ComplexityLevels.get)
 async def get_complexity_levels(ctx: InjectedContext) -> ComplexityRules:
     """Returns the complexity rules of the workspace."""
     return await ctx.engine.complexity.get()

@@ -13,8 +13,10 @@ from tenuto.api.routes.bodies import ReasonBody
 from tenuto.api.routes.flow_bodies import FlowBody, RerunBody
 from tenuto.api.routes.tasks import IdempotencyKey, Limit, TaskPage, count_submit
 from tenuto.api.service import InjectedContext
+from tenuto.engine.engine import Engine
 from tenuto.engine.flows.graph import GraphView, mermaid
-from tenuto.engine.flows.views import FlowPage, FlowView
+from tenuto.engine.flows.start import Flows
+from tenuto.engine.flows.views import FlowPage, FlowView, FlowViews
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 
@@ -44,7 +46,7 @@ async def created_flow_response(ctx: InjectedContext, flow: UUID) -> Response[Fl
     return Response(view, status_code=201, headers={"Location": f"/api/v1/flows/{flow}"})
 
 
-@operation("GET", "/flows", READ)
+@operation("GET", "/flows", READ, remote=FlowViews.page)
 async def list_flows(
     ctx: InjectedContext,
     status: FromQuery[str | None] = None,
@@ -56,13 +58,13 @@ async def list_flows(
     return await ctx.engine.flow_views.page(status, key, limit, cursor)
 
 
-@operation("GET", "/flows/{flow_id:uuid}", READ)
+@operation("GET", "/flows/{flow_id:uuid}", READ, remote=FlowViews.show)
 async def get_flow(ctx: InjectedContext, flow_id: FromPath[UUID]) -> FlowView:
     """Returns one flow: its progress, its tasks by status and its open groups."""
     return await ctx.engine.flow_views.show(flow_id)
 
 
-@operation("GET", "/flows/{flow_id:uuid}/tasks", READ)
+@operation("GET", "/flows/{flow_id:uuid}/tasks", READ, remote=FlowViews.tasks)
 async def list_flow_tasks(
     ctx: InjectedContext,
     flow_id: FromPath[UUID],
@@ -74,7 +76,7 @@ async def list_flow_tasks(
     return TaskPage(page.tasks, page.next_cursor)
 
 
-@operation("GET", "/flows/{flow_id:uuid}/graph", READ)
+@operation("GET", "/flows/{flow_id:uuid}/graph", READ, remote=FlowViews.graph)
 async def get_flow_graph(
     ctx: InjectedContext, flow_id: FromPath[UUID], graph_format: GraphFormat = "json"
 ) -> Response[GraphView]:
@@ -89,7 +91,7 @@ def graph_response(view: GraphView, graph_format: str) -> Response[Any]:
     return Response(view)
 
 
-@operation("POST", "/flows/{flow_id:uuid}/cancel", WRITE, status_code=200)
+@operation("POST", "/flows/{flow_id:uuid}/cancel", WRITE, status_code=200, remote=Flows.cancel)
 async def cancel_flow(
     ctx: InjectedContext, flow_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
 ) -> FlowView:
@@ -104,14 +106,14 @@ def reason_of(data: ReasonBody | None) -> str | None:
     return None if reason is None else bounds.check_text("reason", reason, bounds.MAX_ERROR)
 
 
-@operation("POST", "/flows/{flow_id:uuid}/pause", WRITE, status_code=200)
+@operation("POST", "/flows/{flow_id:uuid}/pause", WRITE, status_code=200, remote=Flows.pause)
 async def pause_flow(ctx: InjectedContext, flow_id: FromPath[UUID]) -> FlowView:
     """Pauses all tasks of a flow; running sessions are stopped after a last checkpoint."""
     await ctx.engine.flows.pause(flow_id)
     return await ctx.engine.flow_views.show(flow_id)
 
 
-@operation("POST", "/flows/{flow_id:uuid}/resume", WRITE, status_code=200)
+@operation("POST", "/flows/{flow_id:uuid}/resume", WRITE, status_code=200, remote=Flows.resume)
 async def resume_flow(ctx: InjectedContext, flow_id: FromPath[UUID]) -> FlowView:
     """Resumes a paused flow."""
     await ctx.engine.flows.resume(flow_id)
@@ -124,6 +126,7 @@ async def resume_flow(ctx: InjectedContext, flow_id: FromPath[UUID]) -> FlowView
     WRITE,
     idempotent=True,
     responses={200: ResponseSpec(FlowView, description="The same flow continues.")},
+    remote=Engine.rerun_flow,
 )
 async def rerun_flow(
     ctx: InjectedContext,

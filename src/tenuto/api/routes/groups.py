@@ -21,8 +21,8 @@ from tenuto.api.routes.tasks import IdempotencyKey, Limit, count_submit
 from tenuto.api.service import InjectedContext
 from tenuto.engine.flows.definitions import DefinitionView
 from tenuto.engine.flows.graph import GraphView
-from tenuto.engine.flows.start import encode_input
-from tenuto.engine.flows.views import FlowView, GroupPage, GroupView
+from tenuto.engine.flows.start import Flows, encode_input
+from tenuto.engine.flows.views import FlowView, FlowViews, GroupPage, GroupView
 from tenuto.model.errors import Conflict, NotFound
 
 
@@ -62,7 +62,7 @@ async def create_group(
     return CreatedGroup(definition, await ctx.engine.flow_views.show(flow))
 
 
-@operation("GET", "/groups", READ)
+@operation("GET", "/groups", READ, remote=FlowViews.groups)
 async def list_groups(
     ctx: InjectedContext,
     status: FromQuery[str | None] = None,
@@ -75,13 +75,13 @@ async def list_groups(
     return await ctx.engine.flow_views.groups(status, key, flow, limit, cursor)
 
 
-@operation("GET", "/groups/{group_id:str}", READ)
+@operation("GET", "/groups/{group_id:str}", READ, remote=FlowViews.group)
 async def get_group(ctx: InjectedContext, group_id: FromPath[str]) -> GroupView:
     """Returns one run of a group, by its id; for a key, the newest run of that group."""
     return await _group_view(ctx, await _find_run(ctx, group_id))
 
 
-@operation("GET", "/groups/{group_id:str}/graph", READ)
+@operation("GET", "/groups/{group_id:str}/graph", READ, remote=FlowViews.group_graph)
 async def get_group_graph(
     ctx: InjectedContext, group_id: FromPath[str], graph_format: GraphFormat = "json"
 ) -> Response[GraphView]:
@@ -113,7 +113,9 @@ async def start_group(
     return await created_flow_response(ctx, flow)
 
 
-@operation("POST", "/groups/{group_id:str}/cancel", WRITE, status_code=200)
+@operation(
+    "POST", "/groups/{group_id:str}/cancel", WRITE, status_code=200, remote=Flows.cancel_group
+)
 async def cancel_group(
     ctx: InjectedContext, group_id: FromPath[str], data: JSONBody[ReasonBody | None] = None
 ) -> GroupView:
@@ -123,7 +125,7 @@ async def cancel_group(
     return await _group_view(ctx, run)
 
 
-@operation("POST", "/groups/{group_id:str}/pause", WRITE, status_code=200)
+@operation("POST", "/groups/{group_id:str}/pause", WRITE, status_code=200, remote=Flows.pause_group)
 async def pause_group(ctx: InjectedContext, group_id: FromPath[str]) -> GroupView:
     """Pauses all tasks of a group run."""
     run = await _find_run(ctx, group_id)
@@ -131,7 +133,9 @@ async def pause_group(ctx: InjectedContext, group_id: FromPath[str]) -> GroupVie
     return await _group_view(ctx, run)
 
 
-@operation("POST", "/groups/{group_id:str}/resume", WRITE, status_code=200)
+@operation(
+    "POST", "/groups/{group_id:str}/resume", WRITE, status_code=200, remote=Flows.resume_group
+)
 async def resume_group(ctx: InjectedContext, group_id: FromPath[str]) -> GroupView:
     """Resumes a paused group run."""
     run = await _find_run(ctx, group_id)

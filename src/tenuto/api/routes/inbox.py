@@ -10,7 +10,7 @@ from tenuto.api.operation import READ, WRITE, operation
 from tenuto.api.routes.flow_bodies import AnswerBody, ApproveBody, CommentBody
 from tenuto.api.routes.tasks import Limit
 from tenuto.api.service import InjectedContext
-from tenuto.engine.agents.inbox import InboxItem
+from tenuto.engine.agents.inbox import Inbox, InboxItem
 from tenuto.model.errors import Forbidden
 from tenuto.model.limits.budgets import Budget
 
@@ -27,7 +27,7 @@ class InboxPage(msgspec.Struct, frozen=True, rename="camel"):
     next_cursor: UUID | None = None
 
 
-@operation("GET", "/inbox", READ)
+@operation("GET", "/inbox", READ, remote=Inbox.list)
 async def list_inbox_items(
     ctx: InjectedContext,
     status: ItemStatus = None,
@@ -39,7 +39,7 @@ async def list_inbox_items(
     return InboxPage(items, items[-1].id if len(items) == limit else None)
 
 
-@operation("GET", "/inbox/{item_id:uuid}", READ)
+@operation("GET", "/inbox/{item_id:uuid}", READ, remote=Inbox.show)
 async def get_inbox_item(ctx: InjectedContext, item_id: FromPath[UUID]) -> InboxItem:
     """Returns one inbox item."""
     return await ctx.engine.inbox.show(item_id)
@@ -62,7 +62,7 @@ async def reject_inbox_item(
     return await _resolve_item(ctx, item_id, data, approve=False)
 
 
-@operation("POST", "/inbox/{item_id:uuid}/answer", WRITE, status_code=200)
+@operation("POST", "/inbox/{item_id:uuid}/answer", WRITE, status_code=200, remote=Inbox.dismiss)
 async def answer_inbox_item(
     ctx: InjectedContext, item_id: FromPath[UUID], data: JSONBody[AnswerBody]
 ) -> InboxItem:

@@ -11,7 +11,7 @@ from tenuto.api.routes.bodies import LenientBody
 from tenuto.api.routes.flow_bodies import StrictBody
 from tenuto.api.routes.tasks import Limit
 from tenuto.api.service import InjectedContext
-from tenuto.engine.agents.mailbox import Message, MessageBatch, MessagePage
+from tenuto.engine.agents.mailbox import Mailboxes, Message, MessageBatch, MessagePage
 from tenuto.model.agents.messages import NewMessage
 
 
@@ -32,7 +32,7 @@ class DequeueBody(LenientBody):
     batch_id: UUID | None = None
 
 
-@operation("GET", "/agents/{agent_id:uuid}/messages", READ)
+@operation("GET", "/agents/{agent_id:uuid}/messages", READ, remote=Mailboxes.page)
 async def list_messages(
     ctx: InjectedContext,
     agent_id: FromPath[UUID],

@@ -14,6 +14,7 @@ from tenuto.api.routes.tasks import Limit, LogPage
 from tenuto.api.service import InjectedContext, RequestContext, service_of
 from tenuto.coordinator.coordinator import NAME
 from tenuto.engine.agents.gateways import worst_status
+from tenuto.engine.engine import Engine
 from tenuto.engine.limits.budgets import UsageStats
 from tenuto.engine.operations.coordination import RecoverResult, recent_logs
 from tenuto.engine.operations.coordination import recover as recover_now
@@ -147,7 +148,7 @@ async def get_stats(ctx: InjectedContext) -> Stats:
     return Stats(counts, alive, len(agents), await ctx.engine.spending())
 
 
-@operation("GET", "/workers", READ)
+@operation("GET", "/workers", READ, remote=Engine.workers)
 async def list_workers(ctx: InjectedContext) -> WorkerList:
     """Returns the workers of the workspace."""
     return WorkerList(list(await ctx.engine.workers()))

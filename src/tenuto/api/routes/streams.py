@@ -22,6 +22,7 @@ from tenuto.api.operation import READ, WRITE, operation
 from tenuto.api.routes.flow_bodies import StrictBody
 from tenuto.api.routes.tasks import IdempotencyKey
 from tenuto.api.service import InjectedContext
+from tenuto.engine.engine import Engine
 from tenuto.engine.rows import decode_json
 from tenuto.engine.schedules.events import EventView
 from tenuto.engine.views import LogLine
@@ -48,7 +49,7 @@ class EventBody(StrictBody):
     task_id: UUID | None = None
 
 
-@operation("POST", "/events", WRITE, idempotent=True)
+@operation("POST", "/events", WRITE, idempotent=True, remote=Engine.publish)
 async def publish_event(
     ctx: InjectedContext, data: JSONBody[EventBody], key: IdempotencyKey = None
 ) -> EventView:

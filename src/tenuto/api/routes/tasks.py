@@ -22,6 +22,7 @@ from tenuto.api.routes.bodies import (
     TaskPatch,
 )
 from tenuto.api.service import InjectedContext
+from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.edit import TaskChanges
 from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import (
@@ -189,7 +190,7 @@ def _min_priority(request: Request[Any, Any, Any], min_priority: int | None) -> 
     return min_priority
 
 
-@operation("GET", "/agent-tasks/{task_id:uuid}", READ)
+@operation("GET", "/agent-tasks/{task_id:uuid}", READ, remote=Engine.show)
 async def get_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> Response[TaskView]:
     """Returns one task with all its fields, without history; the header `ETag` has its version."""
     return _task_response(await ctx.engine.show(task_id))
@@ -232,13 +233,15 @@ def version_of(if_match: str | None) -> int | None:
     return int(text)
 
 
-@operation("DELETE", "/agent-tasks/{task_id:uuid}", WRITE)
+@operation("DELETE", "/agent-tasks/{task_id:uuid}", WRITE, remote=Engine.erase)
 async def delete_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> None:
     """Deletes the input, output and other contents of a finished task; its audit trail stays."""
     await ctx.engine.erase(task_id)
 
 
-@operation("POST", "/agent-tasks/{task_id:uuid}/cancel", WRITE, status_code=200)
+@operation(
+    "POST", "/agent-tasks/{task_id:uuid}/cancel", WRITE, status_code=200, remote=Engine.cancel
+)
 async def cancel_task(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
 ) -> TaskView:
@@ -247,7 +250,7 @@ async def cancel_task(
     return await ctx.engine.show(task_id)
 
 
-@operation("POST", "/agent-tasks/{task_id:uuid}/pause", WRITE, status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/pause", WRITE, status_code=200, remote=Engine.pause)
 async def pause_task(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
 ) -> TaskView:
@@ -256,14 +259,16 @@ async def pause_task(
     return await ctx.engine.show(task_id)
 
 
-@operation("POST", "/agent-tasks/{task_id:uuid}/resume", WRITE, status_code=200)
+@operation(
+    "POST", "/agent-tasks/{task_id:uuid}/resume", WRITE, status_code=200, remote=Engine.resume
+)
 async def resume_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
     """Resumes a paused task."""
     await ctx.engine.resume(task_id)
     return await ctx.engine.show(task_id)
 
 
-@operation("POST", "/agent-tasks/{task_id:uuid}/retry", WRITE, status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/retry", WRITE, status_code=200, remote=Engine.retry)
 async def retry_task(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[RetryTaskBody | None] = None
 ) -> TaskView:
@@ -275,7 +280,7 @@ async def retry_task(
     return await ctx.engine.show(task_id)
 
 
-@operation("POST", "/agent-tasks/{task_id:uuid}/start", WRITE, status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/start", WRITE, status_code=200, remote=Engine.start)
 async def start_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
     """Starts a task now that is scheduled for a later time."""
     await ctx.engine.start(task_id)
@@ -300,7 +305,9 @@ async def reassign_task(
     return await ctx.engine.show(task_id)
 
 
-@operation("POST", "/agent-tasks/{task_id:uuid}/archive", WRITE, status_code=200)
+@operation(
+    "POST", "/agent-tasks/{task_id:uuid}/archive", WRITE, status_code=200, remote=Engine.archive
+)
 async def archive_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
     """Archives a finished task."""
     await ctx.engine.archive(task_id)
@@ -340,7 +347,7 @@ async def act_on_tasks(
     return ActionResultView(result.done, result.refused)
 
 
-@operation("GET", "/agent-tasks/{task_id:uuid}/logs", READ)
+@operation("GET", "/agent-tasks/{task_id:uuid}/logs", READ, remote=Engine.logs)
 async def list_task_logs(
     ctx: InjectedContext,
     task_id: FromPath[UUID],
@@ -351,7 +358,7 @@ async def list_task_logs(
     return LogPage(list(await ctx.engine.logs(task_id, level, limit)))
 
 
-@operation("GET", "/agent-tasks/{task_id:uuid}/attempts", READ)
+@operation("GET", "/agent-tasks/{task_id:uuid}/attempts", READ, remote=Engine.attempts)
 async def list_task_attempts(
     ctx: InjectedContext, task_id: FromPath[UUID]
 ) -> Sequence[AttemptView]:
@@ -391,7 +398,7 @@ def _parse_offset(text: str | None) -> tuple[int, int]:
     return (int(attempt), int(line))
 
 
-@operation("GET", "/agent-tasks/{task_id:uuid}/explain", READ)
+@operation("GET", "/agent-tasks/{task_id:uuid}/explain", READ, remote=Engine.explain)
 async def explain_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> Explanation:
     """Explains why the task is not running: each gate, its value and when it opens."""
     return await ctx.engine.explain(task_id)

@@ -34,6 +34,7 @@ from tenuto.api.routes.tasks import Limit, LogPage
 from tenuto.api.service import InjectedContext
 from tenuto.engine.agents.registry import AgentView
 from tenuto.engine.agents.subtasks import Question
+from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.engine.tasks.maintenance import TaskMaintenance
 from tenuto.engine.tasks.query import Filter
@@ -173,7 +174,7 @@ async def find_task(
     return TaskIdReply(await ctx.engine.find(prefix))
 
 
-@operation("GET", "/agent-tasks/{task_id:uuid}/trail", READ)
+@operation("GET", "/agent-tasks/{task_id:uuid}/trail", READ, remote=Engine.events)
 async def list_task_events(
     ctx: InjectedContext,
     task_id: FromPath[UUID],
