@@ -189,30 +189,30 @@ class RemoteWorkerEngine(RemoteResource):
         return [_to_claimed_task(task, self.workspace) for task in claims.tasks]
 
     async def worker_heartbeat(
-        self, worker: WorkerInfo, fences: Sequence[Fence], lease_s: int
+        self, info: WorkerInfo, fences: Sequence[Fence], lease_s: int
     ) -> HeartbeatResult:
         """Sends a worker's heartbeat, which renews all its leases in one request."""
         leases = [
             {"taskId": fence.task, "attempt": fence.attempt, "leaseToken": fence.token}
             for fence in fences
         ]
-        body = _worker_body(worker) | {"leases": leases, "leaseSeconds": lease_s}
-        reported = msgspec.structs.replace(worker)
-        reply = await self._send_heartbeat(worker, body)
+        body = _worker_body(info) | {"leases": leases, "leaseSeconds": lease_s}
+        reported = msgspec.structs.replace(info)
+        reply = await self._send_heartbeat(info, body)
         self._is_drain_requested = reply.drain
         result = _to_heartbeat_result(fences, reply)
         self._last_reported = reported
         return result
 
-    async def record_worker(self, worker: WorkerInfo) -> bool:
+    async def record_worker(self, info: WorkerInfo) -> bool:
         """Records a worker's status, unless its last heartbeat has reported the same.
 
         Returns True if the worker is requested to drain.
         """
-        if worker == self._last_reported:
+        if info == self._last_reported:
             self._last_reported = None
             return self._is_drain_requested
-        return (await self._send_heartbeat(worker, _worker_body(worker))).drain
+        return (await self._send_heartbeat(info, _worker_body(info))).drain
 
     async def _send_heartbeat(self, worker: WorkerInfo, body: dict[str, Any]) -> _HeartbeatReply:
         """Sends a heartbeat and returns the response."""
@@ -220,11 +220,12 @@ class RemoteWorkerEngine(RemoteResource):
         return await self._call(_HeartbeatReply, "POST", path, body, repeatable=True)
 
     async def confirm_gone_sessions(
-        self, worker: str, host: str, runs: Callable[[str, UUID], bool]
+        self, worker: str, host: str, may_run: Callable[[str, UUID], bool]
     ) -> int:
         """Confirms ended attempts of the worker and its host whose sessions no longer run.
 
-        `runs(worker, task)` tells if a session still runs. Returns the number of confirmed ends.
+        `may_run(worker, task)` tells if a session may still run. Returns how many ends it
+        confirmed.
         """
         path = f"workers/{path_segment(worker)}/sweep"
         body: dict[str, Any] = {"host": host}
@@ -232,7 +233,7 @@ class RemoteWorkerEngine(RemoteResource):
         gone = [
             {"taskId": end.task_id, "attempt": end.attempt}
             for end in reply.unconfirmed
-            if not runs(end.worker, end.task_id)
+            if not may_run(end.worker, end.task_id)
         ]
         if not gone:
             return 0
