@@ -22,8 +22,9 @@ from types import FunctionType, NoneType
 from typing import Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-import msgspec
 from litestar import Response
+from msgspec import Struct
+from msgspec.structs import FieldInfo, fields
 
 from tenuto.api.app import litestar_app
 from tenuto.api.edge.openapi import openapi_document
@@ -49,8 +50,8 @@ class Module:
 
     def __init__(self) -> None:
         self.document: dict[str, Any] = openapi_document(litestar_app())
-        self.structs: dict[str, str] = {}
-        """Responses of which the engine has no struct: the text of a class by its name."""
+        self.structs: dict[str, dict[str, str]] = defaultdict(dict)
+        """Responses of which the engine has no struct: the fields to decode, with their types."""
         self.methods: dict[str, list[tuple[int, str]]] = defaultdict(list)
         """By engine class: the texts of the methods with their lines in the engine."""
         self._imports: dict[str, set[str]] = defaultdict(set)
@@ -78,12 +79,17 @@ class Module:
             f"from {module} import {', '.join(sorted(names))}\n"
             for module, names in sorted(self._imports.items())
         )
+        structs = [
+            f'class {name}(Struct, rename="camel"):\n'
+            + "".join(f"    {field}: {kind}\n" for field, kind in sorted(types.items()))
+            for name, types in self.structs.items()
+        ]
         classes = [
             f'class {name}Calls(RemoteResource):\n    """Methods of `{name}`."""\n\n'
             + "\n".join(text for _, text in sorted(methods))
             for name, methods in sorted(self.methods.items())
         ]
-        return HEADER + imports + "\n" + "\n".join([*self.structs.values(), *classes])
+        return HEADER + imports + "\n" + "\n".join([*structs, *classes])
 
 
 def remote_module() -> str:
@@ -136,23 +142,24 @@ def _reply(operation: Operation, method: FunctionType, returns: str, module: Mod
     text = returns.replace("Sequence[", "list[")
     if response is NoneType and result is NoneType:
         return Reply("type(None)")
-    if response == result or _wire_fields(response) == _wire_fields(result) != {}:
+    if response == result or _wire_types(response) == _wire_types(result) != {}:
         return Reply(text)
-    ours = response.__module__.startswith("tenuto.api")
-    if result is NoneType and not ours:
+    is_shared = not response.__module__.startswith("tenuto.api")
+    if result is NoneType and is_shared:
         module.add_import(response.__module__, response.__name__)
         return Reply(response.__name__)
-    fields = [each for each in msgspec.structs.fields(response) if _plain(each.type) == result]
-    if len(fields) != 1:
+    matches = [each for each in _fields(response) if _plain(each.type) == result]
+    if is_shared:
+        matches = [each for each in matches if each.name == "id"]
+    if len(matches) != 1:
         _fail(operation, f"its response has no field, or several, of type {returns}")
-    [field] = fields
-    name = response.__name__
-    if ours:
-        name = f"_{name}"
-        module.add_import("msgspec", "Struct")
-        module.structs[name] = f'class {name}(Struct, rename="camel"):\n    {field.name}: {text}\n'
-    else:
-        module.add_import(response.__module__, name)
+    [field] = matches
+    if is_shared:
+        module.add_import(response.__module__, response.__name__)
+        return Reply(response.__name__, field.name)
+    module.add_import("msgspec", "Struct")
+    name = f"_{response.__name__}"
+    module.structs[name][field.name] = text
     return Reply(name, field.name)
 
 
@@ -163,11 +170,15 @@ def _plain(kind: Any) -> Any:
     return list[get_args(kind)] if get_origin(kind) is Sequence else kind  # type: ignore[misc]
 
 
-def _wire_fields(kind: Any) -> dict[str, Any]:
-    """Returns the JSON names and types of a struct; nothing for other types."""
-    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-        return {}
-    return {each.encode_name: each.type for each in msgspec.structs.fields(kind)}
+def _fields(kind: Any) -> tuple[FieldInfo, ...]:
+    """Returns the fields of a struct; none for other types."""
+    is_struct = isinstance(kind, type) and issubclass(kind, Struct)
+    return fields(kind) if is_struct else ()
+
+
+def _wire_types(kind: Any) -> dict[str, Any]:
+    """Returns the types of a struct's fields by JSON name; nothing for other types."""
+    return {each.encode_name: each.type for each in _fields(kind)}
 
 
 def _arguments(operation: Operation, method: FunctionType, module: Module) -> list[str]:
