@@ -19,9 +19,11 @@ from uuid import UUID
 
 import click
 import generate_blocking
+import generate_remote
 import msgspec
 
-from tenuto.api.auth import route_access
+from tenuto.api.app import litestar_app
+from tenuto.api.operation import PUBLIC, V1, all_operations
 from tenuto.cli.base import Command, Group
 from tenuto.cli.root import cli
 from tenuto.client import target
@@ -452,10 +454,12 @@ def decisions() -> str:
 
 def routes() -> str:
     rows = []
-    for route, needs in route_access.ROUTES.items():
-        method, path = route.split()
-        who = "anybody" if needs is route_access.PUBLIC else f"{needs.role.name}, `{needs.scope}`"
-        rows.append((code(method), code(path.removeprefix(route_access.V1)), who))
+    litestar_app()  # has all operations
+    for each in all_operations():
+        method, path = each.route.split()
+        needs = each.access
+        who = "anybody" if needs is PUBLIC else f"{needs.role.name}, `{needs.scope}`"
+        rows.append((code(method), code(path.removeprefix(V1)), who))
     return table(("method", "path", "needs"), rows)
 
 
@@ -520,6 +524,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
 WRITTEN: dict[str, Callable[[], str]] = {
     "docs/tenuto.schema.json": yaml_schema,
     generate_blocking.TARGET: generate_blocking.blocking_module,
+    generate_remote.TARGET: generate_remote.remote_module,
 }
 """Files that follow from the source as a whole."""
 

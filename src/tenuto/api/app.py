@@ -1,40 +1,29 @@
 """The ASGI application: routes, access guard, error responses, OpenAPI document."""
 
 from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
-from litestar import Litestar, Request, Response, Router, get
+from litestar import Litestar, Request, Response
 from litestar.config.app import AppConfig
 from litestar.di import Provide
 from litestar.openapi.config import OpenAPIConfig
 from litestar.types import Receive, Scope, Send
 
 from tenuto import __version__
-from tenuto.api.auth.route_access import V1, context_of, guard
+from tenuto.api import routes
+from tenuto.api.auth.route_access import context_of, guard
 from tenuto.api.edge import idempotency, problems
-from tenuto.api.edge.metrics import RequestMiddleware, get_metrics
+from tenuto.api.edge.metrics import RequestMiddleware
 from tenuto.api.edge.middleware import OuterMiddleware
 from tenuto.api.edge.openapi import docs_page, openapi_document
 from tenuto.api.edge.request_body import BodyLimit
-from tenuto.api.routes import (
-    accounts,
-    agent_protocol,
-    agents,
-    complexity,
-    definitions,
-    flows,
-    groups,
-    inbox,
-    limits,
-    mailbox,
-    operations,
-    schedules,
-    streams,
-    tasks,
-    triggers,
-    worker_protocol,
-)
+from tenuto.api.operation import PUBLIC, all_operations, operation
 from tenuto.api.service import RequestContext, Service, bind_service
+
+for _module in iter_modules(routes.__path__):  # registers the operations of every module there
+    import_module(f"{routes.__name__}.{_module.name}")
 
 
 async def provide_context(request: Request[Any, Any, Any]) -> RequestContext:
@@ -42,13 +31,13 @@ async def provide_context(request: Request[Any, Any, Any]) -> RequestContext:
     return context_of(request.scope)
 
 
-@get("/openapi.json", include_in_schema=False)
+@operation("GET", "/openapi.json", PUBLIC, prefix="", include_in_schema=False)
 async def get_openapi(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
     """Returns the OpenAPI document of this API."""
     return Response(openapi_document(request.app), media_type="application/json")
 
 
-@get("/docs", include_in_schema=False)
+@operation("GET", "/docs", PUBLIC, prefix="", include_in_schema=False)
 async def get_docs(request: Request[Any, Any, Any]) -> Response[str]:
     """Returns an HTML page that lists all routes."""
     return Response(docs_page(openapi_document(request.app)), media_type="text/html")
@@ -73,33 +62,8 @@ def litestar_app() -> Litestar:
 
     Cached and shared by all servers of a process: building it takes a quarter of a second.
     """
-    handlers = [
-        *accounts.PUBLIC,
-        *accounts.HANDLERS,
-        *tasks.HANDLERS,
-        *agent_protocol.HANDLERS,
-        *agents.HANDLERS,
-        *complexity.HANDLERS,
-        *definitions.HANDLERS,
-        *flows.HANDLERS,
-        *limits.HANDLERS,
-        *groups.HANDLERS,
-        *inbox.HANDLERS,
-        *mailbox.HANDLERS,
-        *operations.HANDLERS,
-        *worker_protocol.HANDLERS,
-        *schedules.HANDLERS,
-        *streams.HANDLERS,
-        *triggers.HANDLERS,
-    ]
     return Litestar(
-        route_handlers=[
-            Router(V1, route_handlers=handlers),
-            *operations.PUBLIC,
-            get_metrics,
-            get_openapi,
-            get_docs,
-        ],
+        route_handlers=[each.handler for each in all_operations()],
         guards=[guard],
         dependencies={"ctx": Provide(provide_context)},
         exception_handlers={

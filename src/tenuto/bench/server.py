@@ -10,13 +10,11 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 import msgspec
-from litestar import post
 from litestar.params import JSONBody
 
 from tenuto import app
 from tenuto.api import server as api_server
-from tenuto.api.app import litestar_app
-from tenuto.api.auth.route_access import PUBLIC, ROUTES
+from tenuto.api.operation import PUBLIC, operation
 from tenuto.api.routes.bodies import TaskBody
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.engine.views import TaskView, new_task_view
@@ -27,7 +25,6 @@ ECHO = "/bench/echo"
 _AT = datetime(2030, 1, 1, tzinfo=UTC)
 
 
-@post(ECHO)
 async def echo(data: JSONBody[TaskBody]) -> TaskView:
     """Returns the response of a submit without submitting."""
     return new_task_view(data.new_task(), UUID(int=1), _AT, DEFAULT_WORKSPACE, "bench")
@@ -35,8 +32,7 @@ async def echo(data: JSONBody[TaskBody]) -> TaskView:
 
 def add_echo() -> None:
     """Adds the echo route to the API of this process."""
-    ROUTES[f"POST {ECHO}"] = PUBLIC
-    litestar_app().register(echo)
+    operation("POST", ECHO, PUBLIC, prefix="")(echo)
 
 
 async def main(folder: str, database: str) -> None:

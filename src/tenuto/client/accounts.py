@@ -12,7 +12,7 @@ from tenuto.client.paging import iterate_pages
 from tenuto.client.remote.bodies import to_camel
 from tenuto.client.remote.engine import AnyEngine, RemoteEngine
 from tenuto.client.remote.http import ApiRequest, ServerConnection
-from tenuto.client.remote.worker import V1
+from tenuto.client.remote.resource import V1
 from tenuto.engine.operations.coordination import RecoverResult, recent_logs, recover
 from tenuto.engine.tasks.maintenance import CycleReport
 from tenuto.engine.tenancy.views import (

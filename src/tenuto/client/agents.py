@@ -9,8 +9,7 @@ import msgspec
 from tenuto.client.paging import PAGE_SIZE
 from tenuto.client.remote.bodies import agent_body
 from tenuto.client.remote.engine import AnyEngine, RemoteEngine
-from tenuto.client.remote.http import ApiRequest
-from tenuto.client.remote.worker import V1
+from tenuto.client.remote.resource import RemoteResource
 from tenuto.engine.agents.eligibility import AgentExplanation
 from tenuto.engine.agents.mailbox import Message, MessageBatch, MessagePage
 from tenuto.engine.agents.registry import AgentHealth, AgentRegistry, AgentToken, AgentView
@@ -202,44 +201,35 @@ class _AgentList(msgspec.Struct):
     agents: list[AgentView]
 
 
-class _RemoteAgents:
+class _RemoteAgents(RemoteResource):
     """The operations over HTTP."""
 
     def __init__(self, engine: RemoteEngine) -> None:
-        self._connection = engine.connection
+        super().__init__(engine.connection)
         self._workspace = engine.workspace
 
     async def page(self, after: str | None, limit: int) -> Sequence[AgentView]:
         params = {"cursor": after, "limit": limit}
-        request = ApiRequest(method="GET", path=f"{V1}/agents", params=params, repeatable=True)
-        return (await self._connection.request(_AgentList, request)).agents
+        return (await self._call(_AgentList, "GET", "agents", params=params)).agents
 
     async def show(self, agent: UUID) -> AgentView:
-        request = ApiRequest(method="GET", path=f"{V1}/agents/{agent}", repeatable=True)
-        return await self._connection.request(AgentView, request)
+        return await self._call(AgentView, "GET", f"agents/{agent}")
 
     async def profile(self, agent: AgentView) -> AgentProfile:
         return _profile_from_view(agent, self._workspace)
 
     async def put(self, profile: AgentProfile) -> AgentView:
-        path = f"{V1}/agents/{profile.id}"
-        request = ApiRequest(method="PUT", path=path, body=agent_body(profile), repeatable=True)
-        return await self._connection.request(AgentView, request)
+        return await self._call(AgentView, "PUT", f"agents/{profile.id}", agent_body(profile))
 
     async def health(self, agent: UUID, limit: int) -> AgentHealth:
-        path, params = f"{V1}/agents/{agent}/health", {"limit": limit}
-        request = ApiRequest(method="GET", path=path, params=params, repeatable=True)
-        return await self._connection.request(AgentHealth, request)
+        params = {"limit": limit}
+        return await self._call(AgentHealth, "GET", f"agents/{agent}/health", params=params)
 
     async def delete(self, agent: UUID) -> None:
-        await self._connection.request(
-            type(None), ApiRequest(method="DELETE", path=f"{V1}/agents/{agent}")
-        )
+        await self._call(type(None), "DELETE", f"agents/{agent}")
 
     async def token(self, agent: UUID) -> AgentToken:
-        return await self._connection.request(
-            AgentToken, ApiRequest(method="POST", path=f"{V1}/agents/{agent}/token")
-        )
+        return await self._call(AgentToken, "POST", f"agents/{agent}/token")
 
 
 _VIEW_FIELDS = {

@@ -260,7 +260,7 @@ class BlockingDefinitions(BlockingResource[Definitions | RemoteDefinitions]):
     """The definitions of one workspace, on behalf of one actor."""
 
     def put(self, spec: Spec, version: int | None = None) -> DefinitionView:
-        """Stores a definition under its key."""
+        """Stores a definition under its key and returns it."""
         return self._wait(self._resource.put(spec, version))
 
     def get(self, key: str) -> DefinitionView:
@@ -280,7 +280,7 @@ class BlockingDefinitions(BlockingResource[Definitions | RemoteDefinitions]):
         return self._wait(self._resource.export(keys))
 
     def apply_files(self, files: Files, *, dry_run: bool = False) -> ApplyResult:
-        """Stores definitions and rules of files and starts their flows, in one transaction."""
+        """Stores definitions and rules and starts flows in one transaction; returns what changed."""
         return self._wait(self._resource.apply_files(files, dry_run=dry_run))
 
 
@@ -298,7 +298,7 @@ class BlockingGates(BlockingResource[Pauses | RemotePauses]):
         reason: str | None = None,
         until: datetime | None = None,
     ) -> PauseView:
-        """Creates a pause: the subject's tasks are not claimed any more; running ones continue."""
+        """Creates and returns a pause: the subject's tasks are not claimed; running ones continue."""
         return self._wait(self._resource.close(kind, subject, reason, until))
 
     def open(self, kind: PauseKind, subject: str = WORKSPACE_SUBJECT) -> None:
@@ -314,7 +314,7 @@ class BlockingRateLimits(BlockingResource[RateLimits | RemoteRateLimits]):
         return self._wait(self._resource.list())
 
     def put(self, limit: RateLimit) -> RateLimitView:
-        """Stores a limit under its name, replacing another; recorded usage still counts."""
+        """Stores and returns a limit, replacing one of that name; recorded usage still counts."""
         return self._wait(self._resource.put(limit))
 
     def delete(self, name: str) -> None:

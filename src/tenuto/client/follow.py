@@ -11,7 +11,7 @@ import httpx2
 import msgspec
 
 from tenuto.client.remote.engine import AnyEngine, RemoteEngine
-from tenuto.client.remote.worker import V1
+from tenuto.client.remote.resource import V1
 from tenuto.engine.views import LogLine, TaskView
 from tenuto.model.errors import TenutoError, TooMany, Unavailable
 from tenuto.model.tasks.task import TERMINAL

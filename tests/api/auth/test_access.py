@@ -12,8 +12,8 @@ from tests.api.conftest import V1, Api, problem, replaced, running
 
 from tenuto.api.app import litestar_app
 from tenuto.api.auth.attempt_tokens import AUDIENCE, ISSUER, JWT_TYPE, PURPOSE, AttemptTokens
-from tenuto.api.auth.route_access import PUBLIC, ROUTES, RouteAccess
 from tenuto.api.edge.openapi import openapi_document
+from tenuto.api.operation import OPERATIONS, PUBLIC, RouteAccess
 from tenuto.app import key_folder
 from tenuto.encryption_keys import add_key
 from tenuto.engine.engine import DEFAULT_WORKSPACE
@@ -29,7 +29,7 @@ NOT_IN_THE_CONTRACT = {"GET /openapi.json", "GET /docs"}
 def test_access_table_lists_every_route_and_no_other() -> None:
     paths = openapi_document(litestar_app())["paths"]
     served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
-    assert served | NOT_IN_THE_CONTRACT == set(ROUTES)
+    assert served | NOT_IN_THE_CONTRACT == set(OPERATIONS)
 
 
 def call(route: str) -> tuple[str, str]:
@@ -43,7 +43,7 @@ def call(route: str) -> tuple[str, str]:
     return method, path.replace("{worker_id}", "w").replace("{name}", "n").replace("{key}", "k")
 
 
-GUARDED = sorted(route for route, access in ROUTES.items() if access is not PUBLIC)
+GUARDED = sorted(route for route, each in OPERATIONS.items() if each.access is not PUBLIC)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -58,7 +58,7 @@ async def test_route_without_a_token_is_refused_unless_public(api: Api) -> None:
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 async def test_every_path_lists_its_methods_for_options(api: Api) -> None:
     anonymous = await api.client()
-    for route in ROUTES:
+    for route in OPERATIONS:
         method, path = call(route)
         answer = await anonymous.options(path)
         assert problem(answer) == (405, "method_not_allowed"), route
@@ -70,7 +70,7 @@ async def test_every_path_lists_its_methods_for_options(api: Api) -> None:
 async def test_role_decides_about_access(api: Api, role: Role) -> None:
     client = await api.acting(role)
     for route in GUARDED:
-        access = ROUTES[route]
+        access = OPERATIONS[route].access
         assert isinstance(access, RouteAccess)
         if route.endswith("/events"):
             continue
@@ -84,7 +84,7 @@ async def test_role_decides_about_access(api: Api, role: Role) -> None:
 async def test_scope_decides_about_access(api: Api, scope: str) -> None:
     client = await api.acting(Role.OWNER, scopes=(scope,))
     for route in GUARDED:
-        access = ROUTES[route]
+        access = OPERATIONS[route].access
         assert isinstance(access, RouteAccess)
         if route.endswith("/events"):
             continue

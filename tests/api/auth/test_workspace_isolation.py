@@ -14,7 +14,7 @@ import pytest
 from tests.api.conftest import V1, Api, running
 from tests.contract.conftest import Raw
 
-from tenuto.api.auth.route_access import PUBLIC, ROUTES
+from tenuto.api.operation import OPERATIONS, PUBLIC, WORK
 from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 from tenuto.store import sql
@@ -98,9 +98,8 @@ async def furnished(api: Api) -> tuple[httpx2.AsyncClient, dict[str, str]]:
     }
 
 
-WORK = ROUTES[f"POST {V1}/agent-tasks/{{task_id}}/complete"]
 WITH_IDS = sorted(
-    route for route, access in ROUTES.items() if access is not PUBLIC and "{" in route
+    route for route, each in OPERATIONS.items() if each.access is not PUBLIC and "{" in route
 )
 
 
@@ -114,7 +113,7 @@ async def compare(api: Api, own: httpx2.AsyncClient, ids: dict[str, str]) -> Non
         names = re.findall(r"\{(\w+)\}", path)
         random = {name: str(uuid4()) for name in names}
         body = BODIES.get(short)
-        if ROUTES[route] == WORK and method != "GET":
+        if OPERATIONS[route].access == WORK and method != "GET":
             body = FENCE | (body or {})
         if method == "PUT" and ("{name}" in path or "{key}" in path):
             continue  # a secret or definition of mine with the name of hers: no id

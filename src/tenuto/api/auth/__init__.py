@@ -1,6 +1,6 @@
 """Authentication and authorisation of requests.
 
-route_access: table of all routes with the role and scope that each needs.
+route_access: checks that a request may use its route, and replays repeated requests.
 authentication: resolves tokens to callers; results are cached for one second.
 attempt_tokens: signed tokens of attempts.
 agent_tokens: limits an agent's token to its own agent, tasks and workers.

@@ -1,10 +1,9 @@
-"""Role and scope that each route needs: one table of all routes, and the checks that use it."""
+"""Checks that each request may use its route, and replays requests that were answered before."""
 
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
-import msgspec
 from litestar import Litestar
 from litestar.connection import ASGIConnection
 from litestar.exceptions import MethodNotAllowedException
@@ -12,198 +11,22 @@ from litestar.handlers import BaseRouteHandler
 
 from tenuto.api.auth import agent_tokens
 from tenuto.api.edge import idempotency
+from tenuto.api.operation import OPERATIONS, PUBLIC, RouteAccess, operation_of
 from tenuto.api.service import RequestContext, service_of
 from tenuto.model.errors import Forbidden, Invalid, NotFound, Unauthenticated
-from tenuto.model.tenancy.access import Caller, Role, Scope
-
-
-class RouteAccess(msgspec.Struct, frozen=True):
-    """Role and scope that a caller needs for a route.
-
-    `agent_token`: an agent's token is allowed, for its own agent and tasks.
-    `attempt_token`: an attempt's token is allowed, for its own task.
-    """
-
-    role: Role
-    scope: Scope
-    agent_token: bool = False
-    attempt_token: bool = False
-
-
-PUBLIC = None
-_READ = RouteAccess(Role.VIEWER, "read")
-_WRITE = RouteAccess(Role.MEMBER, "write")
-_WORK = RouteAccess(Role.MEMBER, "work", agent_token=True, attempt_token=True)
-_HOST = RouteAccess(Role.MEMBER, "work", agent_token=True)
-_ADMIN = RouteAccess(Role.ADMIN, "admin")
-_OWNER = RouteAccess(Role.OWNER, "admin")
-
-V1 = "/api/v1"
-ROUTES: dict[str, RouteAccess | None] = {
-    "GET /health/live": PUBLIC,
-    "GET /health/ready": PUBLIC,
-    "GET /health/coordinator": PUBLIC,
-    "GET /metrics": PUBLIC,
-    "GET /openapi.json": PUBLIC,
-    "GET /docs": PUBLIC,
-    f"POST {V1}/login": PUBLIC,
-    f"POST {V1}/logout": RouteAccess(Role.VIEWER, "read"),
-    f"GET {V1}/me": _READ,
-    f"PUT {V1}/me/password": RouteAccess(Role.VIEWER, "read"),
-    f"POST {V1}/agent-tasks": _WRITE,
-    f"POST {V1}/agent-tasks/bulk": _WRITE,
-    f"POST {V1}/agent-tasks/actions": _WRITE,
-    f"GET {V1}/agent-tasks": _READ,
-    f"GET {V1}/agent-tasks/{{task_id}}": _READ,
-    f"PATCH {V1}/agent-tasks/{{task_id}}": _WRITE,
-    f"DELETE {V1}/agent-tasks/{{task_id}}": _WRITE,
-    f"POST {V1}/agent-tasks/{{task_id}}/cancel": _WRITE,
-    f"POST {V1}/agent-tasks/{{task_id}}/retry": _WRITE,
-    f"POST {V1}/agent-tasks/{{task_id}}/pause": _WRITE,
-    f"POST {V1}/agent-tasks/{{task_id}}/resume": _WRITE,
-    f"POST {V1}/agent-tasks/{{task_id}}/start": _WRITE,
-    f"POST {V1}/agent-tasks/{{task_id}}/rerun": _WRITE,
-    f"POST {V1}/agent-tasks/{{task_id}}/assign": _WRITE,
-    f"POST {V1}/agent-tasks/{{task_id}}/reassign": _WRITE,
-    f"POST {V1}/agent-tasks/{{task_id}}/archive": _WRITE,
-    f"GET {V1}/agent-tasks/{{task_id}}/logs": _READ,
-    f"GET {V1}/agent-tasks/{{task_id}}/attempts": _READ,
-    f"GET {V1}/agent-tasks/{{task_id}}/transcript": _READ,
-    f"GET {V1}/agent-tasks/{{task_id}}/explain": _READ,
-    f"GET {V1}/agent-tasks/{{task_id}}/events": _READ,
-    f"PATCH {V1}/agent-tasks/{{task_id}}/progress": _WORK,
-    f"POST {V1}/agent-tasks/{{task_id}}/complete": _WORK,
-    f"POST {V1}/agent-tasks/{{task_id}}/fail": _WORK,
-    f"POST {V1}/agent-tasks/{{task_id}}/park": _WORK,
-    f"POST {V1}/agent-tasks/{{task_id}}/release": _WORK,
-    f"POST {V1}/agent-tasks/{{task_id}}/transcript": _WORK,
-    f"GET {V1}/agent-tasks/find": _READ,
-    f"GET {V1}/agent-tasks/{{task_id}}/trail": _READ,
-    f"POST {V1}/agent-tasks/{{task_id}}/checkpoint": _WORK,
-    f"GET {V1}/agent-tasks/{{task_id}}/steps": _WORK,
-    f"POST {V1}/agent-tasks/{{task_id}}/steps": _WORK,
-    f"POST {V1}/agent-tasks/{{task_id}}/children": _WORK,
-    f"GET {V1}/agent-tasks/{{task_id}}/children": _READ,
-    f"POST {V1}/agent-tasks/{{task_id}}/ask": _WORK,
-    f"POST {V1}/agent-tasks/{{task_id}}/not-started": _WORK,
-    f"POST {V1}/agent-tasks/{{task_id}}/timed-out": _WORK,
-    f"POST {V1}/agent-tasks/{{task_id}}/confirm-cancel": _WORK,
-    f"POST {V1}/agent-tasks/{{task_id}}/confirm-pause": _WORK,
-    f"POST {V1}/agent-tasks/{{task_id}}/confirm-gone": _WORK,
-    f"GET {V1}/agents": _READ,
-    f"POST {V1}/agents": _HOST,
-    f"GET {V1}/agents/{{agent_id}}": _READ,
-    f"PUT {V1}/agents/{{agent_id}}": _WRITE,
-    f"DELETE {V1}/agents/{{agent_id}}": _ADMIN,
-    f"GET {V1}/agents/{{agent_id}}/health": _READ,
-    f"GET {V1}/agents/{{agent_id}}/explain": _READ,
-    f"GET {V1}/agents/{{agent_id}}/tasks": _READ,
-    f"GET {V1}/agents/{{agent_id}}/messages": _READ,
-    f"POST {V1}/agents/{{agent_id}}/messages": _WRITE,
-    f"POST {V1}/agents/{{agent_id}}/messages/dequeue": _WORK,
-    f"POST {V1}/agents/{{agent_id}}/terminate": _WRITE,
-    f"POST {V1}/agents/{{agent_id}}/token": _ADMIN,
-    f"POST {V1}/agents/{{agent_id}}/claim": _HOST,
-    f"POST {V1}/agents/{{agent_id}}/heartbeat": _WORK,
-    f"GET {V1}/workers": _READ,
-    f"POST {V1}/workers/{{worker_id}}/drain": _ADMIN,
-    f"POST {V1}/workers/{{worker_id}}/heartbeat": _HOST,
-    f"POST {V1}/workers/{{worker_id}}/claim": _HOST,
-    f"POST {V1}/workers/{{worker_id}}/sweep": _HOST,
-    f"GET {V1}/definitions": _READ,
-    f"POST {V1}/definitions": _WRITE,
-    f"POST {V1}/definitions/apply": _WRITE,
-    f"GET {V1}/definitions/{{key}}": _READ,
-    f"PUT {V1}/definitions/{{key}}": _WRITE,
-    f"DELETE {V1}/definitions/{{key}}": _WRITE,
-    f"GET {V1}/flows": _READ,
-    f"POST {V1}/flows": _WRITE,
-    f"GET {V1}/flows/{{flow_id}}": _READ,
-    f"GET {V1}/flows/{{flow_id}}/tasks": _READ,
-    f"GET {V1}/flows/{{flow_id}}/graph": _READ,
-    f"POST {V1}/flows/{{flow_id}}/cancel": _WRITE,
-    f"POST {V1}/flows/{{flow_id}}/pause": _WRITE,
-    f"POST {V1}/flows/{{flow_id}}/resume": _WRITE,
-    f"POST {V1}/flows/{{flow_id}}/rerun": _WRITE,
-    f"GET {V1}/groups": _READ,
-    f"POST {V1}/groups": _WRITE,
-    f"GET {V1}/groups/{{group_id}}": _READ,
-    f"GET {V1}/groups/{{group_id}}/graph": _READ,
-    f"POST {V1}/groups/{{group_id}}/start": _WRITE,
-    f"POST {V1}/groups/{{group_id}}/cancel": _WRITE,
-    f"POST {V1}/groups/{{group_id}}/pause": _WRITE,
-    f"POST {V1}/groups/{{group_id}}/resume": _WRITE,
-    f"GET {V1}/inbox": _READ,
-    f"GET {V1}/inbox/{{item_id}}": _READ,
-    f"POST {V1}/inbox/{{item_id}}/approve": _WRITE,
-    f"POST {V1}/inbox/{{item_id}}/reject": _WRITE,
-    f"POST {V1}/inbox/{{item_id}}/answer": _WRITE,
-    f"GET {V1}/gates": _READ,
-    f"POST {V1}/gates": _ADMIN,
-    f"DELETE {V1}/gates/{{kind}}/{{subject}}": _ADMIN,
-    f"GET {V1}/rate-limits": _READ,
-    f"PUT {V1}/rate-limits/{{name}}": _ADMIN,
-    f"DELETE {V1}/rate-limits/{{name}}": _ADMIN,
-    f"GET {V1}/complexity-levels": _READ,
-    f"PUT {V1}/complexity-levels": _ADMIN,
-    f"GET {V1}/schedules": _READ,
-    f"POST {V1}/schedules": _WRITE,
-    f"GET {V1}/schedules/{{schedule_id}}": _READ,
-    f"PATCH {V1}/schedules/{{schedule_id}}": _WRITE,
-    f"DELETE {V1}/schedules/{{schedule_id}}": _WRITE,
-    f"POST {V1}/schedules/{{schedule_id}}/pause": _WRITE,
-    f"POST {V1}/schedules/{{schedule_id}}/resume": _WRITE,
-    f"GET {V1}/schedules/{{schedule_id}}/next": _READ,
-    f"GET {V1}/triggers": _READ,
-    f"POST {V1}/triggers": _WRITE,
-    f"GET {V1}/triggers/{{trigger_id}}": _READ,
-    f"PATCH {V1}/triggers/{{trigger_id}}": _WRITE,
-    f"DELETE {V1}/triggers/{{trigger_id}}": _WRITE,
-    f"POST {V1}/triggers/{{trigger_id}}/pause": _WRITE,
-    f"POST {V1}/triggers/{{trigger_id}}/resume": _WRITE,
-    f"GET {V1}/stats": _READ,
-    f"GET {V1}/events": _READ,
-    f"POST {V1}/events": _WRITE,
-    f"GET {V1}/dead-letters": _READ,
-    f"POST {V1}/dead-letters/{{task_id}}/requeue": _WRITE,
-    f"GET {V1}/coordinator/status": _ADMIN,
-    f"POST {V1}/coordinator/recover": _ADMIN,
-    f"GET {V1}/coordinator/logs": _ADMIN,
-    f"GET {V1}/webhooks": _READ,
-    f"POST {V1}/webhooks": _ADMIN,
-    f"GET {V1}/webhooks/{{webhook_id}}": _READ,
-    f"PATCH {V1}/webhooks/{{webhook_id}}": _ADMIN,
-    f"DELETE {V1}/webhooks/{{webhook_id}}": _ADMIN,
-    f"POST {V1}/webhooks/{{webhook_id}}/rotate-secret": _ADMIN,
-    f"GET {V1}/webhooks/{{webhook_id}}/deliveries": _READ,
-    f"POST {V1}/webhooks/deliveries/{{delivery_id}}/redeliver": _ADMIN,
-    f"GET {V1}/secrets": _ADMIN,
-    f"PUT {V1}/secrets/{{name}}": _ADMIN,
-    f"DELETE {V1}/secrets/{{name}}": _ADMIN,
-    f"GET {V1}/workspaces": _READ,
-    f"POST {V1}/workspaces": _OWNER,
-    f"GET {V1}/workspaces/{{workspace_id}}": _READ,
-    f"PUT {V1}/workspaces/{{workspace_id}}/quota": _OWNER,
-    f"GET {V1}/users": _ADMIN,
-    f"POST {V1}/users": _ADMIN,
-    f"PATCH {V1}/users/{{user_id}}": _ADMIN,
-    f"DELETE {V1}/users/{{user_id}}": _ADMIN,
-    f"GET {V1}/tokens": _ADMIN,
-    f"POST {V1}/tokens": _ADMIN,
-    f"DELETE {V1}/tokens/{{token_id}}": _ADMIN,
-}
+from tenuto.model.tenancy.access import Caller
 
 
 async def admit(scope: Any) -> RouteAccess | None:
-    """Authenticates a request, checks its route's row of `ROUTES`, and returns that row.
+    """Authenticates a request, checks the access that its operation needs, and returns that access.
 
     Only the request line and headers are read: the body of an unauthenticated client is not.
     Stores the request context in the scope, except for public routes.
     """
-    route = f"{scope['method']} {scope['path_template']}"
-    if route not in ROUTES:  # the framework would allow OPTIONS on every path
+    operation = operation_of(scope["route_handler"])
+    if operation is None:  # the framework would allow OPTIONS on every path
         raise MethodNotAllowedException(headers={"Allow": _allowed_methods(scope["path_template"])})
-    access = ROUTES[route]
+    access = operation.access
     if access is not PUBLIC:
         await _authenticate_and_check(ASGIConnection(scope), access)
     return access
@@ -214,19 +37,18 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
 
     On routes with `Idempotency-Key` it raises `RepeatedRequest` or records the request.
     """
-    del handler
+    operation = operation_of(handler)
+    assert operation is not None, "`admit` refused the request"
     scope: Any = connection.scope
-    route = f"{scope['method']} {scope['path_template']}"
     if scope["query_string"]:
-        _check_query(connection, route)
-    key = connection.headers.get("idempotency-key")
-    if key is not None and route in idempotency.ROUTES:
-        await _replay_or_record(scope, route, key)
+        _check_query(connection, operation.route)
+    if operation.is_replayed and (key := connection.headers.get("idempotency-key")) is not None:
+        await _replay_or_record(scope, operation.route, key)
 
 
 def _allowed_methods(template: str) -> str:
     """Returns the methods of a path as the value of an `Allow` header."""
-    routes = (route.split(" ") for route in ROUTES)
+    routes = (route.split(" ") for route in OPERATIONS)
     return ", ".join(sorted(method for method, path in routes if path == template))
 
 

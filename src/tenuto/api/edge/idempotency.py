@@ -28,20 +28,6 @@ PURPOSE = "idempotency"
 MAX_IN_PROGRESS = timedelta(minutes=2)
 """How long a request without a stored response counts as still in progress."""
 _MAX_TRIES = 3
-ROUTES = frozenset(
-    {
-        "POST /api/v1/agent-tasks/bulk",
-        "POST /api/v1/agent-tasks/actions",
-        "POST /api/v1/agent-tasks/{task_id}/rerun",
-        "POST /api/v1/flows",
-        "POST /api/v1/flows/{flow_id}/rerun",
-        "POST /api/v1/groups",
-        "POST /api/v1/groups/{group_id}/start",
-        "POST /api/v1/schedules",
-        "POST /api/v1/triggers",
-        "POST /api/v1/events",
-    }
-)
 
 
 class StoredResponse(msgspec.Struct, frozen=True):

@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from litestar import MediaType, Request, Response, get
+from litestar import MediaType, Request, Response
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from tenuto import tracing
 from tenuto.api.edge.problems import INTERNAL_ERROR
+from tenuto.api.operation import PUBLIC, operation
 from tenuto.api.service import Service, service_of
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import ALERTS, NAME
@@ -36,7 +37,7 @@ _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"
 _VALID_ID = re.compile(rb"[\w.:-]{1,64}", flags=re.A)
 
 
-@get("/metrics", media_type=MediaType.TEXT)
+@operation("GET", "/metrics", PUBLIC, prefix="", media_type=MediaType.TEXT)
 async def get_metrics(request: Request[Any, Any, Any]) -> Response[str]:
     """Returns the metrics of this process in the Prometheus text format."""
     service = service_of(request.scope)

@@ -7,7 +7,7 @@ from typing import Any
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from tenuto.api.auth.route_access import V1
+from tenuto.api.operation import V1
 
 UNREAD_BODY_S = 5.0
 """Seconds that a client may go on sending a body that no handler reads."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from litestar import Litestar
 
-from tenuto.api.auth.route_access import PUBLIC, ROUTES
 from tenuto.api.edge.problems import MEDIA_TYPE
+from tenuto.api.operation import OPERATIONS, PUBLIC
 
 MERMAID = "text/vnd.mermaid"
 """Media type of graphs as text."""
@@ -37,7 +37,8 @@ def openapi_document(app: Litestar) -> dict[str, Any]:
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
             if isinstance(operation, dict) and "responses" in operation:
-                _add_common_responses(operation, ROUTES[f"{method.upper()} {path}"] is PUBLIC)
+                access = OPERATIONS[f"{method.upper()} {path}"].access
+                _add_common_responses(operation, access is PUBLIC)
         if path.endswith("/graph"):
             response = methods["get"]["responses"]["200"]
             response["content"][MERMAID] = {"schema": {"type": "string"}}

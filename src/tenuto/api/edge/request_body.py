@@ -6,8 +6,9 @@ from typing import Any
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from tenuto.api.auth.route_access import PUBLIC, admit
+from tenuto.api.auth.route_access import admit
 from tenuto.api.edge.connection import ADMITTED
+from tenuto.api.operation import PUBLIC
 from tenuto.api.service import service_of
 from tenuto.model.errors import Invalid
 from tenuto.model.tenancy.access import Role

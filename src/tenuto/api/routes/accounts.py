@@ -5,9 +5,10 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from litestar import Request, delete, get, patch, post, put
+from litestar import Request
 from litestar.params import FromPath, FromQuery, JSONBody
 
+from tenuto.api.operation import ADMIN, OWNER, PUBLIC, READ, operation
 from tenuto.api.routes.bodies import (
     LoginBody,
     PasswordBody,
@@ -46,7 +47,7 @@ from tenuto.model.tenancy.access import SCOPES, Role, check_caller_covers, check
 from tenuto.store.protocol import Row
 
 
-@post("/login", status_code=200)
+@operation("POST", "/login", PUBLIC, status_code=200)
 async def login(request: Request[Any, Any, Any], data: JSONBody[LoginBody]) -> LoginToken:
     """Logs a user in with name and password, and returns a session token.
 
@@ -64,7 +65,7 @@ def _client_host(request: Request[Any, Any, Any]) -> str:
     return request.client.host if request.client is not None else "-"
 
 
-@post("/logout", status_code=204)
+@operation("POST", "/logout", READ, status_code=204)
 async def logout(ctx: InjectedContext) -> None:
     """Ends the login session of the caller's token."""
     if ctx.caller.session is None:
@@ -73,7 +74,7 @@ async def logout(ctx: InjectedContext) -> None:
     ctx.service.token_cache.clear()
 
 
-@get("/me")
+@operation("GET", "/me", READ)
 async def get_caller(ctx: InjectedContext) -> CallerView:
     """Returns the caller: actor, workspace, role and scopes."""
     caller = ctx.caller
@@ -87,7 +88,7 @@ async def get_caller(ctx: InjectedContext) -> CallerView:
     )
 
 
-@put("/me/password", status_code=204)
+@operation("PUT", "/me/password", READ, status_code=204)
 async def change_password(
     request: Request[Any, Any, Any], ctx: InjectedContext, data: JSONBody[PasswordBody]
 ) -> None:
@@ -101,7 +102,7 @@ async def change_password(
     service.token_cache.clear()
 
 
-@get("/workspaces")
+@operation("GET", "/workspaces", READ)
 async def list_workspaces(ctx: InjectedContext) -> Sequence[WorkspaceView]:
     """Returns the workspaces that the caller belongs to."""
     caller = ctx.caller
@@ -122,7 +123,7 @@ def _workspace_view(ctx: InjectedContext, row: Any, role: Role) -> WorkspaceView
     )
 
 
-@post("/workspaces")
+@operation("POST", "/workspaces", OWNER)
 async def create_workspace(ctx: InjectedContext, data: JSONBody[WorkspaceBody]) -> NewWorkspace:
     """Creates a workspace that the caller owns.
 
@@ -143,14 +144,14 @@ async def create_workspace(ctx: InjectedContext, data: JSONBody[WorkspaceBody]) 
     return NewWorkspace(_workspace_view(ctx, row, Role.OWNER), token)
 
 
-@get("/workspaces/{workspace_id:uuid}")
+@operation("GET", "/workspaces/{workspace_id:uuid}", READ)
 async def get_workspace(ctx: InjectedContext, workspace_id: FromPath[UUID]) -> WorkspaceView:
     """Returns the caller's workspace."""
     [row] = await _own_workspace_rows(ctx, workspace_id)
     return _workspace_view(ctx, row, ctx.caller.role)
 
 
-@put("/workspaces/{workspace_id:uuid}/quota")
+@operation("PUT", "/workspaces/{workspace_id:uuid}/quota", OWNER)
 async def set_workspace_quota(
     ctx: InjectedContext, workspace_id: FromPath[UUID], data: JSONBody[Quota]
 ) -> WorkspaceView:
@@ -171,7 +172,7 @@ async def _own_workspace_rows(ctx: InjectedContext, workspace_id: UUID) -> Seque
     return await ctx.service.identity.workspaces(only=workspace_id)
 
 
-@get("/users")
+@operation("GET", "/users", ADMIN)
 async def list_users(ctx: InjectedContext) -> Sequence[MemberView]:
     """Returns the users of the workspace."""
     rows = await ctx.service.identity.members(ctx.workspace)
@@ -188,7 +189,7 @@ def _member_view(row: Row) -> MemberView:
     )
 
 
-@post("/users")
+@operation("POST", "/users", ADMIN)
 async def create_user(ctx: InjectedContext, data: JSONBody[UserBody]) -> MemberView:
     """Creates a user in the workspace, with a role and all scopes."""
     role = Role[data.role]
@@ -199,7 +200,7 @@ async def create_user(ctx: InjectedContext, data: JSONBody[UserBody]) -> MemberV
     return await _load_member(ctx, user_id)
 
 
-@patch("/users/{user_id:uuid}")
+@operation("PATCH", "/users/{user_id:uuid}", ADMIN)
 async def update_user(
     ctx: InjectedContext, user_id: FromPath[UUID], data: JSONBody[UserPatch]
 ) -> MemberView:
@@ -211,7 +212,7 @@ async def update_user(
     return await _load_member(ctx, user_id)
 
 
-@delete("/users/{user_id:uuid}")
+@operation("DELETE", "/users/{user_id:uuid}", ADMIN)
 async def remove_user(ctx: InjectedContext, user_id: FromPath[UUID]) -> None:
     """Removes a user from the workspace; the user's tokens for it become invalid."""
     await ctx.service.identity.remove_member(ctx.caller, user_id)
@@ -222,7 +223,7 @@ async def _load_member(ctx: InjectedContext, user_id: UUID) -> MemberView:
     return _member_view(await ctx.service.identity.member(ctx.workspace, user_id))
 
 
-@get("/tokens")
+@operation("GET", "/tokens", ADMIN)
 async def list_tokens(ctx: InjectedContext) -> Sequence[TokenView]:
     """Returns the tokens of the workspace, without their secret values."""
     rows = await ctx.service.identity.tokens(ctx.workspace)
@@ -246,7 +247,7 @@ def _token_view(row: Row) -> TokenView:
     )
 
 
-@post("/tokens")
+@operation("POST", "/tokens", ADMIN)
 async def create_token(ctx: InjectedContext, data: JSONBody[TokenBody]) -> NewTokenView:
     """Creates a token for a program; its value is returned only once.
 
@@ -264,32 +265,32 @@ async def create_token(ctx: InjectedContext, data: JSONBody[TokenBody]) -> NewTo
     return NewTokenView(created.id, created.token, created.expires_at)
 
 
-@delete("/tokens/{token_id:uuid}")
+@operation("DELETE", "/tokens/{token_id:uuid}", ADMIN)
 async def revoke_token(ctx: InjectedContext, token_id: FromPath[UUID]) -> None:
     """Revokes a token at once, and all tokens that were created with it."""
     await ctx.service.identity.revoke_token(ctx.caller, token_id)
     ctx.service.token_cache.clear()
 
 
-@get("/secrets")
+@operation("GET", "/secrets", ADMIN)
 async def list_secrets(ctx: InjectedContext) -> Sequence[SecretView]:
     """Returns the named secrets, without their values."""
     return await ctx.engine.secrets.list()
 
 
-@put("/secrets/{name:str}", status_code=204)
+@operation("PUT", "/secrets/{name:str}", ADMIN, status_code=204)
 async def put_secret(ctx: InjectedContext, name: FromPath[str], data: JSONBody[SecretBody]) -> None:
     """Stores a named secret, which only running attempts can read, and who may use it."""
     await ctx.engine.secrets.put(name, data.value, data.use)
 
 
-@delete("/secrets/{name:str}")
+@operation("DELETE", "/secrets/{name:str}", ADMIN)
 async def delete_secret(ctx: InjectedContext, name: FromPath[str]) -> None:
     """Deletes a named secret."""
     await ctx.engine.secrets.delete(name)
 
 
-@get("/webhooks")
+@operation("GET", "/webhooks", READ)
 async def list_webhooks(
     ctx: InjectedContext, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
 ) -> WebhookPage:
@@ -297,7 +298,7 @@ async def list_webhooks(
     return await ctx.webhooks.page(ctx.workspace, limit, cursor)
 
 
-@post("/webhooks")
+@operation("POST", "/webhooks", ADMIN)
 async def create_webhook(ctx: InjectedContext, data: JSONBody[WebhookBody]) -> WebhookSecret:
     """Creates a webhook, which gets events from now on.
 
@@ -308,13 +309,13 @@ async def create_webhook(ctx: InjectedContext, data: JSONBody[WebhookBody]) -> W
     )
 
 
-@get("/webhooks/{webhook_id:uuid}")
+@operation("GET", "/webhooks/{webhook_id:uuid}", READ)
 async def get_webhook(ctx: InjectedContext, webhook_id: FromPath[UUID]) -> WebhookView:
     """Returns one webhook."""
     return await ctx.webhooks.show(webhook_id, ctx.workspace)
 
 
-@patch("/webhooks/{webhook_id:uuid}")
+@operation("PATCH", "/webhooks/{webhook_id:uuid}", ADMIN)
 async def update_webhook(
     ctx: InjectedContext,
     webhook_id: FromPath[UUID],
@@ -331,19 +332,19 @@ async def update_webhook(
     return await ctx.webhooks.update(webhook_id, ctx.workspace, WebhookChange(**changes), version)
 
 
-@delete("/webhooks/{webhook_id:uuid}")
+@operation("DELETE", "/webhooks/{webhook_id:uuid}", ADMIN)
 async def delete_webhook(ctx: InjectedContext, webhook_id: FromPath[UUID]) -> None:
     """Deletes a webhook; it gets no more events."""
     await ctx.webhooks.delete(webhook_id, ctx.workspace)
 
 
-@post("/webhooks/{webhook_id:uuid}/rotate-secret", status_code=200)
+@operation("POST", "/webhooks/{webhook_id:uuid}/rotate-secret", ADMIN, status_code=200)
 async def rotate_webhook_secret(ctx: InjectedContext, webhook_id: FromPath[UUID]) -> WebhookSecret:
     """Creates a new signing secret; for a while deliveries are signed with the old one, too."""
     return await ctx.webhooks.rotate_secret(webhook_id, ctx.workspace)
 
 
-@get("/webhooks/{webhook_id:uuid}/deliveries")
+@operation("GET", "/webhooks/{webhook_id:uuid}/deliveries", READ)
 async def list_webhook_deliveries(
     ctx: InjectedContext,
     webhook_id: FromPath[UUID],
@@ -354,37 +355,7 @@ async def list_webhook_deliveries(
     return await ctx.webhooks.deliveries(webhook_id, ctx.workspace, limit, cursor)
 
 
-@post("/webhooks/deliveries/{delivery_id:uuid}/redeliver", status_code=200)
+@operation("POST", "/webhooks/deliveries/{delivery_id:uuid}/redeliver", ADMIN, status_code=200)
 async def redeliver_webhook(ctx: InjectedContext, delivery_id: FromPath[UUID]) -> DeliveryView:
     """Sends a delivery again."""
     return await ctx.webhooks.redeliver(delivery_id, ctx.workspace)
-
-
-PUBLIC = [login]
-HANDLERS = [
-    logout,
-    get_caller,
-    change_password,
-    list_workspaces,
-    create_workspace,
-    get_workspace,
-    set_workspace_quota,
-    list_users,
-    create_user,
-    update_user,
-    remove_user,
-    list_tokens,
-    create_token,
-    revoke_token,
-    list_secrets,
-    put_secret,
-    delete_secret,
-    list_webhooks,
-    create_webhook,
-    get_webhook,
-    update_webhook,
-    delete_webhook,
-    rotate_webhook_secret,
-    list_webhook_deliveries,
-    redeliver_webhook,
-]

@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
-from litestar import Request, patch, post
+from litestar import Request
 from litestar.params import FromPath, JSONBody
 
 from tenuto.api.auth import agent_tokens
 from tenuto.api.edge.long_poll import long_poll
+from tenuto.api.operation import HOST, WORK, operation
 from tenuto.api.routes.bodies import (
     AttemptBody,
     ClaimBody,
@@ -134,7 +135,7 @@ class ProgressReply(msgspec.Struct, frozen=True, rename="camel"):
     checkpoint_seq: int | None = None
 
 
-@post("/agents/{agent_id:uuid}/claim", status_code=200)
+@operation("POST", "/agents/{agent_id:uuid}/claim", HOST, status_code=200)
 async def claim_tasks(
     request: Request[Any, Any, Any],
     ctx: InjectedContext,
@@ -267,7 +268,7 @@ async def ensure_started(
     return await report()
 
 
-@patch("/agent-tasks/{task_id:uuid}/progress")
+@operation("PATCH", "/agent-tasks/{task_id:uuid}/progress", WORK)
 async def report_progress(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ProgressBody]
 ) -> ProgressReply:
@@ -290,7 +291,7 @@ async def report_progress(
     return ProgressReply(seq)
 
 
-@post("/agent-tasks/{task_id:uuid}/complete", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/complete", WORK, status_code=200)
 async def complete_task(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[CompleteBody | None] = None
 ) -> TaskStatusReply:
@@ -323,7 +324,7 @@ async def _require_escalation(ctx: InjectedContext) -> None:
         )
 
 
-@post("/agent-tasks/{task_id:uuid}/fail", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/fail", WORK, status_code=200)
 async def fail_task(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[FailBody]
 ) -> TaskStatusReply:
@@ -338,7 +339,7 @@ async def fail_task(
     return await task_status(ctx, task_id)
 
 
-@post("/agent-tasks/{task_id:uuid}/park", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/park", WORK, status_code=200)
 async def park_task(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ParkBody]
 ) -> ParkReply:
@@ -370,7 +371,7 @@ def _wait_timeout_s(ctx: InjectedContext, body: ParkBody) -> float | None:
     return max((body.wait_until - ctx.service.clock.now()).total_seconds(), 0.0)
 
 
-@post("/agent-tasks/{task_id:uuid}/release", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/release", WORK, status_code=200)
 async def release_task(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReleaseBody | None] = None
 ) -> TaskStatusReply:
@@ -379,7 +380,7 @@ async def release_task(
     return await task_status(ctx, task_id)
 
 
-@post("/agent-tasks/{task_id:uuid}/transcript", status_code=204)
+@operation("POST", "/agent-tasks/{task_id:uuid}/transcript", WORK, status_code=204)
 async def append_transcript(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[TranscriptBody]
 ) -> None:
@@ -389,7 +390,7 @@ async def append_transcript(
     await ctx.engine.append(fence_of(ctx, task_id, data), lines)
 
 
-@post("/agents/{agent_id:uuid}/heartbeat", status_code=200)
+@operation("POST", "/agents/{agent_id:uuid}/heartbeat", WORK, status_code=200)
 async def send_agent_heartbeat(
     ctx: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[HeartbeatBody | None] = None
 ) -> AgentHeartbeatReply:
@@ -470,7 +471,7 @@ def _require_task_id(task: UUID | None) -> UUID:
     return task
 
 
-@post("/workers/{worker_id:str}/heartbeat", status_code=200)
+@operation("POST", "/workers/{worker_id:str}/heartbeat", HOST, status_code=200)
 async def send_worker_heartbeat(
     ctx: InjectedContext,
     worker_id: FromPath[str],
@@ -508,16 +509,3 @@ async def send_worker_heartbeat(
         drain=drain,
         messages=await ctx.engine.mailboxes.count_waiting(body.agents),
     )
-
-
-HANDLERS = [
-    claim_tasks,
-    report_progress,
-    complete_task,
-    fail_task,
-    park_task,
-    release_task,
-    append_transcript,
-    send_agent_heartbeat,
-    send_worker_heartbeat,
-]

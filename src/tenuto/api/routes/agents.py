@@ -4,14 +4,15 @@ from typing import Annotated
 from uuid import UUID
 
 import msgspec
-from litestar import delete, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from tenuto.api.operation import ADMIN, READ, WRITE, operation
 from tenuto.api.routes.bodies import AgentBody, TerminateBody
 from tenuto.api.routes.tasks import Limit, TaskPage
 from tenuto.api.service import InjectedContext
 from tenuto.engine.agents.eligibility import AgentExplanation
 from tenuto.engine.agents.registry import AgentHealth, AgentToken, AgentView
+from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.query import Filter
 from tenuto.model.agents.lifecycle import parse_rules
 from tenuto.model.agents.matching import AgentProfile
@@ -26,7 +27,7 @@ class AgentPage(msgspec.Struct, frozen=True, rename="camel"):
     next_cursor: str | None = None
 
 
-@get("/agents")
+@operation("GET", "/agents", READ)
 async def list_agents(
     ctx: InjectedContext,
     limit: Limit = 100,
@@ -49,7 +50,7 @@ async def list_agents(
     return AgentPage(matches, page[-1].name if has_more else None)
 
 
-@get("/agents/{agent_id:uuid}")
+@operation("GET", "/agents/{agent_id:uuid}", READ)
 async def get_agent(ctx: InjectedContext, agent_id: FromPath[UUID]) -> AgentView:
     """Returns one agent."""
     return await ctx.agents.show(agent_id)
@@ -82,7 +83,7 @@ def profile_of(ctx: InjectedContext, agent_id: UUID, data: AgentBody) -> AgentPr
     )
 
 
-@put("/agents/{agent_id:uuid}")
+@operation("PUT", "/agents/{agent_id:uuid}", WRITE)
 async def put_agent(
     ctx: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[AgentBody]
 ) -> AgentView:
@@ -104,13 +105,13 @@ async def put_agent(
     return await ctx.agents.show(agent_id)
 
 
-@delete("/agents/{agent_id:uuid}")
+@operation("DELETE", "/agents/{agent_id:uuid}", ADMIN)
 async def delete_agent(ctx: InjectedContext, agent_id: FromPath[UUID]) -> None:
     """Deletes an agent that runs no tasks."""
     await ctx.agents.delete(agent_id)
 
 
-@get("/agents/{agent_id:uuid}/health")
+@operation("GET", "/agents/{agent_id:uuid}/health", READ)
 async def get_agent_health(
     ctx: InjectedContext, agent_id: FromPath[UUID], limit: Limit = 60
 ) -> AgentHealth:
@@ -118,13 +119,13 @@ async def get_agent_health(
     return await ctx.agents.health(agent_id, limit)
 
 
-@get("/agents/{agent_id:uuid}/explain")
+@operation("GET", "/agents/{agent_id:uuid}/explain", READ, remote=Engine.explain_agent)
 async def explain_agent(ctx: InjectedContext, agent_id: FromPath[UUID]) -> AgentExplanation:
     """Explains which tasks the agent can claim, and why it cannot claim others."""
     return await ctx.engine.explain_agent(agent_id)
 
 
-@get("/agents/{agent_id:uuid}/tasks")
+@operation("GET", "/agents/{agent_id:uuid}/tasks", READ)
 async def list_agent_tasks(
     ctx: InjectedContext,
     agent_id: FromPath[UUID],
@@ -139,7 +140,13 @@ async def list_agent_tasks(
     return TaskPage(page.tasks, page.next_cursor)
 
 
-@post("/agents/{agent_id:uuid}/terminate", status_code=200)
+@operation(
+    "POST",
+    "/agents/{agent_id:uuid}/terminate",
+    WRITE,
+    status_code=200,
+    remote=Engine.terminate_agent,
+)
 async def terminate_agent(
     ctx: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[TerminateBody | None] = None
 ) -> AgentView:
@@ -153,7 +160,7 @@ async def terminate_agent(
     return await ctx.agents.show(agent_id)
 
 
-@post("/agents/{agent_id:uuid}/token")
+@operation("POST", "/agents/{agent_id:uuid}/token", ADMIN)
 async def create_agent_token(ctx: InjectedContext, agent_id: FromPath[UUID]) -> AgentToken:
     """Creates a token for the agent's own process; it can only claim and report for this agent."""
     agent = await ctx.agents.show(agent_id)
@@ -166,16 +173,3 @@ async def create_agent_token(ctx: InjectedContext, agent_id: FromPath[UUID]) -> 
         creator=ctx.caller,
     )
     return AgentToken(created.id, created.token, created.expires_at)
-
-
-HANDLERS = [
-    list_agents,
-    get_agent,
-    put_agent,
-    delete_agent,
-    get_agent_health,
-    explain_agent,
-    list_agent_tasks,
-    terminate_agent,
-    create_agent_token,
-]

@@ -3,9 +3,10 @@
 from typing import Any, Literal
 from uuid import UUID
 
-from litestar import Response, delete, get, post, put
+from litestar import Response
 from litestar.params import FromPath, FromQuery, JSONBody
 
+from tenuto.api.operation import READ, WRITE, operation
 from tenuto.api.routes.flow_bodies import StrictBody
 from tenuto.api.routes.tasks import IfMatch, Limit, version_of
 from tenuto.api.service import InjectedContext
@@ -39,7 +40,7 @@ class ApplyBody(StrictBody):
         return {UNNAMED: self.manifest} if self.manifest is not None else self.files or {}
 
 
-@get("/definitions")
+@operation("GET", "/definitions", READ)
 async def list_definitions(
     ctx: InjectedContext, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
 ) -> DefinitionPage:
@@ -47,7 +48,7 @@ async def list_definitions(
     return await ctx.engine.definitions.page(limit, cursor)
 
 
-@post("/definitions")
+@operation("POST", "/definitions", WRITE)
 async def create_definition(
     ctx: InjectedContext, data: JSONBody[DefinitionBody]
 ) -> Response[DefinitionView]:
@@ -64,13 +65,13 @@ async def create_definition(
     return _definition_response(view, status=201)
 
 
-@get("/definitions/{key:path}")
+@operation("GET", "/definitions/{key:path}", READ)
 async def get_definition(ctx: InjectedContext, key: FromPath[str]) -> Response[DefinitionView]:
     """Returns one definition; the header `ETag` has its version."""
     return _definition_response(await ctx.engine.definitions.get(_key_from_path(key)))
 
 
-@put("/definitions/{key:path}")
+@operation("PUT", "/definitions/{key:path}", WRITE)
 async def put_definition(
     ctx: InjectedContext,
     key: FromPath[str],
@@ -89,7 +90,7 @@ async def put_definition(
     return _definition_response(await ctx.engine.definitions.put(spec, version_of(if_match)))
 
 
-@delete("/definitions/{key:path}")
+@operation("DELETE", "/definitions/{key:path}", WRITE)
 async def delete_definition(
     ctx: InjectedContext, key: FromPath[str], if_match: IfMatch = None
 ) -> None:
@@ -97,7 +98,7 @@ async def delete_definition(
     await ctx.engine.definitions.delete(_key_from_path(key), version_of(if_match))
 
 
-@post("/definitions/apply", status_code=200)
+@operation("POST", "/definitions/apply", WRITE, status_code=200)
 async def apply_definitions(ctx: InjectedContext, data: JSONBody[ApplyBody]) -> ApplyResult:
     """Applies YAML manifests, all or nothing; applying them again changes nothing."""
     return await ctx.engine.definitions.apply_files(data.texts(), dry_run=data.dry_run)
@@ -110,13 +111,3 @@ def _key_from_path(path: str) -> str:
 
 def _definition_response(view: DefinitionView, status: int = 200) -> Response[DefinitionView]:
     return Response(view, status_code=status, headers={"ETag": f'"{view.version}"'})
-
-
-HANDLERS = [
-    list_definitions,
-    create_definition,
-    get_definition,
-    put_definition,
-    delete_definition,
-    apply_definitions,
-]

@@ -3,17 +3,20 @@
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from litestar import Response, get, post
+from litestar import Response
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from tenuto.api.edge.openapi import MERMAID
+from tenuto.api.operation import READ, WRITE, operation
 from tenuto.api.routes.bodies import ReasonBody
 from tenuto.api.routes.flow_bodies import FlowBody, RerunBody
 from tenuto.api.routes.tasks import IdempotencyKey, Limit, TaskPage, count_submit
 from tenuto.api.service import InjectedContext
+from tenuto.engine.engine import Engine
 from tenuto.engine.flows.graph import GraphView, mermaid
-from tenuto.engine.flows.views import FlowPage, FlowView
+from tenuto.engine.flows.start import Flows
+from tenuto.engine.flows.views import FlowPage, FlowView, FlowViews
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 
@@ -21,7 +24,7 @@ GraphFormat = Annotated[Literal["json", "mermaid"], QueryParameter(name="format"
 KeyFilter = Annotated[str | None, QueryParameter(max_length=bounds.MAX_NAME)]
 
 
-@post("/flows")
+@operation("POST", "/flows", WRITE, idempotent=True)
 async def start_flow(
     ctx: InjectedContext, data: JSONBody[FlowBody], key: IdempotencyKey = None
 ) -> Response[FlowView]:
@@ -43,7 +46,7 @@ async def created_flow_response(ctx: InjectedContext, flow: UUID) -> Response[Fl
     return Response(view, status_code=201, headers={"Location": f"/api/v1/flows/{flow}"})
 
 
-@get("/flows")
+@operation("GET", "/flows", READ, remote=FlowViews.page)
 async def list_flows(
     ctx: InjectedContext,
     status: FromQuery[str | None] = None,
@@ -55,13 +58,13 @@ async def list_flows(
     return await ctx.engine.flow_views.page(status, key, limit, cursor)
 
 
-@get("/flows/{flow_id:uuid}")
+@operation("GET", "/flows/{flow_id:uuid}", READ, remote=FlowViews.show)
 async def get_flow(ctx: InjectedContext, flow_id: FromPath[UUID]) -> FlowView:
     """Returns one flow: its progress, its tasks by status and its open groups."""
     return await ctx.engine.flow_views.show(flow_id)
 
 
-@get("/flows/{flow_id:uuid}/tasks")
+@operation("GET", "/flows/{flow_id:uuid}/tasks", READ, remote=FlowViews.tasks)
 async def list_flow_tasks(
     ctx: InjectedContext,
     flow_id: FromPath[UUID],
@@ -73,7 +76,7 @@ async def list_flow_tasks(
     return TaskPage(page.tasks, page.next_cursor)
 
 
-@get("/flows/{flow_id:uuid}/graph")
+@operation("GET", "/flows/{flow_id:uuid}/graph", READ, remote=FlowViews.graph)
 async def get_flow_graph(
     ctx: InjectedContext, flow_id: FromPath[UUID], graph_format: GraphFormat = "json"
 ) -> Response[GraphView]:
@@ -88,7 +91,7 @@ def graph_response(view: GraphView, graph_format: str) -> Response[Any]:
     return Response(view)
 
 
-@post("/flows/{flow_id:uuid}/cancel", status_code=200)
+@operation("POST", "/flows/{flow_id:uuid}/cancel", WRITE, status_code=200, remote=Flows.cancel)
 async def cancel_flow(
     ctx: InjectedContext, flow_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
 ) -> FlowView:
@@ -103,23 +106,27 @@ def reason_of(data: ReasonBody | None) -> str | None:
     return None if reason is None else bounds.check_text("reason", reason, bounds.MAX_ERROR)
 
 
-@post("/flows/{flow_id:uuid}/pause", status_code=200)
+@operation("POST", "/flows/{flow_id:uuid}/pause", WRITE, status_code=200, remote=Flows.pause)
 async def pause_flow(ctx: InjectedContext, flow_id: FromPath[UUID]) -> FlowView:
     """Pauses all tasks of a flow; running sessions are stopped after a last checkpoint."""
     await ctx.engine.flows.pause(flow_id)
     return await ctx.engine.flow_views.show(flow_id)
 
 
-@post("/flows/{flow_id:uuid}/resume", status_code=200)
+@operation("POST", "/flows/{flow_id:uuid}/resume", WRITE, status_code=200, remote=Flows.resume)
 async def resume_flow(ctx: InjectedContext, flow_id: FromPath[UUID]) -> FlowView:
     """Resumes a paused flow."""
     await ctx.engine.flows.resume(flow_id)
     return await ctx.engine.flow_views.show(flow_id)
 
 
-@post(
+@operation(
+    "POST",
     "/flows/{flow_id:uuid}/rerun",
+    WRITE,
+    idempotent=True,
     responses={200: ResponseSpec(FlowView, description="The same flow continues.")},
+    remote=Engine.rerun_flow,
 )
 async def rerun_flow(
     ctx: InjectedContext,
@@ -143,16 +150,3 @@ async def rerun_flow(
         raise Invalid("steps cannot be combined with fromFailed", field="steps")
     await ctx.engine.flows.revive(flow_id)
     return Response(await ctx.engine.flow_views.show(flow_id), status_code=200)
-
-
-HANDLERS = [
-    start_flow,
-    list_flows,
-    get_flow,
-    list_flow_tasks,
-    get_flow_graph,
-    cancel_flow,
-    pause_flow,
-    resume_flow,
-    rerun_flow,
-]

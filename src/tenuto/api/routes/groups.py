@@ -4,9 +4,10 @@ from typing import Annotated
 from uuid import UUID
 
 import msgspec
-from litestar import Response, get, post
+from litestar import Response
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from tenuto.api.operation import READ, WRITE, operation
 from tenuto.api.routes.bodies import ReasonBody
 from tenuto.api.routes.flow_bodies import GroupBody, StartBody
 from tenuto.api.routes.flows import (
@@ -20,8 +21,8 @@ from tenuto.api.routes.tasks import IdempotencyKey, Limit, count_submit
 from tenuto.api.service import InjectedContext
 from tenuto.engine.flows.definitions import DefinitionView
 from tenuto.engine.flows.graph import GraphView
-from tenuto.engine.flows.start import encode_input
-from tenuto.engine.flows.views import FlowView, GroupPage, GroupView
+from tenuto.engine.flows.start import Flows, encode_input
+from tenuto.engine.flows.views import FlowView, FlowViews, GroupPage, GroupView
 from tenuto.model.errors import Conflict, NotFound
 
 
@@ -32,7 +33,7 @@ class CreatedGroup(msgspec.Struct, frozen=True):
     flow: FlowView | None = None
 
 
-@post("/groups")
+@operation("POST", "/groups", WRITE, idempotent=True)
 async def create_group(
     ctx: InjectedContext, data: JSONBody[GroupBody], key: IdempotencyKey = None
 ) -> CreatedGroup:
@@ -61,7 +62,7 @@ async def create_group(
     return CreatedGroup(definition, await ctx.engine.flow_views.show(flow))
 
 
-@get("/groups")
+@operation("GET", "/groups", READ, remote=FlowViews.groups)
 async def list_groups(
     ctx: InjectedContext,
     status: FromQuery[str | None] = None,
@@ -74,13 +75,13 @@ async def list_groups(
     return await ctx.engine.flow_views.groups(status, key, flow, limit, cursor)
 
 
-@get("/groups/{group_id:str}")
+@operation("GET", "/groups/{group_id:str}", READ, remote=FlowViews.group)
 async def get_group(ctx: InjectedContext, group_id: FromPath[str]) -> GroupView:
     """Returns one run of a group, by its id; for a key, the newest run of that group."""
     return await _group_view(ctx, await _find_run(ctx, group_id))
 
 
-@get("/groups/{group_id:str}/graph")
+@operation("GET", "/groups/{group_id:str}/graph", READ, remote=FlowViews.group_graph)
 async def get_group_graph(
     ctx: InjectedContext, group_id: FromPath[str], graph_format: GraphFormat = "json"
 ) -> Response[GraphView]:
@@ -89,7 +90,7 @@ async def get_group_graph(
     return graph_response(await ctx.engine.flow_views.group_graph(run), graph_format)
 
 
-@post("/groups/{group_id:str}/start")
+@operation("POST", "/groups/{group_id:str}/start", WRITE, idempotent=True)
 async def start_group(
     ctx: InjectedContext,
     group_id: FromPath[str],
@@ -112,7 +113,9 @@ async def start_group(
     return await created_flow_response(ctx, flow)
 
 
-@post("/groups/{group_id:str}/cancel", status_code=200)
+@operation(
+    "POST", "/groups/{group_id:str}/cancel", WRITE, status_code=200, remote=Flows.cancel_group
+)
 async def cancel_group(
     ctx: InjectedContext, group_id: FromPath[str], data: JSONBody[ReasonBody | None] = None
 ) -> GroupView:
@@ -122,7 +125,7 @@ async def cancel_group(
     return await _group_view(ctx, run)
 
 
-@post("/groups/{group_id:str}/pause", status_code=200)
+@operation("POST", "/groups/{group_id:str}/pause", WRITE, status_code=200, remote=Flows.pause_group)
 async def pause_group(ctx: InjectedContext, group_id: FromPath[str]) -> GroupView:
     """Pauses all tasks of a group run."""
     run = await _find_run(ctx, group_id)
@@ -130,7 +133,9 @@ async def pause_group(ctx: InjectedContext, group_id: FromPath[str]) -> GroupVie
     return await _group_view(ctx, run)
 
 
-@post("/groups/{group_id:str}/resume", status_code=200)
+@operation(
+    "POST", "/groups/{group_id:str}/resume", WRITE, status_code=200, remote=Flows.resume_group
+)
 async def resume_group(ctx: InjectedContext, group_id: FromPath[str]) -> GroupView:
     """Resumes a paused group run."""
     run = await _find_run(ctx, group_id)
@@ -153,15 +158,3 @@ async def _definition_key(ctx: InjectedContext, name: str) -> str:
 
 async def _group_view(ctx: InjectedContext, run: UUID) -> GroupView:
     return await ctx.engine.flow_views.group(run)
-
-
-HANDLERS = [
-    create_group,
-    list_groups,
-    get_group,
-    get_group_graph,
-    start_group,
-    cancel_group,
-    pause_group,
-    resume_group,
-]

@@ -4,13 +4,13 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
-from litestar import get, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from tenuto.api.operation import READ, WRITE, operation
 from tenuto.api.routes.flow_bodies import AnswerBody, ApproveBody, CommentBody
 from tenuto.api.routes.tasks import Limit
 from tenuto.api.service import InjectedContext
-from tenuto.engine.agents.inbox import InboxItem
+from tenuto.engine.agents.inbox import Inbox, InboxItem
 from tenuto.model.errors import Forbidden
 from tenuto.model.limits.budgets import Budget
 
@@ -27,7 +27,7 @@ class InboxPage(msgspec.Struct, frozen=True, rename="camel"):
     next_cursor: UUID | None = None
 
 
-@get("/inbox")
+@operation("GET", "/inbox", READ, remote=Inbox.list)
 async def list_inbox_items(
     ctx: InjectedContext,
     status: ItemStatus = None,
@@ -39,13 +39,13 @@ async def list_inbox_items(
     return InboxPage(items, items[-1].id if len(items) == limit else None)
 
 
-@get("/inbox/{item_id:uuid}")
+@operation("GET", "/inbox/{item_id:uuid}", READ, remote=Inbox.show)
 async def get_inbox_item(ctx: InjectedContext, item_id: FromPath[UUID]) -> InboxItem:
     """Returns one inbox item."""
     return await ctx.engine.inbox.show(item_id)
 
 
-@post("/inbox/{item_id:uuid}/approve", status_code=200)
+@operation("POST", "/inbox/{item_id:uuid}/approve", WRITE, status_code=200)
 async def approve_inbox_item(
     ctx: InjectedContext, item_id: FromPath[UUID], data: JSONBody[ApproveBody | None] = None
 ) -> InboxItem:
@@ -54,7 +54,7 @@ async def approve_inbox_item(
     return await _resolve_item(ctx, item_id, data, approve=True, budget=budget)
 
 
-@post("/inbox/{item_id:uuid}/reject", status_code=200)
+@operation("POST", "/inbox/{item_id:uuid}/reject", WRITE, status_code=200)
 async def reject_inbox_item(
     ctx: InjectedContext, item_id: FromPath[UUID], data: JSONBody[CommentBody | None] = None
 ) -> InboxItem:
@@ -62,7 +62,7 @@ async def reject_inbox_item(
     return await _resolve_item(ctx, item_id, data, approve=False)
 
 
-@post("/inbox/{item_id:uuid}/answer", status_code=200)
+@operation("POST", "/inbox/{item_id:uuid}/answer", WRITE, status_code=200, remote=Inbox.dismiss)
 async def answer_inbox_item(
     ctx: InjectedContext, item_id: FromPath[UUID], data: JSONBody[AnswerBody]
 ) -> InboxItem:
@@ -91,12 +91,3 @@ def _check_person(ctx: InjectedContext) -> None:
     """Raises `Forbidden` for an agent's token: agents cannot answer for a person."""
     if ctx.caller.agent is not None:
         raise Forbidden("an agent's token cannot answer inbox items; use a user's token")
-
-
-HANDLERS = [
-    list_inbox_items,
-    get_inbox_item,
-    approve_inbox_item,
-    reject_inbox_item,
-    answer_inbox_item,
-]

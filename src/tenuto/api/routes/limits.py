@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
-from litestar import delete, get, post, put
 from litestar.params import FromPath, JSONBody
 
+from tenuto.api.operation import ADMIN, READ, operation
 from tenuto.api.routes.flow_bodies import StrictBody
 from tenuto.api.service import InjectedContext
 from tenuto.engine.limits.pauses import PauseView
@@ -47,13 +47,13 @@ class RateLimitList(msgspec.Struct, frozen=True, rename="camel"):
     rate_limits: Sequence[RateLimitView]
 
 
-@get("/gates")
+@operation("GET", "/gates", READ)
 async def list_pauses(ctx: InjectedContext) -> PauseList:
     """Returns the active pauses."""
     return PauseList(await ctx.engine.gates.list())
 
 
-@post("/gates")
+@operation("POST", "/gates", ADMIN)
 async def create_pause(ctx: InjectedContext, data: JSONBody[PauseBody]) -> PauseView:
     """Pauses claims for a lane, agent, task type or workspace; running tasks continue."""
     if data.subject is None and data.kind != "workspace":
@@ -64,7 +64,7 @@ async def create_pause(ctx: InjectedContext, data: JSONBody[PauseBody]) -> Pause
     return await ctx.engine.gates.close(data.kind, subject, data.reason, data.until)
 
 
-@delete("/gates/{kind:str}/{subject:path}")
+@operation("DELETE", "/gates/{kind:str}/{subject:path}", ADMIN)
 async def delete_pause(ctx: InjectedContext, kind: FromPath[str], subject: FromPath[str]) -> None:
     """Ends a pause."""
     for known_kind in KINDS:
@@ -76,13 +76,13 @@ async def delete_pause(ctx: InjectedContext, kind: FromPath[str], subject: FromP
     raise NotFound(f'{kind} {name} is not paused; "orchestrate pause" lists all pauses')
 
 
-@get("/rate-limits")
+@operation("GET", "/rate-limits", READ)
 async def list_rate_limits(ctx: InjectedContext) -> RateLimitList:
     """Returns the rate limits by name, with their remaining capacity."""
     return RateLimitList(await ctx.engine.rate_limits.list())
 
 
-@put("/rate-limits/{name:str}")
+@operation("PUT", "/rate-limits/{name:str}", ADMIN)
 async def put_rate_limit(
     ctx: InjectedContext, name: FromPath[str], data: JSONBody[RateLimitBody]
 ) -> RateLimitView:
@@ -90,17 +90,7 @@ async def put_rate_limit(
     return await ctx.engine.rate_limits.put(RateLimit(name=name, **msgspec.structs.asdict(data)))
 
 
-@delete("/rate-limits/{name:str}")
+@operation("DELETE", "/rate-limits/{name:str}", ADMIN)
 async def delete_rate_limit(ctx: InjectedContext, name: FromPath[str]) -> None:
     """Deletes a rate limit."""
     await ctx.engine.rate_limits.delete(name)
-
-
-HANDLERS = [
-    list_pauses,
-    create_pause,
-    delete_pause,
-    list_rate_limits,
-    put_rate_limit,
-    delete_rate_limit,
-]

@@ -3,15 +3,15 @@
 from typing import Annotated, Any
 from uuid import UUID
 
-from litestar import get, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from tenuto.api.operation import READ, WORK, WRITE, operation
 from tenuto.api.routes.agent_protocol import check_current
 from tenuto.api.routes.bodies import LenientBody
 from tenuto.api.routes.flow_bodies import StrictBody
 from tenuto.api.routes.tasks import Limit
 from tenuto.api.service import InjectedContext
-from tenuto.engine.agents.mailbox import Message, MessageBatch, MessagePage
+from tenuto.engine.agents.mailbox import Mailboxes, Message, MessageBatch, MessagePage
 from tenuto.model.agents.messages import NewMessage
 
 
@@ -32,7 +32,7 @@ class DequeueBody(LenientBody):
     batch_id: UUID | None = None
 
 
-@get("/agents/{agent_id:uuid}/messages")
+@operation("GET", "/agents/{agent_id:uuid}/messages", READ, remote=Mailboxes.page)
 async def list_messages(
     ctx: InjectedContext,
     agent_id: FromPath[UUID],
@@ -47,7 +47,7 @@ async def list_messages(
     return await ctx.engine.mailboxes.page(agent_id, limit, cursor, waiting=waiting)
 
 
-@post("/agents/{agent_id:uuid}/messages")
+@operation("POST", "/agents/{agent_id:uuid}/messages", WRITE)
 async def send_message(
     ctx: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[MessageBody]
 ) -> Message:
@@ -62,7 +62,7 @@ async def send_message(
     return await ctx.engine.mailboxes.send(agent_id, message)
 
 
-@post("/agents/{agent_id:uuid}/messages/dequeue", status_code=200)
+@operation("POST", "/agents/{agent_id:uuid}/messages/dequeue", WORK, status_code=200)
 async def dequeue_messages(
     ctx: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[DequeueBody | None] = None
 ) -> MessageBatch:
@@ -70,6 +70,3 @@ async def dequeue_messages(
     body = data or DequeueBody()
     await check_current(ctx)
     return await ctx.engine.mailboxes.dequeue(agent_id, body.limit, body.batch_id)
-
-
-HANDLERS = [list_messages, send_message, dequeue_messages]

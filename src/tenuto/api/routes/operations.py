@@ -5,14 +5,16 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from litestar import Request, Response, get, post
+from litestar import Request, Response
 from litestar.params import FromPath, FromQuery, JSONBody
 
+from tenuto.api.operation import ADMIN, PUBLIC, READ, operation
 from tenuto.api.routes.bodies import RecoverBody
 from tenuto.api.routes.tasks import Limit, LogPage
 from tenuto.api.service import InjectedContext, RequestContext, service_of
 from tenuto.coordinator.coordinator import NAME
 from tenuto.engine.agents.gateways import worst_status
+from tenuto.engine.engine import Engine
 from tenuto.engine.limits.budgets import UsageStats
 from tenuto.engine.operations.coordination import RecoverResult, recent_logs
 from tenuto.engine.operations.coordination import recover as recover_now
@@ -92,13 +94,13 @@ class Stats(msgspec.Struct, frozen=True, rename="camel"):
     spending: UsageStats
 
 
-@get("/health/live")
+@operation("GET", "/health/live", PUBLIC, prefix="")
 async def get_liveness() -> LivenessReply:
     """Returns 200 if the process is alive."""
     return LivenessReply()
 
 
-@get("/health/ready")
+@operation("GET", "/health/ready", PUBLIC, prefix="")
 async def get_readiness(request: Request[Any, Any, Any]) -> Response[LivenessReply]:
     """Returns 200 if requests can be served, 503 if the database is unavailable."""
     service = service_of(request.scope)
@@ -109,7 +111,7 @@ async def get_readiness(request: Request[Any, Any, Any]) -> Response[LivenessRep
     return Response(LivenessReply())
 
 
-@get("/health/coordinator")
+@operation("GET", "/health/coordinator", PUBLIC, prefix="")
 async def get_coordinator_health(request: Request[Any, Any, Any]) -> Response[Health]:
     """Returns the health of the coordinator, the database and the gateways.
 
@@ -135,7 +137,7 @@ async def get_coordinator_health(request: Request[Any, Any, Any]) -> Response[He
     return Response(Health(status, coordinator, "connected", gateway=gateway))
 
 
-@get("/stats")
+@operation("GET", "/stats", READ)
 async def get_stats(ctx: InjectedContext) -> Stats:
     """Returns counts of tasks, workers and agents of the workspace, and its usage."""
     query = ctx.engine.query
@@ -146,13 +148,13 @@ async def get_stats(ctx: InjectedContext) -> Stats:
     return Stats(counts, alive, len(agents), await ctx.engine.spending())
 
 
-@get("/workers")
+@operation("GET", "/workers", READ, remote=Engine.workers)
 async def list_workers(ctx: InjectedContext) -> WorkerList:
     """Returns the workers of the workspace."""
     return WorkerList(list(await ctx.engine.workers()))
 
 
-@post("/workers/{worker_id:str}/drain", status_code=200)
+@operation("POST", "/workers/{worker_id:str}/drain", ADMIN, status_code=200)
 async def drain_worker(ctx: InjectedContext, worker_id: FromPath[str]) -> WorkerView:
     """Drains a worker: it claims no more tasks, finishes or releases its tasks, and exits."""
     await ctx.engine.drain_worker(worker_id)
@@ -162,7 +164,7 @@ async def drain_worker(ctx: InjectedContext, worker_id: FromPath[str]) -> Worker
     return workers[worker_id]
 
 
-@get("/coordinator/status")
+@operation("GET", "/coordinator/status", ADMIN)
 async def get_coordinator_status(ctx: InjectedContext) -> CoordinatorStatus:
     """Returns the leading coordinator, the standbys, and the open work of this workspace."""
     system = ctx.service.maintenance
@@ -206,7 +208,7 @@ async def _context_in_workspace(ctx: RequestContext, workspace: UUID | None) -> 
     return ctx.service.request_context(caller, ctx.token)
 
 
-@post("/coordinator/recover", status_code=200)
+@operation("POST", "/coordinator/recover", ADMIN, status_code=200)
 async def recover_workspace(
     ctx: InjectedContext, data: JSONBody[RecoverBody | None] = None
 ) -> RecoverResult:
@@ -215,7 +217,7 @@ async def recover_workspace(
     return await recover_now(target.engine.system, target.caller.actor, target.workspace)
 
 
-@get("/coordinator/logs")
+@operation("GET", "/coordinator/logs", ADMIN)
 async def list_coordinator_logs(
     ctx: InjectedContext,
     workspace: FromQuery[UUID | None] = None,
@@ -225,14 +227,3 @@ async def list_coordinator_logs(
     """Returns the newest events of at least `level`: of the workspace and of the coordinators."""
     target = await _context_in_workspace(ctx, workspace)
     return LogPage(await recent_logs(target.engine, level, limit))
-
-
-PUBLIC = [get_liveness, get_readiness, get_coordinator_health]
-HANDLERS = [
-    get_stats,
-    list_workers,
-    drain_worker,
-    get_coordinator_status,
-    recover_workspace,
-    list_coordinator_logs,
-]

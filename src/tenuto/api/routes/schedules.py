@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
-from litestar import delete, get, patch, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from tenuto.api.operation import READ, WRITE, operation
 from tenuto.api.routes.flow_bodies import StrictBody
 from tenuto.api.routes.tasks import IdempotencyKey, IfMatch, Limit, count_submit, version_of
 from tenuto.api.service import InjectedContext
@@ -46,7 +46,7 @@ class NextTimes(msgspec.Struct, frozen=True):
     times: list[datetime]
 
 
-@get("/schedules")
+@operation("GET", "/schedules", READ)
 async def list_schedules(
     ctx: InjectedContext,
     name: NameFilter = None,
@@ -57,7 +57,7 @@ async def list_schedules(
     return await ctx.engine.schedules.page(limit, cursor, name)
 
 
-@post("/schedules")
+@operation("POST", "/schedules", WRITE, idempotent=True)
 async def create_schedule(
     ctx: InjectedContext, data: JSONBody[ScheduleBody], key: IdempotencyKey = None
 ) -> ScheduleView:
@@ -73,13 +73,13 @@ async def create_schedule(
     return await ctx.engine.schedules.create(data.name, data.target, spec, data.input)
 
 
-@get("/schedules/{schedule_id:uuid}")
+@operation("GET", "/schedules/{schedule_id:uuid}", READ)
 async def get_schedule(ctx: InjectedContext, schedule_id: FromPath[UUID]) -> ScheduleView:
     """Returns one schedule."""
     return await ctx.engine.schedules.get(schedule_id)
 
 
-@patch("/schedules/{schedule_id:uuid}")
+@operation("PATCH", "/schedules/{schedule_id:uuid}", WRITE)
 async def update_schedule(
     ctx: InjectedContext,
     schedule_id: FromPath[UUID],
@@ -92,39 +92,27 @@ async def update_schedule(
     return await ctx.engine.schedules.update(schedule_id, changes, version_of(if_match))
 
 
-@delete("/schedules/{schedule_id:uuid}")
+@operation("DELETE", "/schedules/{schedule_id:uuid}", WRITE)
 async def delete_schedule(ctx: InjectedContext, schedule_id: FromPath[UUID]) -> None:
     """Deletes a schedule; flows that it started continue."""
     await ctx.engine.schedules.delete(schedule_id)
 
 
-@post("/schedules/{schedule_id:uuid}/pause", status_code=200)
+@operation("POST", "/schedules/{schedule_id:uuid}/pause", WRITE, status_code=200)
 async def pause_schedule(ctx: InjectedContext, schedule_id: FromPath[UUID]) -> ScheduleView:
     """Pauses a schedule: it starts nothing until it is resumed."""
     return await ctx.engine.schedules.pause(schedule_id)
 
 
-@post("/schedules/{schedule_id:uuid}/resume", status_code=200)
+@operation("POST", "/schedules/{schedule_id:uuid}/resume", WRITE, status_code=200)
 async def resume_schedule(ctx: InjectedContext, schedule_id: FromPath[UUID]) -> ScheduleView:
     """Resumes a paused schedule, for times from now on."""
     return await ctx.engine.schedules.resume(schedule_id)
 
 
-@get("/schedules/{schedule_id:uuid}/next")
+@operation("GET", "/schedules/{schedule_id:uuid}/next", READ)
 async def list_next_times(
     ctx: InjectedContext, schedule_id: FromPath[UUID], n: Count = 5
 ) -> NextTimes:
     """Returns the next `n` times, in UTC and without jitter."""
     return NextTimes(await ctx.engine.schedules.next(schedule_id, n))
-
-
-HANDLERS = [
-    list_schedules,
-    create_schedule,
-    get_schedule,
-    update_schedule,
-    delete_schedule,
-    pause_schedule,
-    resume_schedule,
-    list_next_times,
-]

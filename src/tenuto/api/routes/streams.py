@@ -11,16 +11,18 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
-from litestar import Request, get, post
+from litestar import Request
 from litestar.params import FromPath, HeaderParameter, JSONBody
 from litestar.response import Stream
 
 from tenuto.api.edge.concurrent import Holder
 from tenuto.api.edge.event_hub import StreamSubscriber
 from tenuto.api.edge.request_body import on_request_end
+from tenuto.api.operation import READ, WRITE, operation
 from tenuto.api.routes.flow_bodies import StrictBody
 from tenuto.api.routes.tasks import IdempotencyKey
 from tenuto.api.service import InjectedContext
+from tenuto.engine.engine import Engine
 from tenuto.engine.rows import decode_json
 from tenuto.engine.schedules.events import EventView
 from tenuto.engine.views import LogLine
@@ -47,7 +49,7 @@ class EventBody(StrictBody):
     task_id: UUID | None = None
 
 
-@post("/events")
+@operation("POST", "/events", WRITE, idempotent=True, remote=Engine.publish)
 async def publish_event(
     ctx: InjectedContext, data: JSONBody[EventBody], key: IdempotencyKey = None
 ) -> EventView:
@@ -59,7 +61,7 @@ async def publish_event(
     return await ctx.engine.publish(data.name, data.data, data.task_id)
 
 
-@get("/events", media_type="text/event-stream")
+@operation("GET", "/events", READ, media_type="text/event-stream")
 async def stream_workspace_events(ctx: InjectedContext, request: Request[Any, Any, Any]) -> Stream:
     """Streams the events of the workspace from now on."""
     reader = StreamSubscriber(ctx.workspace, None)
@@ -69,7 +71,7 @@ async def stream_workspace_events(ctx: InjectedContext, request: Request[Any, An
     )
 
 
-@get("/agent-tasks/{task_id:uuid}/events", media_type="text/event-stream")
+@operation("GET", "/agent-tasks/{task_id:uuid}/events", READ, media_type="text/event-stream")
 async def stream_task_events(
     ctx: InjectedContext,
     request: Request[Any, Any, Any],
@@ -277,6 +279,3 @@ def _format_sse(name: str, data: Any, event_id: str) -> bytes:
         name.encode(),
         msgspec.json.encode(data),
     )
-
-
-HANDLERS = [publish_event, stream_workspace_events, stream_task_events]

@@ -7,10 +7,11 @@ from urllib.parse import parse_qsl
 from uuid import UUID
 
 import msgspec
-from litestar import Request, Response, delete, get, patch, post
+from litestar import Request, Response
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
 
 from tenuto.api.edge.problems import bad_query
+from tenuto.api.operation import READ, WRITE, operation
 from tenuto.api.routes.bodies import (
     ActionsBody,
     AssignBody,
@@ -21,6 +22,7 @@ from tenuto.api.routes.bodies import (
     TaskPatch,
 )
 from tenuto.api.service import InjectedContext
+from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.edit import TaskChanges
 from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import (
@@ -78,7 +80,7 @@ class LogPage(msgspec.Struct, frozen=True, rename="camel"):
     next_offset: str | None = None
 
 
-@post("/agent-tasks")
+@operation("POST", "/agent-tasks", WRITE)
 async def create_task(
     ctx: InjectedContext, data: JSONBody[TaskBody], key: IdempotencyKey = None
 ) -> Response[TaskView]:
@@ -106,7 +108,7 @@ def _may_hold_secrets(new_task: NewTask) -> bool:
     return may_have_secrets(text) or f'"{KEY}"' in text
 
 
-@post("/agent-tasks/bulk")
+@operation("POST", "/agent-tasks/bulk", WRITE, idempotent=True)
 async def create_tasks(
     ctx: InjectedContext, data: JSONBody[BulkBody], key: IdempotencyKey = None
 ) -> BulkResult:
@@ -136,7 +138,7 @@ async def count_submit(ctx: InjectedContext, count: int) -> None:
     await ctx.service.throttle.count_tasks(ctx.workspace, count, load_quota)
 
 
-@get("/agent-tasks")
+@operation("GET", "/agent-tasks", READ)
 async def list_tasks(
     request: Request[Any, Any, Any],
     ctx: InjectedContext,
@@ -188,7 +190,7 @@ def _min_priority(request: Request[Any, Any, Any], min_priority: int | None) -> 
     return min_priority
 
 
-@get("/agent-tasks/{task_id:uuid}")
+@operation("GET", "/agent-tasks/{task_id:uuid}", READ, remote=Engine.show)
 async def get_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> Response[TaskView]:
     """Returns one task with all its fields, without history; the header `ETag` has its version."""
     return _task_response(await ctx.engine.show(task_id))
@@ -198,7 +200,7 @@ def _task_response(view: TaskView) -> Response[TaskView]:
     return Response(view, headers={"ETag": f'"{view.version}"'})
 
 
-@patch("/agent-tasks/{task_id:uuid}")
+@operation("PATCH", "/agent-tasks/{task_id:uuid}", WRITE)
 async def update_task(
     ctx: InjectedContext,
     task_id: FromPath[UUID],
@@ -231,13 +233,15 @@ def version_of(if_match: str | None) -> int | None:
     return int(text)
 
 
-@delete("/agent-tasks/{task_id:uuid}")
+@operation("DELETE", "/agent-tasks/{task_id:uuid}", WRITE, remote=Engine.erase)
 async def delete_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> None:
     """Deletes the input, output and other contents of a finished task; its audit trail stays."""
     await ctx.engine.erase(task_id)
 
 
-@post("/agent-tasks/{task_id:uuid}/cancel", status_code=200)
+@operation(
+    "POST", "/agent-tasks/{task_id:uuid}/cancel", WRITE, status_code=200, remote=Engine.cancel
+)
 async def cancel_task(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
 ) -> TaskView:
@@ -246,7 +250,7 @@ async def cancel_task(
     return await ctx.engine.show(task_id)
 
 
-@post("/agent-tasks/{task_id:uuid}/pause", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/pause", WRITE, status_code=200, remote=Engine.pause)
 async def pause_task(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
 ) -> TaskView:
@@ -255,14 +259,16 @@ async def pause_task(
     return await ctx.engine.show(task_id)
 
 
-@post("/agent-tasks/{task_id:uuid}/resume", status_code=200)
+@operation(
+    "POST", "/agent-tasks/{task_id:uuid}/resume", WRITE, status_code=200, remote=Engine.resume
+)
 async def resume_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
     """Resumes a paused task."""
     await ctx.engine.resume(task_id)
     return await ctx.engine.show(task_id)
 
 
-@post("/agent-tasks/{task_id:uuid}/retry", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/retry", WRITE, status_code=200, remote=Engine.retry)
 async def retry_task(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[RetryTaskBody | None] = None
 ) -> TaskView:
@@ -274,14 +280,14 @@ async def retry_task(
     return await ctx.engine.show(task_id)
 
 
-@post("/agent-tasks/{task_id:uuid}/start", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/start", WRITE, status_code=200, remote=Engine.start)
 async def start_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
     """Starts a task now that is scheduled for a later time."""
     await ctx.engine.start(task_id)
     return await ctx.engine.show(task_id)
 
 
-@post("/agent-tasks/{task_id:uuid}/assign", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/assign", WRITE, status_code=200)
 async def assign_task(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[AssignBody]
 ) -> TaskView:
@@ -290,7 +296,7 @@ async def assign_task(
     return await ctx.engine.show(task_id)
 
 
-@post("/agent-tasks/{task_id:uuid}/reassign", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/reassign", WRITE, status_code=200)
 async def reassign_task(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[AssignBody]
 ) -> TaskView:
@@ -299,14 +305,16 @@ async def reassign_task(
     return await ctx.engine.show(task_id)
 
 
-@post("/agent-tasks/{task_id:uuid}/archive", status_code=200)
+@operation(
+    "POST", "/agent-tasks/{task_id:uuid}/archive", WRITE, status_code=200, remote=Engine.archive
+)
 async def archive_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
     """Archives a finished task."""
     await ctx.engine.archive(task_id)
     return await ctx.engine.show(task_id)
 
 
-@post("/agent-tasks/{task_id:uuid}/rerun")
+@operation("POST", "/agent-tasks/{task_id:uuid}/rerun", WRITE, idempotent=True)
 async def rerun_task(
     ctx: InjectedContext, task_id: FromPath[UUID], key: IdempotencyKey = None
 ) -> TaskView:
@@ -320,7 +328,7 @@ async def rerun_task(
     return await ctx.engine.show(submitted.id)
 
 
-@post("/agent-tasks/actions", status_code=200)
+@operation("POST", "/agent-tasks/actions", WRITE, idempotent=True, status_code=200)
 async def act_on_tasks(
     ctx: InjectedContext, data: JSONBody[ActionsBody], key: IdempotencyKey = None
 ) -> ActionResultView:
@@ -339,7 +347,7 @@ async def act_on_tasks(
     return ActionResultView(result.done, result.refused)
 
 
-@get("/agent-tasks/{task_id:uuid}/logs")
+@operation("GET", "/agent-tasks/{task_id:uuid}/logs", READ, remote=Engine.logs)
 async def list_task_logs(
     ctx: InjectedContext,
     task_id: FromPath[UUID],
@@ -350,7 +358,7 @@ async def list_task_logs(
     return LogPage(list(await ctx.engine.logs(task_id, level, limit)))
 
 
-@get("/agent-tasks/{task_id:uuid}/attempts")
+@operation("GET", "/agent-tasks/{task_id:uuid}/attempts", READ, remote=Engine.attempts)
 async def list_task_attempts(
     ctx: InjectedContext, task_id: FromPath[UUID]
 ) -> Sequence[AttemptView]:
@@ -358,7 +366,7 @@ async def list_task_attempts(
     return await ctx.engine.attempts(task_id)
 
 
-@get("/agent-tasks/{task_id:uuid}/transcript")
+@operation("GET", "/agent-tasks/{task_id:uuid}/transcript", READ)
 async def get_task_transcript(
     ctx: InjectedContext,
     task_id: FromPath[UUID],
@@ -390,13 +398,13 @@ def _parse_offset(text: str | None) -> tuple[int, int]:
     return (int(attempt), int(line))
 
 
-@get("/agent-tasks/{task_id:uuid}/explain")
+@operation("GET", "/agent-tasks/{task_id:uuid}/explain", READ, remote=Engine.explain)
 async def explain_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> Explanation:
     """Explains why the task is not running: each gate, its value and when it opens."""
     return await ctx.engine.explain(task_id)
 
 
-@get("/dead-letters")
+@operation("GET", "/dead-letters", READ)
 async def list_dead_letters(
     ctx: InjectedContext, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
 ) -> TaskPage:
@@ -405,34 +413,8 @@ async def list_dead_letters(
     return TaskPage(page.tasks, page.next_cursor)
 
 
-@post("/dead-letters/{task_id:uuid}/requeue", status_code=200)
+@operation("POST", "/dead-letters/{task_id:uuid}/requeue", WRITE, status_code=200)
 async def requeue_dead_letter(ctx: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
     """Queues a DEAD task again, with all its tries."""
     await ctx.engine.retry(task_id)
     return await ctx.engine.show(task_id)
-
-
-HANDLERS = [
-    create_task,
-    create_tasks,
-    list_tasks,
-    get_task,
-    update_task,
-    delete_task,
-    cancel_task,
-    pause_task,
-    resume_task,
-    retry_task,
-    assign_task,
-    reassign_task,
-    start_task,
-    archive_task,
-    rerun_task,
-    act_on_tasks,
-    list_task_logs,
-    list_task_attempts,
-    get_task_transcript,
-    explain_task,
-    list_dead_letters,
-    requeue_dead_letter,
-]

@@ -3,9 +3,9 @@
 from uuid import UUID
 
 import msgspec
-from litestar import delete, get, patch, post
 from litestar.params import FromPath, FromQuery, JSONBody
 
+from tenuto.api.operation import READ, WRITE, operation
 from tenuto.api.routes.flow_bodies import StrictBody
 from tenuto.api.routes.schedules import NameFilter
 from tenuto.api.routes.tasks import IdempotencyKey, IfMatch, Limit, version_of
@@ -30,7 +30,7 @@ class TriggerPatch(StrictBody):
     filter: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-@get("/triggers")
+@operation("GET", "/triggers", READ)
 async def list_triggers(
     ctx: InjectedContext,
     name: NameFilter = None,
@@ -41,7 +41,7 @@ async def list_triggers(
     return await ctx.engine.triggers.page(limit, cursor, name)
 
 
-@post("/triggers")
+@operation("POST", "/triggers", WRITE, idempotent=True)
 async def create_trigger(
     ctx: InjectedContext, data: JSONBody[TriggerBody], key: IdempotencyKey = None
 ) -> TriggerView:
@@ -53,13 +53,13 @@ async def create_trigger(
     return await ctx.engine.triggers.create(data.name, data.event, data.target, data.filter)
 
 
-@get("/triggers/{trigger_id:uuid}")
+@operation("GET", "/triggers/{trigger_id:uuid}", READ)
 async def get_trigger(ctx: InjectedContext, trigger_id: FromPath[UUID]) -> TriggerView:
     """Returns one trigger."""
     return await ctx.engine.triggers.get(trigger_id)
 
 
-@patch("/triggers/{trigger_id:uuid}")
+@operation("PATCH", "/triggers/{trigger_id:uuid}", WRITE)
 async def update_trigger(
     ctx: InjectedContext,
     trigger_id: FromPath[UUID],
@@ -71,30 +71,19 @@ async def update_trigger(
     return await ctx.engine.triggers.update(trigger_id, changes, version_of(if_match))
 
 
-@delete("/triggers/{trigger_id:uuid}")
+@operation("DELETE", "/triggers/{trigger_id:uuid}", WRITE)
 async def delete_trigger(ctx: InjectedContext, trigger_id: FromPath[UUID]) -> None:
     """Deletes a trigger; flows that it started continue."""
     await ctx.engine.triggers.delete(trigger_id)
 
 
-@post("/triggers/{trigger_id:uuid}/pause", status_code=200)
+@operation("POST", "/triggers/{trigger_id:uuid}/pause", WRITE, status_code=200)
 async def pause_trigger(ctx: InjectedContext, trigger_id: FromPath[UUID]) -> TriggerView:
     """Pauses a trigger: events are skipped until it is resumed."""
     return await ctx.engine.triggers.pause(trigger_id)
 
 
-@post("/triggers/{trigger_id:uuid}/resume", status_code=200)
+@operation("POST", "/triggers/{trigger_id:uuid}/resume", WRITE, status_code=200)
 async def resume_trigger(ctx: InjectedContext, trigger_id: FromPath[UUID]) -> TriggerView:
     """Resumes a paused trigger, for events from now on."""
     return await ctx.engine.triggers.resume(trigger_id)
-
-
-HANDLERS = [
-    list_triggers,
-    create_trigger,
-    get_trigger,
-    update_trigger,
-    delete_trigger,
-    pause_trigger,
-    resume_trigger,
-]

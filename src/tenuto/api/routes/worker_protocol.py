@@ -5,18 +5,19 @@ reports by their fence.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 from uuid import UUID
 from weakref import WeakValueDictionary
 
 import msgspec
-from litestar import Request, get, post
+from litestar import Request
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from tenuto.api.auth import agent_tokens
 from tenuto.api.edge.long_poll import long_poll
+from tenuto.api.operation import HOST, READ, WORK, operation
 from tenuto.api.routes.agent_protocol import (
     MAX_WAIT_S,
     ClaimReply,
@@ -33,6 +34,7 @@ from tenuto.api.routes.tasks import Limit, LogPage
 from tenuto.api.service import InjectedContext
 from tenuto.engine.agents.registry import AgentView
 from tenuto.engine.agents.subtasks import Question
+from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.engine.tasks.maintenance import TaskMaintenance
 from tenuto.engine.tasks.query import Filter
@@ -164,7 +166,7 @@ class ReceiptBody(AttemptBody):
     receipt: dict[str, Any] | None = None
 
 
-@get("/agent-tasks/find")
+@operation("GET", "/agent-tasks/find", READ)
 async def find_task(
     ctx: InjectedContext, prefix: Annotated[str, QueryParameter(name="id", max_length=60)]
 ) -> TaskIdReply:
@@ -172,7 +174,7 @@ async def find_task(
     return TaskIdReply(await ctx.engine.find(prefix))
 
 
-@get("/agent-tasks/{task_id:uuid}/trail")
+@operation("GET", "/agent-tasks/{task_id:uuid}/trail", READ, remote=Engine.events)
 async def list_task_events(
     ctx: InjectedContext,
     task_id: FromPath[UUID],
@@ -183,7 +185,7 @@ async def list_task_events(
     return LogPage(list(await ctx.engine.events(task_id, after, limit)))
 
 
-@post("/agents", status_code=200)
+@operation("POST", "/agents", HOST, status_code=200)
 async def register_agent(ctx: InjectedContext, data: JSONBody[AgentBody]) -> AgentView:
     """Registers an agent by its name.
 
@@ -196,7 +198,7 @@ async def register_agent(ctx: InjectedContext, data: JSONBody[AgentBody]) -> Age
     return await ctx.agents.show(registered.id)
 
 
-@post("/workers/{worker_id:str}/claim", status_code=200)
+@operation("POST", "/workers/{worker_id:str}/claim", HOST, status_code=200)
 async def claim_tasks_for_worker(
     request: Request[Any, Any, Any],
     ctx: InjectedContext,
@@ -250,7 +252,7 @@ async def _lock_claim_token(ctx: InjectedContext, token: str) -> AsyncIterator[N
         yield
 
 
-@post("/workers/{worker_id:str}/sweep", status_code=200)
+@operation("POST", "/workers/{worker_id:str}/sweep", HOST, status_code=200)
 async def sweep_sessions(
     ctx: InjectedContext, worker_id: FromPath[str], data: JSONBody[SweepBody]
 ) -> SweepReply:
@@ -282,7 +284,7 @@ async def _list_unconfirmed(ctx: InjectedContext, worker: str, host: str) -> lis
     return [UnconfirmedEnd(row["worker"], row["id"], row["attempt"]) for row in rows]
 
 
-@post("/agent-tasks/{task_id:uuid}/checkpoint", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/checkpoint", WORK, status_code=200)
 async def save_checkpoint(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[CheckpointBody]
 ) -> CheckpointReply:
@@ -291,7 +293,7 @@ async def save_checkpoint(
     return CheckpointReply(await ctx.engine.checkpoint(fence, data.data, data.seq))
 
 
-@get("/agent-tasks/{task_id:uuid}/steps")
+@operation("GET", "/agent-tasks/{task_id:uuid}/steps", WORK)
 async def list_steps(ctx: InjectedContext, task_id: FromPath[UUID]) -> dict[str, StepView]:
     """Returns the recorded steps of a task by key; an agent can read only its own tasks."""
     task = await ctx.engine.show(task_id)
@@ -302,7 +304,7 @@ async def list_steps(ctx: InjectedContext, task_id: FromPath[UUID]) -> dict[str,
     return {key: StepView(value, child) for key, (value, child) in steps.items()}
 
 
-@post("/agent-tasks/{task_id:uuid}/steps", status_code=204)
+@operation("POST", "/agent-tasks/{task_id:uuid}/steps", WORK, status_code=204)
 async def record_step(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[StepBody]
 ) -> None:
@@ -310,7 +312,7 @@ async def record_step(
     await ctx.engine.record_step(fence_of(ctx, task_id, data), data.key, data.value)
 
 
-@post("/agent-tasks/{task_id:uuid}/children", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/children", WORK, status_code=200)
 async def create_child(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ChildBody]
 ) -> TaskIdReply:
@@ -319,7 +321,7 @@ async def create_child(
     return TaskIdReply(await ctx.engine.spawn(fence, data.key, data.task.new_task()))
 
 
-@get("/agent-tasks/{task_id:uuid}/children")
+@operation("GET", "/agent-tasks/{task_id:uuid}/children", READ)
 async def list_children(
     ctx: InjectedContext,
     task_id: FromPath[UUID],
@@ -331,7 +333,7 @@ async def list_children(
     return await ctx.engine.list(Filter(parent=task_id), limit, cursor)
 
 
-@post("/agent-tasks/{task_id:uuid}/ask", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/ask", WORK, status_code=200)
 async def ask_person(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[AskBody]
 ) -> AskView:
@@ -348,7 +350,7 @@ async def ask_person(
     return AskView(task_id, (await task_status(ctx, task_id)).status, result.parked, result.answer)
 
 
-@post("/agent-tasks/{task_id:uuid}/not-started", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/not-started", WORK, status_code=200)
 async def report_not_started(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[FailBody]
 ) -> TaskStatusReply:
@@ -357,7 +359,7 @@ async def report_not_started(
     return await task_status(ctx, task_id)
 
 
-@post("/agent-tasks/{task_id:uuid}/timed-out", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/timed-out", WORK, status_code=200)
 async def report_timed_out(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
 ) -> TaskStatusReply:
@@ -366,7 +368,7 @@ async def report_timed_out(
     return await task_status(ctx, task_id)
 
 
-@post("/agent-tasks/{task_id:uuid}/confirm-cancel", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/confirm-cancel", WORK, status_code=200)
 async def confirm_cancel(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
 ) -> TaskStatusReply:
@@ -375,7 +377,7 @@ async def confirm_cancel(
     return await task_status(ctx, task_id)
 
 
-@post("/agent-tasks/{task_id:uuid}/confirm-pause", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/confirm-pause", WORK, status_code=200)
 async def confirm_pause(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
 ) -> TaskStatusReply:
@@ -384,7 +386,7 @@ async def confirm_pause(
     return await task_status(ctx, task_id)
 
 
-@post("/agent-tasks/{task_id:uuid}/confirm-gone", status_code=200)
+@operation("POST", "/agent-tasks/{task_id:uuid}/confirm-gone", WORK, status_code=200)
 async def confirm_gone(
     ctx: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
 ) -> TaskStatusReply:
@@ -395,23 +397,3 @@ async def confirm_gone(
         if attempt.attempt == fence.attempt and ctx.caller.agent in (None, attempt.agent):
             await ctx.engine.confirm_gone(fence, data.receipt or {})
     return await task_status(ctx, task_id)
-
-
-HANDLERS: Sequence[Any] = [
-    find_task,
-    list_task_events,
-    register_agent,
-    claim_tasks_for_worker,
-    sweep_sessions,
-    save_checkpoint,
-    list_steps,
-    record_step,
-    create_child,
-    list_children,
-    ask_person,
-    report_not_started,
-    report_timed_out,
-    confirm_cancel,
-    confirm_pause,
-    confirm_gone,
-]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from uuid import UUID
 
-from tenuto.client.remote.http import ApiRequest, ServerConnection, path_segment
-from tenuto.client.remote.worker import V1
+from tenuto.client.remote.http import path_segment
+from tenuto.client.remote.resource import RemoteResource
 from tenuto.engine.flows.definitions import ApplyResult, DefinitionPage, DefinitionView
 from tenuto.manifest.documents import Files, decode_files, parse_spec
 from tenuto.manifest.export import dump, kind_of, to_camel_names, to_plain, to_snake_names
@@ -15,11 +15,8 @@ APPLY_WAIT_S = 120.0
 """Additional seconds for the server to apply many files."""
 
 
-class RemoteDefinitions:
+class RemoteDefinitions(RemoteResource):
     """The definitions of the token's workspace."""
-
-    def __init__(self, connection: ServerConnection) -> None:
-        self._connection = connection
 
     async def put(self, spec: Spec, version: int | None = None) -> DefinitionView:
         """Creates or replaces the definition with the spec's key.
@@ -27,31 +24,22 @@ class RemoteDefinitions:
         `version` is the expected stored version; 0 means that the key must not exist.
         """
         body = {"kind": kind_of(spec), "spec": to_camel_names(to_plain(spec))}
-        path = f"{V1}/definitions/{path_segment(spec.key)}"
-        request = ApiRequest(
-            method="PUT", path=path, body=body, headers=_if_match(version), repeatable=True
-        )
-        return await self._connection.request(DefinitionView, request)
+        path = f"definitions/{path_segment(spec.key)}"
+        return await self._call(DefinitionView, "PUT", path, body, version=version)
 
     async def get(self, key: str) -> DefinitionView:
         """Returns one definition."""
-        request = ApiRequest(
-            method="GET", path=f"{V1}/definitions/{path_segment(key)}", repeatable=True
-        )
-        return await self._connection.request(DefinitionView, request)
+        return await self._call(DefinitionView, "GET", f"definitions/{path_segment(key)}")
 
     async def page(self, limit: int = 100, cursor: UUID | None = None) -> DefinitionPage:
         """Returns a page of definitions, newest first."""
         params = {"limit": limit, "cursor": cursor}
-        request = ApiRequest(method="GET", path=f"{V1}/definitions", params=params, repeatable=True)
-        return await self._connection.request(DefinitionPage, request)
+        return await self._call(DefinitionPage, "GET", "definitions", params=params)
 
     async def delete(self, key: str, version: int | None = None) -> None:
         """Deletes a definition if it has the `version`; its flows continue with their plan."""
-        path = f"{V1}/definitions/{path_segment(key)}"
-        await self._connection.request(
-            type(None), ApiRequest(method="DELETE", path=path, headers=_if_match(version))
-        )
+        path = f"definitions/{path_segment(key)}"
+        await self._call(type(None), "DELETE", path, version=version)
 
     async def export(self, keys: Sequence[str] = ()) -> str:
         """Returns definitions (all, without keys) as YAML that loads back to equal ones."""
@@ -63,11 +51,10 @@ class RemoteDefinitions:
         """Applies YAML files, all or nothing; applying the same files again changes nothing."""
         texts = decode_files(files)
         body = {"files": texts, "dryRun": dry_run}
-        path = f"{V1}/definitions/apply"
-        request = ApiRequest(
-            method="POST", path=path, body=body, repeatable=dry_run, wait_s=APPLY_WAIT_S
+        path = "definitions/apply"
+        return await self._call(
+            ApplyResult, "POST", path, body, repeatable=dry_run, wait_s=APPLY_WAIT_S
         )
-        return await self._connection.request(ApplyResult, request)
 
     async def _load_all(self) -> list[DefinitionView]:
         """Returns all definitions of the workspace."""
@@ -77,8 +64,3 @@ class RemoteDefinitions:
             page = await self.page(PAGE_SIZE, page.next_cursor)
             views += page.definitions
         return views
-
-
-def _if_match(version: int | None) -> dict[str, str]:
-    """Returns the If-Match header for an expected version."""
-    return {} if version is None else {"If-Match": f'"{version}"'}

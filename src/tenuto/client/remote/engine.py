@@ -2,29 +2,26 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import msgspec
 
 from tenuto.client.remote.bodies import change_body, filter_body, filter_params, task_body
 from tenuto.client.remote.flows import RemoteFlows, RemoteInbox
-from tenuto.client.remote.http import DEADLINE_S, ApiRequest, ServerConnection, path_segment
+from tenuto.client.remote.generated import ComplexityLevelsCalls, EngineCalls
+from tenuto.client.remote.http import DEADLINE_S, ServerConnection, path_segment
 from tenuto.client.remote.limits import RemotePauses, RemoteRateLimits
 from tenuto.client.remote.mailbox import RemoteMailboxes
-from tenuto.client.remote.worker import V1, RemoteWorkerEngine
-from tenuto.engine.agents.eligibility import AgentExplanation
-from tenuto.engine.agents.registry import AgentView
+from tenuto.client.remote.resource import RemoteResource
+from tenuto.client.remote.worker import RemoteWorkerEngine
 from tenuto.engine.engine import Engine
 from tenuto.engine.limits.budgets import UsageStats
-from tenuto.engine.schedules.events import EventView
 from tenuto.engine.tasks.control import Action, ActionResult
 from tenuto.engine.tasks.edit import TaskChanges
 from tenuto.engine.tasks.query import Filter
 from tenuto.engine.tasks.submit import Submitted
 from tenuto.engine.views import (
-    AttemptView,
-    Explanation,
     LogLine,
     Page,
     SecretView,
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
     from tenuto.client.remote.definitions import RemoteDefinitions
     from tenuto.client.remote.schedules import RemoteSchedules, RemoteTriggers
 
-T = TypeVar("T")
 BULK_WAIT_S = 300.0
 """Additional seconds for the server to handle many tasks in one request."""
 
@@ -56,16 +52,12 @@ class _LogLines(msgspec.Struct):
     lines: list[LogLine]
 
 
-class _WorkerList(msgspec.Struct):
-    workers: list[WorkerView]
-
-
 class _Stats(msgspec.Struct):
     tasks: dict[str, int]
     spending: UsageStats
 
 
-class RemoteEngine(RemoteWorkerEngine):
+class RemoteEngine(RemoteWorkerEngine, EngineCalls):
     """The engine of the token's workspace, over HTTP.
 
     Reads, submits and reports are retried until a response arrives. Control requests (cancel,
@@ -83,46 +75,20 @@ class RemoteEngine(RemoteWorkerEngine):
             return []
         ids = self.clock.new_ids(len(new_tasks))
         bodies = [{"id": id_} | task_body(new) for new, id_ in zip(new_tasks, ids, strict=True)]
-        request = self._post(
-            "agent-tasks/bulk", {"tasks": bodies}, repeatable=True, wait_s=BULK_WAIT_S
+        path, body = "agent-tasks/bulk", {"tasks": bodies}
+        reply = await self._call(
+            _SubmitReply, "POST", path, body, repeatable=True, wait_s=BULK_WAIT_S
         )
-        results = (await self.connection.request(_SubmitReply, request)).tasks
         # This call chose the id at random, so a task with that id was created by this call.
         return [
             Submitted(result.id, result.created or result.id == new_id)
-            for result, new_id in zip(results, ids, strict=True)
+            for result, new_id in zip(reply.tasks, ids, strict=True)
         ]
-
-    async def cancel(self, task: UUID, reason: str | None = None) -> None:
-        """Cancels a task; a running session is killed first."""
-        await self._control(task, "cancel", {"reason": reason})
-
-    async def pause(self, task: UUID, reason: str | None = None) -> None:
-        """Pauses a task; a running session is stopped after a last checkpoint."""
-        await self._control(task, "pause", {"reason": reason})
-
-    async def resume(self, task: UUID) -> None:
-        """Resumes a paused task."""
-        await self._control(task, "resume")
-
-    async def start(self, task: UUID) -> None:
-        """Makes a task run now, before its start time."""
-        await self._control(task, "start")
 
     async def assign(self, task: UUID, agent: UUID | None, *, take: bool = False) -> None:
         """Assigns a task to one agent; `take` takes it away from the agent that runs it."""
-        await self._control(task, "reassign" if take else "assign", {"agentId": agent})
-
-    async def retry(self, task: UUID, *, cascade: bool = False) -> None:
-        """Retries a finished task with all its tries.
-
-        `cascade` also retries the tasks that ended because of it.
-        """
-        await self._control(task, "retry", {"cascade": cascade})
-
-    async def archive(self, task: UUID) -> None:
-        """Archives a finished task."""
-        await self._control(task, "archive")
+        action = "reassign" if take else "assign"
+        await self._call(TaskView, "POST", f"agent-tasks/{task}/{action}", {"agentId": agent})
 
     async def reprioritise(self, task: UUID, priority: int) -> None:
         """Changes a task's priority, and with it its position in the queue."""
@@ -130,25 +96,13 @@ class RemoteEngine(RemoteWorkerEngine):
 
     async def edit(self, task: UUID, changes: TaskChanges, version: int | None = None) -> None:
         """Changes fields of a task; raises `Conflict` if it does not have the `version`."""
-        headers = {} if version is None else {"If-Match": f'"{version}"'}
-        path = f"{V1}/agent-tasks/{task}"
-        body = change_body(changes)
-        await self.connection.request(
-            TaskView, ApiRequest(method="PATCH", path=path, body=body, headers=headers)
-        )
-
-    async def erase(self, task: UUID) -> None:
-        """Deletes the data of a finished task; its row and audit trail stay."""
-        await self.connection.request(
-            type(None), ApiRequest(method="DELETE", path=f"{V1}/agent-tasks/{task}")
-        )
+        path = f"agent-tasks/{task}"
+        await self._call(TaskView, "PATCH", path, change_body(changes), version=version)
 
     async def rerun(self, task: UUID) -> Submitted:
         """Submits a new task with the same fields, only once even if the response is lost."""
-        path = f"{V1}/agent-tasks/{task}/rerun"
-        headers = {"Idempotency-Key": str(self.clock.new_id())}
-        request = ApiRequest(method="POST", path=path, headers=headers, repeatable=True)
-        return Submitted((await self.connection.request(TaskView, request)).id)
+        view = await self._call(TaskView, "POST", f"agent-tasks/{task}/rerun", once=True)
+        return Submitted(view.id)
 
     async def act(
         self,
@@ -167,80 +121,46 @@ class RemoteEngine(RemoteWorkerEngine):
             "limit": limit,
             "dryRun": dry_run,
         }
-        request = self._post("agent-tasks/actions", body, repeatable=dry_run, wait_s=BULK_WAIT_S)
-        return await self.connection.request(ActionResult, request)
+        path = "agent-tasks/actions"
+        return await self._call(
+            ActionResult, "POST", path, body, repeatable=dry_run, wait_s=BULK_WAIT_S
+        )
 
     async def find(self, text: str) -> UUID:
         """Returns the id of the task with this id or beginning of an id."""
         try:
             return UUID(text)
         except ValueError:
-            return (await self._get(_TaskId, "agent-tasks/find", id=text[:60])).id
+            params = {"id": text[:60]}
+            return (await self._call(_TaskId, "GET", "agent-tasks/find", params=params)).id
 
     async def list(
         self, where: Filter | None = None, limit: int = 100, cursor: UUID | None = None
     ) -> Page:
         """Returns a page of tasks, newest first."""
-        params = filter_params(where or Filter())
-        return await self._get(Page, "agent-tasks", limit=limit, cursor=cursor, **params)
-
-    async def show(self, task: UUID) -> TaskView:
-        """Returns a task without its history."""
-        return await self._get(TaskView, f"agent-tasks/{task}")
-
-    async def attempts(self, task: UUID) -> Sequence[AttemptView]:
-        """Returns the task's attempts in order."""
-        return await self._get(list[AttemptView], f"agent-tasks/{task}/attempts")
-
-    async def events(self, task: UUID, after: int = 0, limit: int = 1000) -> Sequence[LogLine]:
-        """Returns the task's audit events after version `after`."""
-        path = f"agent-tasks/{task}/trail"
-        return (await self._get(_LogLines, path, after=after, limit=limit)).lines
+        params = filter_params(where or Filter()) | {"limit": limit, "cursor": cursor}
+        return await self._call(Page, "GET", "agent-tasks", params=params)
 
     async def transcript(
         self, task: UUID, after: tuple[int, int] = (0, -1), limit: int = 1000
     ) -> Sequence[LogLine]:
         """Returns the transcript lines of the task's attempts after (attempt, line number)."""
         offset = None if after[1] < 0 else f"{after[0]}.{after[1]}"
-        path = f"agent-tasks/{task}/transcript"
-        return (await self._get(_LogLines, path, offset=offset, limit=limit)).lines
-
-    async def logs(self, task: UUID, level: str = "DEBUG", limit: int = 1000) -> Sequence[LogLine]:
-        """Returns the newest lines of audit trail and transcript, merged by time."""
-        path = f"agent-tasks/{task}/logs"
-        return (await self._get(_LogLines, path, level=level, limit=limit)).lines
-
-    async def explain(self, task: UUID) -> Explanation:
-        """Explains why the task is not running."""
-        return await self._get(Explanation, f"agent-tasks/{task}/explain")
+        path, params = f"agent-tasks/{task}/transcript", {"offset": offset, "limit": limit}
+        return (await self._call(_LogLines, "GET", path, params=params)).lines
 
     async def counts(self) -> dict[str, int]:
         """Returns the number of tasks by status."""
-        return (await self._get(_Stats, "stats")).tasks
+        return (await self._call(_Stats, "GET", "stats")).tasks
 
     async def spending(self) -> UsageStats:
         """Returns the token usage and cost of the workspace's attempts."""
-        return (await self._get(_Stats, "stats")).spending
-
-    async def workers(self) -> Sequence[WorkerView]:
-        """Returns the workers that were seen recently, newest first."""
-        return (await self._get(_WorkerList, "workers")).workers
+        return (await self._call(_Stats, "GET", "stats")).spending
 
     async def drain_worker(self, worker: str) -> None:
         """Requests a worker to claim no more tasks, to finish or release its tasks, and to exit."""
-        request = self._post(f"workers/{path_segment(worker)}/drain", repeatable=True)
-        await self.connection.request(WorkerView, request)
-
-    async def terminate_agent(
-        self, agent: UUID, reason: str | None = None, *, graceful: bool = True
-    ) -> None:
-        """Stops an agent from claiming tasks; unless `graceful`, cancels the tasks it runs."""
-        body = {"reason": reason, "graceful": graceful}
-        await self.connection.request(AgentView, self._post(f"agents/{agent}/terminate", body))
-
-    async def explain_agent(self, agent: UUID) -> AgentExplanation:
-        """Explains which tasks an agent can claim, which wait for it, and why not others."""
-        return await self._get(AgentExplanation, f"agents/{agent}/explain")
+        path = f"workers/{path_segment(worker)}/drain"
+        await self._call(WorkerView, "POST", path, repeatable=True)
 
     @property
     def mailboxes(self) -> RemoteMailboxes:
@@ -282,10 +202,6 @@ class RemoteEngine(RemoteWorkerEngine):
         """The inbox: items that wait for an answer by a person."""
         return RemoteInbox(self.connection)
 
-    async def rerun_flow(self, flow: UUID, *, steps: int | None = None) -> UUID:
-        """Starts a new flow with the same plan and input; returns its id."""
-        return await self.flows.rerun(flow, steps=steps)
-
     @property
     def definitions(self) -> "RemoteDefinitions":
         """The workspace's stored task and group definitions."""
@@ -307,85 +223,34 @@ class RemoteEngine(RemoteWorkerEngine):
 
         return RemoteTriggers(self.connection)
 
-    async def publish(self, name: str, data: Any = None, task: UUID | None = None) -> EventView:
-        """Publishes an event in the workspace, only once even if the response is lost."""
-        headers = {"Idempotency-Key": str(self.clock.new_id())}
-        body = {"name": name, "data": data, "taskId": task}
-        path = f"{V1}/events"
-        request = ApiRequest(method="POST", path=path, body=body, headers=headers, repeatable=True)
-        return await self.connection.request(EventView, request)
 
-    async def _control(self, task: UUID, action: str, body: Any = msgspec.UNSET) -> None:
-        """Sends a control request for a task; it is not retried."""
-        await self.connection.request(TaskView, self._post(f"agent-tasks/{task}/{action}", body))
-
-    async def _get(self, response_type: type[T], path: str, **params: Any) -> T:
-        """Reads a path and returns the decoded response."""
-        request = ApiRequest(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
-        return await self.connection.request(response_type, request)
-
-    def _post(
-        self,
-        path: str,
-        body: Any = msgspec.UNSET,
-        *,
-        repeatable: bool = False,
-        wait_s: float = 0.0,
-    ) -> ApiRequest:
-        """Returns a POST request; it is not sent yet."""
-        full_path = f"{V1}/{path}"
-        return ApiRequest(
-            method="POST", path=full_path, body=body, repeatable=repeatable, wait_s=wait_s
-        )
-
-
-class RemoteSecrets:
+class RemoteSecrets(RemoteResource):
     """The named secrets of the token's workspace."""
-
-    def __init__(self, connection: ServerConnection) -> None:
-        self._connection = connection
 
     async def put(self, name: str, value: str | None = None, use: Use | None = None) -> None:
         """Stores a secret's value and the rules for its use; tasks get it with their next claim.
 
         An argument that is `None` keeps the stored one.
         """
-        path = f"{V1}/secrets/{path_segment(name)}"
         fields = {"value": value, "use": use}
         body = {key: item for key, item in fields.items() if item is not None}
-        await self._connection.request(
-            type(None), ApiRequest(method="PUT", path=path, body=body, repeatable=True)
-        )
+        await self._call(type(None), "PUT", f"secrets/{path_segment(name)}", body)
 
     async def list(self) -> Sequence[SecretView]:
         """Returns the secrets by name, without their values."""
-        request = ApiRequest(method="GET", path=f"{V1}/secrets", repeatable=True)
-        return await self._connection.request(list[SecretView], request)
+        return await self._call(list[SecretView], "GET", "secrets")
 
     async def delete(self, name: str) -> None:
         """Deletes a secret; tasks that refer to it can no longer start."""
-        path = f"{V1}/secrets/{path_segment(name)}"
-        await self._connection.request(type(None), ApiRequest(method="DELETE", path=path))
+        await self._call(type(None), "DELETE", f"secrets/{path_segment(name)}")
 
 
-class RemoteComplexity:
+class RemoteComplexity(ComplexityLevelsCalls):
     """The rules for complexity levels of the token's workspace."""
-
-    def __init__(self, connection: ServerConnection) -> None:
-        self._connection = connection
-
-    async def get(self) -> ComplexityRules:
-        """Returns the current rules."""
-        request = ApiRequest(method="GET", path=f"{V1}/complexity-levels", repeatable=True)
-        return await self._connection.request(ComplexityRules, request)
 
     async def set(self, rules: ComplexityRules) -> None:
         """Replaces the rules; they apply to tasks submitted from now on."""
-        path = f"{V1}/complexity-levels"
-        request = ApiRequest(
-            method="PUT", path=path, body=msgspec.to_builtins(rules), repeatable=True
-        )
-        await self._connection.request(ComplexityRules, request)
+        await self._call(ComplexityRules, "PUT", "complexity-levels", rules)
 
 
 AnyEngine = Engine | RemoteEngine

@@ -1,15 +1,14 @@
 """Schedules, triggers and events over HTTP, with the methods of the engine."""
 
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import msgspec
 from msgspec import UNSET
 
 from tenuto.client.remote.engine import AnyEngine
-from tenuto.client.remote.http import ApiRequest, ServerConnection
-from tenuto.client.remote.worker import V1
+from tenuto.client.remote.resource import RemoteResource
 from tenuto.engine.schedules.events import EventView
 from tenuto.engine.schedules.rules import parse_id
 from tenuto.engine.schedules.schedules import (
@@ -22,43 +21,12 @@ from tenuto.engine.schedules.triggers import TriggerChange, TriggerPage, Trigger
 from tenuto.model.errors import NotFound
 from tenuto.model.schedules.schedule import ScheduleSpec
 
-T = TypeVar("T")
-
 
 class _NextTimes(msgspec.Struct):
     times: list[datetime]
 
 
-class _RemoteResource:
-    """Base: sends requests about schedules or triggers to one server."""
-
-    def __init__(self, connection: ServerConnection) -> None:
-        self._connection = connection
-
-    async def _get(self, response_type: type[T], path: str, **params: Any) -> T:
-        request = ApiRequest(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
-        return await self._connection.request(response_type, request)
-
-    async def _create_once(self, response_type: type[T], path: str, body: Any) -> T:
-        """Posts a body with an idempotency key: created once even if the response is lost."""
-        headers = {"Idempotency-Key": str(self._connection.clock.new_id())}
-        request = ApiRequest(
-            method="POST", path=f"{V1}/{path}", body=body, headers=headers, repeatable=True
-        )
-        return await self._connection.request(response_type, request)
-
-    async def _send(self, response_type: type[T], method: str, path: str, body: Any = UNSET) -> T:
-        return await self._connection.request(
-            response_type, ApiRequest(method=method, path=f"{V1}/{path}", body=body)
-        )
-
-    async def _patch(self, response_type: type[T], path: str, body: Any, version: int | None) -> T:
-        headers = {} if version is None else {"If-Match": f'"{version}"'}
-        request = ApiRequest(method="PATCH", path=f"{V1}/{path}", body=body, headers=headers)
-        return await self._connection.request(response_type, request)
-
-
-class RemoteSchedules(_RemoteResource):
+class RemoteSchedules(RemoteResource):
     """The schedules of the token's workspace. Methods accept a schedule's name or id."""
 
     async def create(
@@ -70,18 +38,23 @@ class RemoteSchedules(_RemoteResource):
     ) -> ScheduleView:
         """Creates a schedule that starts a definition; an immediate one starts it now."""
         body = {"name": name, "target": target, "schedule": times_of(schedule), "input": input}
-        return await self._create_once(ScheduleView, "schedules", body)
+        return await self._call(ScheduleView, "POST", "schedules", body, once=True)
 
     async def page(
         self, limit: int = 100, cursor: UUID | None = None, name: str | None = None
     ) -> SchedulePage:
         """Returns a page of schedules, newest first; with `name`, only the one of that name."""
-        return await self._get(SchedulePage, "schedules", limit=limit, cursor=cursor, name=name)
+        return await self._call(
+            SchedulePage,
+            "GET",
+            "schedules",
+            params={"limit": limit, "cursor": cursor, "name": name},
+        )
 
     async def get(self, schedule: UUID | str) -> ScheduleView:
         """Returns one schedule."""
         if (id_ := parse_id(schedule)) is not None:
-            return await self._get(ScheduleView, f"schedules/{id_}")
+            return await self._call(ScheduleView, "GET", f"schedules/{id_}")
         matches = (await self.page(1, name=str(schedule))).schedules
         if not matches:
             raise NotFound(f"no schedule {schedule}")
@@ -90,7 +63,7 @@ class RemoteSchedules(_RemoteResource):
     async def next(self, schedule: UUID | str, n: int = 5) -> list[datetime]:
         """Returns the schedule's next `n` times, in UTC and without jitter."""
         path = f"schedules/{await self._resolve_id(schedule)}/next"
-        return (await self._get(_NextTimes, path, n=n)).times
+        return (await self._call(_NextTimes, "GET", path, params={"n": n})).times
 
     async def update(
         self, schedule: UUID | str, change: ScheduleChange, version: int | None = None
@@ -100,27 +73,27 @@ class RemoteSchedules(_RemoteResource):
         fields = {"target": change.target, "schedule": times, "input": change.input}
         body = {name: value for name, value in fields.items() if value is not UNSET}
         path = f"schedules/{await self._resolve_id(schedule)}"
-        return await self._patch(ScheduleView, path, body, version)
+        return await self._call(ScheduleView, "PATCH", path, body, version=version)
 
     async def pause(self, schedule: UUID | str) -> ScheduleView:
         """Pauses a schedule: it starts nothing until it is resumed; running flows continue."""
         path = f"schedules/{await self._resolve_id(schedule)}/pause"
-        return await self._send(ScheduleView, "POST", path)
+        return await self._call(ScheduleView, "POST", path)
 
     async def resume(self, schedule: UUID | str) -> ScheduleView:
         """Resumes a schedule with the times from now on; a missed fixed time still starts."""
         path = f"schedules/{await self._resolve_id(schedule)}/resume"
-        return await self._send(ScheduleView, "POST", path)
+        return await self._call(ScheduleView, "POST", path)
 
     async def delete(self, schedule: UUID | str) -> None:
         """Deletes a schedule; the flows it started continue."""
-        await self._send(type(None), "DELETE", f"schedules/{await self._resolve_id(schedule)}")
+        await self._call(type(None), "DELETE", f"schedules/{await self._resolve_id(schedule)}")
 
     async def _resolve_id(self, schedule: UUID | str) -> UUID:
         return parse_id(schedule) or (await self.get(schedule)).id
 
 
-class RemoteTriggers(_RemoteResource):
+class RemoteTriggers(RemoteResource):
     """The triggers of the token's workspace. Methods accept a trigger's name or id."""
 
     async def create(
@@ -132,18 +105,20 @@ class RemoteTriggers(_RemoteResource):
     ) -> TriggerView:
         """Creates a trigger: each new event of that name that matches `filter` starts `target`."""
         body = {"name": name, "event": event, "target": target, "filter": filter}
-        return await self._create_once(TriggerView, "triggers", body)
+        return await self._call(TriggerView, "POST", "triggers", body, once=True)
 
     async def page(
         self, limit: int = 100, cursor: UUID | None = None, name: str | None = None
     ) -> TriggerPage:
         """Returns a page of triggers, newest first; with `name`, only the one of that name."""
-        return await self._get(TriggerPage, "triggers", limit=limit, cursor=cursor, name=name)
+        return await self._call(
+            TriggerPage, "GET", "triggers", params={"limit": limit, "cursor": cursor, "name": name}
+        )
 
     async def get(self, trigger: UUID | str) -> TriggerView:
         """Returns one trigger."""
         if (id_ := parse_id(trigger)) is not None:
-            return await self._get(TriggerView, f"triggers/{id_}")
+            return await self._call(TriggerView, "GET", f"triggers/{id_}")
         matches = (await self.page(1, name=str(trigger))).triggers
         if not matches:
             raise NotFound(f"no trigger {trigger}")
@@ -154,23 +129,23 @@ class RemoteTriggers(_RemoteResource):
     ) -> TriggerView:
         """Changes a trigger if it has the `version`; the change applies to new events."""
         path = f"triggers/{await self._resolve_id(trigger)}"
-        return await self._patch(TriggerView, path, change, version)
+        return await self._call(TriggerView, "PATCH", path, change, version=version)
 
     async def pause(self, trigger: UUID | str) -> TriggerView:
         """Pauses a trigger: events are ignored until it is resumed."""
-        return await self._send(
+        return await self._call(
             TriggerView, "POST", f"triggers/{await self._resolve_id(trigger)}/pause"
         )
 
     async def resume(self, trigger: UUID | str) -> TriggerView:
         """Resumes a trigger; it handles the events from now on."""
-        return await self._send(
+        return await self._call(
             TriggerView, "POST", f"triggers/{await self._resolve_id(trigger)}/resume"
         )
 
     async def delete(self, trigger: UUID | str) -> None:
         """Deletes a trigger; the flows it started continue."""
-        await self._send(type(None), "DELETE", f"triggers/{await self._resolve_id(trigger)}")
+        await self._call(type(None), "DELETE", f"triggers/{await self._resolve_id(trigger)}")
 
     async def _resolve_id(self, trigger: UUID | str) -> UUID:
         return parse_id(trigger) or (await self.get(trigger)).id

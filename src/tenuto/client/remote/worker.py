@@ -17,7 +17,8 @@ from tenuto.client.remote.bodies import (
     supported_work_body,
     task_body,
 )
-from tenuto.client.remote.http import ApiRequest, ServerConnection, path_segment
+from tenuto.client.remote.http import ServerConnection, path_segment
+from tenuto.client.remote.resource import RemoteResource
 from tenuto.clock import Clock
 from tenuto.engine.agents.registry import AgentView
 from tenuto.engine.agents.subtasks import AskResult, Question, WaitResult
@@ -31,7 +32,6 @@ from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import DEFAULT_LEASE_S, Fence
 from tenuto.model.tasks.transcript import Line
 
-V1 = "/api/v1"
 CLAIM_WAIT_S = 20.0
 """Seconds that a claim waits at the server for a task."""
 MAX_CLAIMED = 200
@@ -107,13 +107,13 @@ class _StepReply(msgspec.Struct):
     child: UUID | None
 
 
-class RemoteWorkerEngine:
+class RemoteWorkerEngine(RemoteResource):
     """The engine methods that a worker uses, over HTTP. Every write sends its fence."""
 
     is_store_in_process = False
 
     def __init__(self, connection: ServerConnection, workspace: UUID | None = None) -> None:
-        self.connection = connection
+        super().__init__(connection)
         self.workspace = workspace or DEFAULT_WORKSPACE
         """Only set on the returned objects; the server uses the token's workspace."""
         self.actor: str | None = None
@@ -130,10 +130,7 @@ class RemoteWorkerEngine:
 
         With an agent's own token, the server returns that agent, whatever the name.
         """
-        request = ApiRequest(
-            method="POST", path=f"{V1}/agents", body=agent_body(profile), repeatable=True
-        )
-        view = await self.connection.request(AgentView, request)
+        view = await self._call(AgentView, "POST", "agents", agent_body(profile), repeatable=True)
         return msgspec.structs.replace(
             profile.with_worker_means(),
             id=view.id,
@@ -187,74 +184,61 @@ class RemoteWorkerEngine:
 
     async def _claim(self, worker: str, body: dict[str, Any]) -> list[ClaimedTask]:
         """Sends a claim and returns the claimed tasks."""
-        request = ApiRequest(
-            method="POST",
-            path=f"{V1}/workers/{path_segment(worker)}/claim",
-            body=body,
-            repeatable=True,
-            wait_s=body["waitSeconds"],
-        )
-        claims = await self.connection.request(_ClaimReply, request)
+        path, wait_s = f"workers/{path_segment(worker)}/claim", body["waitSeconds"]
+        claims = await self._call(_ClaimReply, "POST", path, body, repeatable=True, wait_s=wait_s)
         return [_to_claimed_task(task, self.workspace) for task in claims.tasks]
 
     async def worker_heartbeat(
-        self, worker: WorkerInfo, fences: Sequence[Fence], lease_s: int
+        self, info: WorkerInfo, fences: Sequence[Fence], lease_s: int
     ) -> HeartbeatResult:
         """Sends a worker's heartbeat, which renews all its leases in one request."""
         leases = [
             {"taskId": fence.task, "attempt": fence.attempt, "leaseToken": fence.token}
             for fence in fences
         ]
-        body = _worker_body(worker) | {"leases": leases, "leaseSeconds": lease_s}
-        reported = msgspec.structs.replace(worker)
-        reply = await self.connection.request(
-            _HeartbeatReply, self._heartbeat_request(worker, body)
-        )
+        body = _worker_body(info) | {"leases": leases, "leaseSeconds": lease_s}
+        reported = msgspec.structs.replace(info)
+        reply = await self._send_heartbeat(info, body)
         self._is_drain_requested = reply.drain
         result = _to_heartbeat_result(fences, reply)
         self._last_reported = reported
         return result
 
-    async def record_worker(self, worker: WorkerInfo) -> bool:
+    async def record_worker(self, info: WorkerInfo) -> bool:
         """Records a worker's status, unless its last heartbeat has reported the same.
 
         Returns True if the worker is requested to drain.
         """
-        if worker == self._last_reported:
+        if info == self._last_reported:
             self._last_reported = None
             return self._is_drain_requested
-        return (
-            await self.connection.request(
-                _HeartbeatReply, self._heartbeat_request(worker, _worker_body(worker))
-            )
-        ).drain
+        return (await self._send_heartbeat(info, _worker_body(info))).drain
 
-    def _heartbeat_request(self, worker: WorkerInfo, body: dict[str, Any]) -> ApiRequest:
-        """Returns the request of a heartbeat; it is not sent yet."""
-        path = f"{V1}/workers/{path_segment(worker.worker)}/heartbeat"
-        return ApiRequest(method="POST", path=path, body=body, repeatable=True)
+    async def _send_heartbeat(self, worker: WorkerInfo, body: dict[str, Any]) -> _HeartbeatReply:
+        """Sends a heartbeat and returns the response."""
+        path = f"workers/{path_segment(worker.worker)}/heartbeat"
+        return await self._call(_HeartbeatReply, "POST", path, body, repeatable=True)
 
     async def confirm_gone_sessions(
-        self, worker: str, host: str, runs: Callable[[str, UUID], bool]
+        self, worker: str, host: str, may_run: Callable[[str, UUID], bool]
     ) -> int:
         """Confirms ended attempts of the worker and its host whose sessions no longer run.
 
-        `runs(worker, task)` tells if a session still runs. Returns the number of confirmed ends.
+        `may_run(worker, task)` tells if a session may still run. Returns how many ends it
+        confirmed.
         """
-        path = f"{V1}/workers/{path_segment(worker)}/sweep"
-        request = ApiRequest(method="POST", path=path, body={"host": host}, repeatable=True)
-        unconfirmed = (await self.connection.request(_SweepReply, request)).unconfirmed
+        path = f"workers/{path_segment(worker)}/sweep"
+        body: dict[str, Any] = {"host": host}
+        reply = await self._call(_SweepReply, "POST", path, body, repeatable=True)
         gone = [
             {"taskId": end.task_id, "attempt": end.attempt}
-            for end in unconfirmed
-            if not runs(end.worker, end.task_id)
+            for end in reply.unconfirmed
+            if not may_run(end.worker, end.task_id)
         ]
         if not gone:
             return 0
-        request = ApiRequest(
-            method="POST", path=path, body={"host": host, "gone": gone}, repeatable=True
-        )
-        return (await self.connection.request(_SweepReply, request)).confirmed
+        body = {"host": host, "gone": gone}
+        return (await self._call(_SweepReply, "POST", path, body, repeatable=True)).confirmed
 
     async def progress(
         self,
@@ -287,8 +271,8 @@ class RemoteWorkerEngine:
 
     async def steps(self, task: UUID) -> dict[str, tuple[Any, UUID | None]]:
         """Returns the recorded steps of the task: (value, child task id) by key."""
-        request = ApiRequest(method="GET", path=f"{V1}/agent-tasks/{task}/steps", repeatable=True)
-        steps = await self.connection.request(dict[str, _StepReply], request)
+        path = f"agent-tasks/{task}/steps"
+        steps = await self._call(dict[str, _StepReply], "GET", path)
         return {key: (step.value, step.child) for key, step in steps.items()}
 
     async def record_step(self, fence: Fence, key: str, value: Any) -> None:
@@ -397,9 +381,8 @@ class RemoteWorkerEngine:
         method: str = "POST",
     ) -> Any:
         """Sends a write of an attempt and returns the decoded response."""
-        path = f"{V1}/agent-tasks/{fence.task}/{action}"
-        request = ApiRequest(method=method, path=path, body=body, repeatable=True)
-        return await self.connection.request(response_type or type(None), request)
+        path = f"agent-tasks/{fence.task}/{action}"
+        return await self._call(response_type or type(None), method, path, body, repeatable=True)
 
 
 def _to_claimed_task(body: _ClaimedTask, workspace: UUID) -> ClaimedTask:
