@@ -97,13 +97,13 @@ async def test_no_proxy_of_the_environment_is_used(
 async def test_an_answer_that_drips_is_cut_off(receiver: Receiver) -> None:
     receiver.replies = [drip]
     sent = await Sender(UrlGuard(LOOPBACK), deadline_s=0.3).post(receiver.url, HEADERS, b"{}")
-    assert (sent.status, sent.error) == (None, "no answer within 0.3 s")
+    assert (sent.status, sent.error) == (None, "no response within 0.3 s")
 
 
 async def test_an_endpoint_that_says_nothing_is_left(receiver: Receiver) -> None:
     receiver.replies = [silent()]
     sent = await Sender(UrlGuard(LOOPBACK), deadline_s=0.3).post(receiver.url, HEADERS, b"{}")
-    assert (sent.status, sent.error) == (None, "no answer within 0.3 s")
+    assert (sent.status, sent.error) == (None, "no response within 0.3 s")
 
 
 @pytest.mark.parametrize(("status", "error"), [(200, None), (500, "HTTP 500: par")])
