@@ -342,7 +342,7 @@ async def test_a_secret_that_cannot_be_opened_is_a_failure(world: World) -> None
     assert await deliver_once(strange, world.sender) == 0
     message = await world.only(made.id)
     assert message.status == "PENDING"
-    assert "not in the ring" in (message.error or "")
+    assert "no encryption key" in (message.error or "")
     assert world.receiver.connections == 0
     world.clock.advance(6)
     assert await world.deliver() == 1

@@ -107,7 +107,9 @@ class ChaosRun:
         """Raises `Unavailable` if many processes exited before the first task is acknowledged."""
         if not self._record.acknowledged and self._deployment.ended.total() > MAX_FALSE_STARTS:
             lines = self._deployment.log.read_text(errors="replace").splitlines()
-            raise Unavailable(f"the processes of the run exit immediately: {''.join(lines[-1:])}")
+            raise Unavailable(
+                f"the processes of the run exit at once; last log line: {''.join(lines[-1:])}"
+            )
 
     def _is_done(self) -> bool:
         """True if the time is over, or if enough tasks and every planned fault were seen."""

@@ -75,6 +75,7 @@ class _Linker:
         )
 
     def _find(self, key: str) -> Spec | None:
+        """Returns the definition of the files with this key, else the stored one, else `None`."""
         return self._specs.get(key) or self._stored.get(key)
 
     def _link_previous(self, key: str, fields: MappingFields) -> None:

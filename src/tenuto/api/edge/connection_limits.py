@@ -28,9 +28,9 @@ class Deadlines(msgspec.Struct, frozen=True):
     """Time that a refused client may go on sending, so that it can read the refusal."""
 
     def body_deadline(self, started: float, received: int, last_data_at: float) -> float:
-        """Returns the time at which a body is late of which `received` bytes have arrived so far.
+        """Returns the time by which more of a body must arrive.
 
-        `started` is the end of the headers.
+        `started` is the end of the headers, `received` the number of bytes so far.
         """
         return min(
             started + self.body_s + received / self.body_rate, last_data_at + self.body_idle_s

@@ -70,7 +70,7 @@ class BodyLimit:
 
 
 def _uncounted(size: int) -> None:
-    """Counts nothing: small bodies are bounded by the number of connections."""
+    """Does nothing: small bodies need no budget, the number of connections bounds them."""
 
 
 def _mark_admitted(scope: Scope) -> None:
@@ -119,6 +119,7 @@ def _too_large_error(limit: int) -> Invalid:
 
 
 def _check_media_type(scope: Scope) -> None:
+    """Raises `Invalid` unless the body is declared as JSON."""
     content_type = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
     media = content_type.split(b";")[0].strip().lower()
     if media != b"application/json" and not media.endswith(b"+json"):
@@ -132,6 +133,7 @@ def _replay_body(body: bytes, receive: Receive) -> Receive:
     is_delivered = False
 
     async def receive_again() -> Any:
+        """Returns the whole body first, then what the connection sends."""
         nonlocal is_delivered
         if is_delivered:
             return await receive()
@@ -150,6 +152,7 @@ def _store_before_send(scope: Scope, send: Send) -> Send:
     parts: list[bytes] = []
 
     async def send_stored(message: Any) -> None:
+        """Holds the response back until it is stored, if the request asks for that."""
         nonlocal response_start
         store_response = scope["state"].get("store_response")
         if store_response is None:

@@ -62,6 +62,7 @@ def _malformed(problem: str) -> ValueError:
 
 
 def _parse(url: str, environ: Mapping[str, str]) -> Address:
+    """Parses the URL and the driver's environment variables; raises `ValueError`."""
     parts, query = _split_url(url)
     user, _, netloc = parts.netloc.rpartition("@")
     hosts = [_decode_host(part) for part in netloc.split(",")] if netloc else []
@@ -145,6 +146,7 @@ def _decode_host(text: str) -> tuple[str, str]:
 
 
 def _parse_port(text: str) -> int:
+    """Returns the port; raises `ValueError` if it is not one."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
         raise _malformed("a port is not a number from 1 to 65535")
     return int(text)

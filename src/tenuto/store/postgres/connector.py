@@ -65,6 +65,7 @@ class Connector:
 
     @property
     def url(self) -> str:
+        """The address, for the driver."""
         return self._address.url
 
     def on_server_abandoned(self, callback: Callable[[], None]) -> None:
@@ -193,6 +194,7 @@ def most_informative(errors: Iterable[BaseException]) -> BaseException:
     """
 
     def rank(error: BaseException) -> int:
+        """Returns the error's rank; the lowest one is the most informative."""
         if isinstance(
             error, asyncpg.CannotConnectNowError | asyncpg.TargetServerAttributeNotMatched
         ):

@@ -73,6 +73,7 @@ class Pool:
         return None
 
     def _mark_used(self, connection: Any) -> Any:
+        """Adds the connection to those in use and returns it."""
         self._used.add(connection)
         return connection
 
@@ -81,7 +82,7 @@ class Pool:
         while True:
             if (connection := self.take_idle()) is not None:
                 return connection
-            self._check_open()
+            self._require_open()
             if self._can_connect():
                 return await self._create()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -157,7 +158,8 @@ class Pool:
                 waiter.set_result(None)  # it then raises the error for a closed pool
         await asyncio.gather(*map(_close_connection, idle))
 
-    def _check_open(self) -> None:
+    def _require_open(self) -> None:
+        """Raises the driver's error for a closed pool."""
         if self._closed:
             raise asyncpg.InterfaceError("the pool is closed")
 
@@ -183,7 +185,7 @@ class Pool:
             if generation == self._generation and not self._closed:
                 return connection
             connection.terminate()
-            self._check_open()
+            self._require_open()
 
     async def _connect_checked(self) -> Any:
         """Returns a new connection that passed the role check."""

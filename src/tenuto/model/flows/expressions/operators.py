@@ -23,7 +23,7 @@ PATTERN_MEMORY = 256 * 1024
 # An error that another operand makes irrelevant takes about as long as this many steps.
 ERROR_STEPS = 10
 
-LEAST_INT, MOST_INT, MOST_READ = -(2**63), 2**63 - 1, 2**64 - 1
+MIN_INT, MAX_INT, MAX_INPUT_INT = -(2**63), 2**63 - 1, 2**64 - 1
 KINDS: dict[type, str] = {
     bool: "bool",
     int: "int",
@@ -74,12 +74,13 @@ def kind_of(value: Any) -> str:
     name = KINDS.get(type(value))
     if name is None:
         raise EvaluationError(f"a {type(value).__name__} is not JSON")
-    if name == "int" and not LEAST_INT <= value <= MOST_READ:
+    if name == "int" and not MIN_INT <= value <= MAX_INPUT_INT:
         raise EvaluationError("an integer is beyond 64 bits")
     return name
 
 
 def require_bool(value: Any, subject: str, position: int | None = None) -> bool:
+    """Returns the value; raises `EvaluationError`, naming the subject, if it is not a bool."""
     if isinstance(value, bool):
         return value
     raise EvaluationError(f"{subject} has the type {kind_of(value)}, not bool", position)
@@ -92,11 +93,13 @@ def quote(text: str) -> str:
 
 
 def raise_type_mismatch(function: str, *values: Any) -> NoReturn:
+    """Raises `EvaluationError` with the types of the values."""
     raise EvaluationError(f'"{function}" cannot be applied to {" and ".join(map(kind_of, values))}')
 
 
 def require_int64(value: int) -> int:
-    if LEAST_INT <= value <= MOST_INT:
+    """Returns the value; raises `EvaluationError` if it is beyond 64 bits."""
+    if MIN_INT <= value <= MAX_INT:
         return value
     raise EvaluationError("the result is beyond 64 bits")
 
@@ -145,6 +148,7 @@ add_numbers = arithmetic("+", operator.add, operator.add)
 
 
 def add(evaluation: Evaluation, left: Any, right: Any) -> Any:
+    """Adds numbers, or joins two texts or two lists."""
     kinds = {kind_of(left), kind_of(right)}
     if kinds == {"string"}:
         evaluation.spend((len(left) + len(right)) // CHARACTERS_PER_STEP)
@@ -201,6 +205,8 @@ def unequal(evaluation: Evaluation, left: Any, right: Any) -> bool:
 
 
 def ordering(sign: str, test: Callable[[Any, Any], bool]) -> Callable[[Evaluation, Any, Any], bool]:
+    """Returns a comparison of two numbers, or of two values of the same ordered kind."""
+
     def apply(evaluation: Evaluation, left: Any, right: Any) -> bool:
         left_kind, right_kind = kind_of(left), kind_of(right)
         if not (left_kind == right_kind in ORDERED or {left_kind, right_kind} <= NUMBERS):
@@ -213,6 +219,7 @@ def ordering(sign: str, test: Callable[[Any, Any], bool]) -> Callable[[Evaluatio
 
 
 def is_in(evaluation: Evaluation, item: Any, container: Any) -> bool:
+    """True if a list contains the item, or a map has it as a key."""
     container_kind = kind_of(container)
     if container_kind == "map":
         return kind_of(item) == "string" and item in container
@@ -222,6 +229,7 @@ def is_in(evaluation: Evaluation, item: Any, container: Any) -> bool:
 
 
 def select(_: Evaluation, container: Any, field: str) -> Any:
+    """Returns a map's field; raises `EvaluationError` if it has none."""
     if kind_of(container) != "map":
         raise EvaluationError(f"{kind_of(container)} has no field {quote(field)}")
     if field not in container:
@@ -242,6 +250,7 @@ def index(evaluation: Evaluation, container: Any, key: Any) -> Any:
 
 
 def require_strings(function: str, *values: Any) -> None:
+    """Raises `EvaluationError` unless all values are strings."""
     if any(kind_of(value) != "string" for value in values):
         raise_type_mismatch(function, *values)
 
@@ -271,12 +280,14 @@ def ends_with(evaluation: Evaluation, text: Any, part: Any) -> bool:
 
 
 def size(_: Evaluation, value: Any) -> int:
+    """Returns the number of characters, elements or entries."""
     if kind_of(value) not in {"string", "list", "map"}:
         raise_type_mismatch("size", value)
     return len(value)
 
 
 def to_int(_: Evaluation, value: Any) -> int:
+    """Converts a number, dropping its fraction, or a decimal text."""
     value_kind = kind_of(value)
     if value_kind == "int":
         return require_int64(value)
@@ -302,6 +313,7 @@ def to_double(_: Evaluation, value: Any) -> float:
 
 
 def to_string(_: Evaluation, value: Any) -> str:
+    """Converts a bool, an integer or a string; doubles are refused."""
     value_kind = kind_of(value)
     if value_kind == "bool":
         return "true" if value else "false"
@@ -362,10 +374,12 @@ def constant(value: Any) -> Step:
 
 
 def variable(slot: int) -> Step:
+    """Returns a step whose value is that of the variable in the slot."""
     return lambda evaluation: evaluation.slots[slot]
 
 
 def field_of(position: int, container: Step, field: str) -> Step:
+    """Returns a step that selects a field of a map."""
     return operation(select, position, container, constant(field))
 
 
@@ -381,6 +395,8 @@ def has_field(position: int, container: Step, field: str) -> Step:
 
 
 def list_of(elements: list[Step]) -> Step:
+    """Returns a step that builds a list."""
+
     def step(evaluation: Evaluation) -> list[Any]:
         evaluation.spend(1 + len(elements))
         return [element(evaluation) for element in elements]
@@ -407,6 +423,8 @@ def map_of(position: int, entries: list[tuple[Step, Step]]) -> Step:
 
 
 def choice(position: int, condition: Step, yes: Step, no: Step) -> Step:
+    """Returns a step that evaluates `yes` or `no`, depending on the condition."""
+
     def step(evaluation: Evaluation) -> Any:
         evaluation.spend(1)
         return (
@@ -450,32 +468,36 @@ class Macro:
     """A loop over the elements of a list or the keys of a map, one after another in the slot."""
 
     def __init__(self, position: int, container: Step, slot: int, bodies: list[Step]) -> None:
-        self.place, self.container, self.slot, self.bodies = position, container, slot, bodies
+        self.position, self.container, self.slot, self.bodies = position, container, slot, bodies
 
     def elements(self, evaluation: Evaluation) -> Iterator[Any]:
+        """Yields each element, after storing it in the macro's variable."""
         container = self.container(evaluation)
         if kind_of(container) not in {"list", "map"}:
-            raise EvaluationError(f"{kind_of(container)} has no elements", self.place)
+            raise EvaluationError(f"{kind_of(container)} has no elements", self.position)
         for element in container:
             evaluation.spend(2)
             evaluation.slots[self.slot] = element
             yield element
 
     def test(self, evaluation: Evaluation) -> bool:
-        return require_bool(self.bodies[0](evaluation), "a condition", self.place)
+        """Evaluates the condition for the present element."""
+        return require_bool(self.bodies[0](evaluation), "a condition", self.position)
 
     def all(self, evaluation: Evaluation) -> bool:
+        """True if the condition holds for all elements; stops at the first that decides."""
         return evaluate_until(
             evaluation,
-            self.place,
+            self.position,
             (self.bodies[0] for _ in self.elements(evaluation)),
             decisive=False,
         )
 
     def exists(self, evaluation: Evaluation) -> bool:
+        """True if the condition holds for an element; stops at the first that decides."""
         return evaluate_until(
             evaluation,
-            self.place,
+            self.position,
             (self.bodies[0] for _ in self.elements(evaluation)),
             decisive=True,
         )
@@ -487,6 +509,7 @@ class Macro:
         return [element for element in self.elements(evaluation) if self.test(evaluation)]
 
     def map(self, evaluation: Evaluation) -> list[Any]:
+        """Returns the values of the last body; with two bodies, the first one is a condition."""
         if len(self.bodies) == 1:
             return [self.bodies[0](evaluation) for _ in self.elements(evaluation)]
         return [
@@ -525,6 +548,7 @@ def compile_pattern(pattern: str) -> Callable[[Evaluation, Any], bool]:
     instructions: int = compiled.programsize
 
     def matches(evaluation: Evaluation, message: Any) -> bool:
+        """True if the pattern matches a part of the text; charges text size times instructions."""
         require_strings("matches", message)
         max_bytes = len(message) if message.isascii() else 4 * len(message)
         evaluation.spend(max_bytes * instructions // PATTERN_PER_STEP)

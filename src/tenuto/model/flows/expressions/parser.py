@@ -131,6 +131,7 @@ def expression_error(message: str, code: str, text: str, position: int | None) -
 
 
 def raise_invalid(message: str, text: str, position: int) -> NoReturn:
+    """Raises `Invalid` with the message and the position in the text."""
     raise expression_error(message, "expression_invalid", text, position)
 
 
@@ -195,12 +196,15 @@ class Parser:
 
     @property
     def token(self) -> Token:
+        """The next token."""
         return self.tokens[self.position]
 
     def fail(self, message: str, position: int | None = None) -> NoReturn:
+        """Raises `Invalid` at the position, or else at the next token."""
         raise_invalid(message, self.text, self.token.position if position is None else position)
 
     def fail_unexpected(self) -> NoReturn:
+        """Raises `Invalid` about the next token."""
         if self.token.kind == "end":
             self.fail("the expression ends too early")
         self.fail(f"unexpected {operators.quote(self.token.text)}")
@@ -229,9 +233,11 @@ class Parser:
         return self.advance().text
 
     def fail_too_deep(self, position: int | None = None) -> NoReturn:
+        """Raises `Invalid` about nesting."""
         self.fail(f"the expression is nested deeper than {MAX_NESTING}", position)
 
     def build_part(self, position: int, step: Step, *parts: ParsedPart) -> ParsedPart:
+        """Returns a part one level deeper than its parts; raises `Invalid` beyond the limit."""
         depth = 1 + max((part.depth for part in parts), default=0)
         if depth > MAX_NESTING:
             self.fail_too_deep(position)
@@ -240,16 +246,19 @@ class Parser:
     def build_operation(
         self, function: Callable[..., Any], position: int, *parts: ParsedPart
     ) -> ParsedPart:
+        """Returns a part that applies the function to the values of its parts."""
         step = operators.operation(function, position, *[part.step for part in parts])
         return self.build_part(position, step, *parts)
 
     def parse_all(self) -> ParsedPart:
+        """Parses the whole text as one expression."""
         part = self.parse_expression()
         if self.token.kind != "end":
             self.fail_unexpected()
         return part
 
     def parse_expression(self) -> ParsedPart:
+        """Parses an expression, which may be `condition ? yes : no`."""
         self.nesting += 1
         if self.nesting > MAX_NESTING:
             self.fail_too_deep()
@@ -288,6 +297,7 @@ class Parser:
         return self.build_part(position, step, *parts)
 
     def parse_unary(self) -> ParsedPart:
+        """Parses a member with any number of `!` and `-` before it."""
         signs: list[Token] = []
         while self.token.kind == "mark" and self.token.text in {"!", "-"}:
             if self.token.text == "-" and self.tokens[self.position + 1].kind in {"int", "double"}:
@@ -299,6 +309,7 @@ class Parser:
         return part
 
     def parse_member(self) -> ParsedPart:
+        """Parses a primary with any number of `.field`, `.method()` and `[key]` after it."""
         part = self.parse_primary()
         while True:
             position = self.token.position
@@ -312,6 +323,7 @@ class Parser:
                 return part
 
     def parse_dotted(self, position: int, container: ParsedPart) -> ParsedPart:
+        """Parses what follows a dot: a field, a macro or a method."""
         name = self.expect_name()
         if not self.accept("("):
             step = operators.field_of(position, container.step, name)
@@ -349,6 +361,7 @@ class Parser:
         )
 
     def build_matches(self, position: int, parts: list[ParsedPart]) -> ParsedPart:
+        """Returns a part for `matches`; compiles and counts its pattern."""
         if len(parts) != 2 or parts[1].literal is None:
             self.fail('"matches" takes one pattern, which must be a string literal', position)
         self.pattern_count += 1
@@ -373,6 +386,7 @@ class Parser:
         return parts
 
     def parse_primary(self) -> ParsedPart:
+        """Parses a literal, a name, a call, a list, a map, or an expression in parentheses."""
         token = self.token
         if token.kind in {"string", "raw"}:
             literal = unescape(self.advance(), self.text)
@@ -405,11 +419,12 @@ class Parser:
             return -real if negative else real
         base = 16 if token.text[:2] in {"0x", "0X"} else 10
         whole = int(token.text, base) * (-1 if negative else 1)
-        if not operators.LEAST_INT <= whole <= operators.MOST_INT:
+        if not operators.MIN_INT <= whole <= operators.MAX_INT:
             self.fail("an integer is beyond 64 bits", token.position)
         return whole
 
     def parse_map(self, position: int) -> ParsedPart:
+        """Parses the entries of a map and its closing brace."""
         entries: list[tuple[ParsedPart, ParsedPart]] = []
         while not self.accept("}"):
             key = self.parse_expression()
@@ -438,6 +453,7 @@ class Parser:
         return ParsedPart(operators.variable(slot))
 
     def build_call(self, position: int, name: str, parts: list[ParsedPart]) -> ParsedPart:
+        """Returns a part for a call of a function, `matches` or `has`."""
         if name == "matches":
             return self.build_matches(position, parts)
         if name != "has" and name not in operators.FUNCTIONS:
