@@ -39,24 +39,56 @@ from tenuto.store import schema, sql
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "tenuto"
 BLOCK = re.compile(r"^<!-- begin: ([a-z-]+) -->\n(.*?)^<!-- end: \1 -->$", re.M | re.S)
-UNCOMMENTED = {
-    "workspace": "The tenants; this version has the one called `default`.",
-    "task_group": "Ordered sets of tasks and groups.",
-    "agent": "Who takes tasks, with the profile that matching reads.",
-    "worker": "Which processes host agents, and when each was last heard of.",
-    "task_output": "Results.",
+TABLES = {
+    "workspace": "Workspaces: the tenants.",
+    "definition": "Reusable definitions of tasks and groups, by key and version.",
+    "flow": "Flows. `open` counts unfinished slots of the root, `failed` failed ones.",
+    "task_group": "Runs of groups. `open` counts children that have not finished.",
+    "flow_work": "Deferred work: the part of a cascade that was too large for one transaction.",
+    "agent": "Agents, with the profile that matching reads.",
+    "worker": "Workers, the agents that they host, and their last heartbeats.",
+    "lane": "Lanes: the requirements that tasks share. `id` is a hash of `key`.",
+    "task": "Tasks: the columns that decisions read or that transitions change.",
+    "task_body": "The request of a task: written once, read when an attempt starts or a user asks.",
+    "task_output": "Results of tasks.",
     "checkpoint": "The latest checkpoint of each task.",
-    "task_label": "Tags to filter by (`tags`).",
-    "task_tag": "Tags that an agent must have (`task_tags`).",
+    "task_label": "Tags of tasks for filters (`tags`).",
+    "task_tag": "Task tags, which matching compares with the tags of an agent (`task_tags`).",
     "task_capability": "Capabilities that an agent must have.",
-    "task_dependency": "Which task waits for which.",
-    "transcript": "What attempts printed and logged, line by line.",
-    "transcript_size": "How much each attempt's transcript takes, up to its cap.",
+    "task_dependency": "Which task depends on which.",
+    "task_step": "Recorded results of steps, by key; later attempts read them.",
+    "attempt": "Ended attempts; the running attempt is in the task's row.",
+    "transcript": "Log lines and printed output of attempts.",
     "artifact": "Named files of a task.",
-    "event": "The audit trail, which is the outbox as well: one row for each version of a task.",
-    "idempotency": "Answers to requests that may be repeated.",
+    "event": "The audit trail and the outbox: one row per version of a task.",
+    "leader": "The leader of each duty. It avoids duplicate work; correctness does not need it.",
+    "cursor": "The position up to which each subscriber has read the events.",
+    "app_user": "Users. A user may be a member of several workspaces.",
+    "member": "Members of workspaces, with their roles.",
+    "session": "Logins. `hash` is the hash of the token; the token is not stored.",
+    "token": "API tokens, by hash.",
+    "secret": "Named secrets, encrypted; `data` can be decrypted only for its row.",
+    "task_secret": "The `secrets` of a task's input, encrypted together.",
+    "webhook": "Webhook endpoints. `secret` has the encrypted signing secrets, new and previous.",
+    "webhook_delivery": "Messages to webhook endpoints, with their tries.",
+    "inbox_item": "Approvals and questions for people.",
+    "idempotency": "Responses to requests with an `Idempotency-Key`, kept for a day.",
+    "schedule": "Schedules.",
+    "trigger_rule": "Triggers; they match events from `active_at` on.",
+    "gate": "Pauses of lanes, agents, task types and workspaces.",
+    "rate_limit": "Rate limits; a null provider, model or account means any. `taken` has the"
+    " requests of the last minute as [microsecond, number]; `tokens` is what was left of the tokens"
+    " at `counted_at`, below zero if more were used.",
+    "spending": "Token usage and cost of attempts by model; `last` is the last report's number.",
+    "turn_key": "Concurrency keys, locked to grant permits; `last` is the last queue number.",
+    "task_turn": "Tasks with a concurrency key; those with `held` have a permit, others wait.",
+    "gateway": "Gateways, with the state of their circuit breakers.",
+    "agent_health": "Health samples of agents, kept for an hour.",
+    "message": "Messages to agents; they never create tasks.",
+    "child_wait": "The unfinished subtasks that a parked task waits for.",
+    "transcript_size": "The size of each attempt's transcript, for its limit.",
 }
-"""What tables hold that the migrations create without a comment."""
+"""What each table holds. A table that is missing here shows the comment in its migration."""
 EVERYWHERE = frozenset({"url", "token", "workspace", "database", "data", "json"})
 
 
@@ -186,7 +218,7 @@ def failures() -> str:
                 code(kind.value),
                 after.status.value,
                 f"{(due - now).total_seconds():g} s ± 20 %" if due else "",
-                "yes" if after.tries else "given back",
+                "yes" if after.tries else "no",
                 change.event.level,
                 f"timeout {task.timeout_s} s becomes {after.timeout_s} s"
                 if after.timeout_s != task.timeout_s
@@ -392,7 +424,7 @@ def queries() -> str:
         places = [f"[{each}](../src/tenuto/{each})" for each in sorted(used[name])]
         sets = ", ".join(code(each) for each in loaded[name].rows)
         rows.append((code(name), " ".join(contract), sets, ", ".join(places)))
-    return table(("query", "contract", "sets it takes", "asked by"), rows)
+    return table(("query", "contract", "sets of rows", "used by"), rows)
 
 
 def created() -> Iterator[tuple[str, str]]:
@@ -411,7 +443,7 @@ def tables() -> str:
     rows = {
         name: (
             code(name),
-            comment or UNCOMMENTED[name],
+            TABLES.get(name, comment),
             "yes" if re.search(rf"\b(?:into|update|from|join) {name}\b", asked) else "not yet",
         )
         for name, comment in created()
