@@ -3,7 +3,7 @@
 import pytest
 from tests.cli.orchestrate import Orchestrate
 
-from tenuto.cli.system.doctor import _standby
+from tenuto.cli.system.doctor import _check_standby
 
 
 def checks(cli: Orchestrate, *words: str) -> dict[str, tuple[str, str]]:
@@ -78,7 +78,7 @@ def test_doctor_says_what_is_unsafe_about_a_server(cli: Orchestrate, postgres_ur
     ],
 )
 def test_doctor_says_on_how_many_machines_tasks_are(names: str, commit: str, told: str) -> None:
-    [check] = _standby({"synchronous_standby_names": names, "synchronous_commit": commit})
+    [check] = _check_standby({"synchronous_standby_names": names, "synchronous_commit": commit})
     assert (check.name, check.status) == ("durability", "ok")
     assert check.detail.startswith(told)
 

@@ -30,6 +30,7 @@ class ProgressLine:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
+        """Removes the progress line from the terminal."""
         if self._is_terminal:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 

@@ -41,10 +41,10 @@ class FollowView(Protocol):
     def __exit__(self, *exc_info: object) -> None: ...
 
     def output(self, text: str) -> None:
-        """Shows a line of the task's output."""
+        """Shows a line that the task printed."""
 
     def note(self, text: str) -> None:
-        """Shows a note about the task."""
+        """Shows a line about the task, such as a change of status."""
 
     def progress(self, view: TaskView) -> None:
         """Shows the task's progress."""
@@ -72,6 +72,7 @@ class _PlainView:
         print_note(text)
 
     def progress(self, view: TaskView) -> None:
+        """Prints progress and step if they have changed."""
         now = (view.progress_percent, view.current_step)
         if now not in (self._last, (None, None)):
             percent = "" if view.progress_percent is None else f"{view.progress_percent}% "
@@ -112,11 +113,13 @@ class _ProgressBarView:
         self._print(printable(text, lines=True), style_of("SKIPPED"))
 
     def _print(self, text: str, style: str) -> None:
+        """Prints text above the progress bar."""
         from rich.text import Text
 
         self._progress.console.print(Text(text, style=style), soft_wrap=True)
 
     def progress(self, view: TaskView) -> None:
+        """Updates the bar."""
         percent = view.progress_percent
         self._progress.update(
             self._bar,
