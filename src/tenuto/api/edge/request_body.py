@@ -52,13 +52,13 @@ class BodyLimit:
             reservation.release()
 
     async def _handle_with_body(
-        self, scope: Scope, receive: Receive, send: Send, limit: int, grow: Callable[[int], None]
+        self, scope: Scope, receive: Receive, send: Send, limit: int, reserve: Callable[[int], None]
     ) -> None:
         """Reads and checks the body, then runs the handler.
 
-        `grow` is called with the size of the body so far after each part.
+        `reserve` is called with the size of the body so far after each part.
         """
-        body = await _read_body(scope, receive, limit, grow)
+        body = await _read_body(scope, receive, limit, reserve)
         if body is None:
             return
         if body:
@@ -90,7 +90,7 @@ def on_request_end(scope: Scope, release: Callable[[], None]) -> None:
 
 
 async def _read_body(
-    scope: Scope, receive: Receive, limit: int, grow: Callable[[int], None]
+    scope: Scope, receive: Receive, limit: int, reserve: Callable[[int], None]
 ) -> bytes | None:
     """Returns the body; `None` if the client disconnected. Raises `Invalid` above the limit."""
     for name, value in scope["headers"]:
@@ -106,7 +106,7 @@ async def _read_body(
         size += len(part)
         if size > limit:
             raise _too_large_error(limit)
-        grow(size)
+        reserve(size)
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)

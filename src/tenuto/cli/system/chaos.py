@@ -63,7 +63,7 @@ class ProgressLine:
     "--leader/--no-leader",
     default=True,
     show_default=True,
-    help="Let coordinators elect a leader; without, all of them repair at once.",
+    help="With a leader, or with all coordinators repairing at the same time.",
 )
 @click.option(
     "--seed",

@@ -167,8 +167,8 @@ def serve(options: GlobalOptions, host: str | None, port: int | None) -> int:
     "--capability", "capabilities", multiple=True, help="Capability that tasks can require."
 )
 @click.option("--agent-type", metavar="T", help="Agent type; tasks can require it.")
-@click.option("--command", "command_", metavar="'CMD...'", help="Run this for each task.")
-@click.option("--app", "app_", metavar="MODULE:HANDLERS", help="Python handlers by task type.")
+@click.option("--command", "command_", metavar="'CMD...'", help="Command that runs each task.")
+@click.option("--app", "app_", metavar="MODULE:HANDLERS", help="Dictionary of Python handlers.")
 @_permission_options
 @METRICS_PORT
 @click.pass_context

@@ -207,7 +207,7 @@ def _state_fields(view: "TaskView") -> list[tuple[str, str | None]]:
 )
 @task_id_options
 @click.option(
-    "--follow", is_flag=True, help="Show it live until it finishes; exit code 1 unless COMPLETED."
+    "--follow", is_flag=True, help="Show the task until it finishes; exit code 1 unless COMPLETED."
 )
 @click.pass_obj
 def status(options: GlobalOptions, task: str | None, named: str | None, follow: bool) -> int:

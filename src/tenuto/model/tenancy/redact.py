@@ -127,9 +127,9 @@ def _json_encodings(part: str) -> Iterator[str]:
         yield encoded.replace("/", "\\/")
         yield _HTML_UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", encoded)
         # Split at escaped backslashes, so that every remaining backslash begins an escape.
-        pieces = encoded.split("\\\\")
+        parts = encoded.split("\\\\")
         yield "\\\\".join(
-            _ESCAPE.sub(lambda match: f"\\u{match[1].upper()}", piece) for piece in pieces
+            _ESCAPE.sub(lambda match: f"\\u{match[1].upper()}", text) for text in parts
         )
 
 

@@ -444,8 +444,8 @@ class Parser:
         if self.accept("("):
             return self.build_call(token.position, token.text, self.parse_parts(")"))
         if token.text not in self.scope:
-            known = ", ".join(sorted(set(self.scope))) or "none"
-            message = f"there is no variable {operators.quote(token.text)}; there are: {known}"
+            variables = ", ".join(sorted(set(self.scope))) or "none"
+            message = f"there is no variable {operators.quote(token.text)}; there are: {variables}"
             self.fail(message, token.position)
         slot = len(self.scope) - 1 - self.scope[::-1].index(token.text)
         if slot < self.name_count:
