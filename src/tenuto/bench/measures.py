@@ -321,6 +321,7 @@ class Measure(msgspec.Struct, frozen=True):
     """One measurement; those with `usual=False` take minutes and run only if named."""
 
     take: Callable[[Bench], Awaitable[Figures]]
+    """Runs the measurement on an empty database."""
     usual: bool = True
 
 

@@ -14,8 +14,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     seed: int
     leader: bool
     seconds: float
+    """Duration of the whole run."""
     faults: dict[str, int]
+    """Number of injected faults by kind."""
     crash_points: dict[str, int]
+    """Number of crashes by crash point."""
     missing: list[str]
     """Planned faults that never happened: the run did not test them."""
     verdict: Verdict

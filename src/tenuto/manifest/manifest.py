@@ -24,6 +24,7 @@ class Manifest(msgspec.Struct, frozen=True):
     schedules: tuple[Schedule, ...] = ()
     triggers: tuple[Trigger, ...] = ()
     starts: tuple[str, ...] = ()
+    """Keys of definitions to start after the apply: `schedule: {type: immediate}`."""
     warnings: tuple[str, ...] = ()
 
     @property

@@ -56,7 +56,9 @@ class Node(msgspec.Struct):
     value: Any
     location: SourceLocation
     size: int = 1
+    """Number of values in the tree below and including this node."""
     height: int = 0
+    """Levels of lists and mappings in the node."""
 
     @property
     def is_map(self) -> bool:

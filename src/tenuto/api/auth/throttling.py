@@ -26,6 +26,8 @@ class _Bucket(msgspec.Struct):
 
 
 class _CachedQuota(msgspec.Struct):
+    """A workspace's quota, and when it was loaded, in monotonic seconds."""
+
     quota: Quota
     at: float
 

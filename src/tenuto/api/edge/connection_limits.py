@@ -22,6 +22,7 @@ class Deadlines(msgspec.Struct, frozen=True):
     write_s: float = 60.0
     """Maximum time that responses wait for a client that reads less than `min_read_bytes`."""
     min_read_bytes: int = 64 * 1024
+    """Bytes that a client must read within `write_s`, if so many wait for it."""
     sweep_s: float = 1.0
     """Time between checks of all connections."""
     linger_s: float = 2.0

@@ -56,6 +56,8 @@ def open_view() -> FollowView:
 
 
 class _PlainView:
+    """Prints plain lines: output to standard output, notes to standard error."""
+
     def __init__(self) -> None:
         self._last: tuple[int | None, str | None] = (None, None)
 
@@ -175,6 +177,8 @@ def silent_view() -> FollowView:
 
 
 class _SilentView(_PlainView):
+    """Shows nothing."""
+
     def show_output(self, text: str) -> None:
         pass
 
