@@ -25,7 +25,7 @@ WRONG = {
 UNDER: dict[str, dict[str, Any]] = {
     "complete_guarded_by_owner": {
         "faults": ("stop",),
-        "victims": ("worker",),
+        "target_kinds": ("worker",),
         "mixture": {"long": 1},
         "tasks": 250,
         "rate": 15.0,
@@ -38,7 +38,7 @@ UNDER: dict[str, dict[str, Any]] = {
     "reaper_without_a_cap": {"faults": ("kill",), "mixture": {"poison": 1, "short": 9}},
     "acknowledged_before_the_commit": {
         "faults": ("kill",),
-        "victims": ("client",),
+        "target_kinds": ("client",),
         "mixture": {"short": 1},
     },
 }
