@@ -43,29 +43,61 @@ from tenuto.store import schema, sql
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "tenuto"
 BLOCK = re.compile(r"^<!-- begin: ([a-z-]+) -->\n(.*?)^<!-- end: \1 -->$", re.M | re.S)
-UNCOMMENTED = {
-    "workspace": "The tenants; this version has the one called `default`.",
-    "task_group": "Ordered sets of tasks and groups.",
-    "agent": "Who takes tasks, with the profile that matching reads.",
-    "worker": "Which processes host agents, and when each was last heard of.",
-    "task_output": "Results.",
+TABLES = {
+    "workspace": "Workspaces: the tenants.",
+    "definition": "Reusable definitions of tasks and groups, by key and version.",
+    "flow": "Flows. `open` counts unfinished slots of the root, `failed` failed ones.",
+    "task_group": "Runs of groups. `open` counts children that have not finished.",
+    "flow_work": "Deferred work: the part of a cascade that was too large for one transaction.",
+    "agent": "Agents, with the profile that matching reads.",
+    "worker": "Workers, the agents that they host, and their last heartbeats.",
+    "lane": "Lanes: the requirements that tasks share. `id` is a hash of `key`.",
+    "task": "Tasks: the columns that decisions read or that transitions change.",
+    "task_body": "The request of a task: written once, read when an attempt starts or a user asks.",
+    "task_output": "Results of tasks.",
     "checkpoint": "The latest checkpoint of each task.",
-    "task_label": "Tags to filter by (`tags`).",
-    "task_tag": "Tags that an agent must have (`task_tags`).",
+    "task_label": "Tags of tasks for filters (`tags`).",
+    "task_tag": "Task tags, which matching compares with the tags of an agent (`task_tags`).",
     "task_capability": "Capabilities that an agent must have.",
-    "task_dependency": "Which task waits for which.",
-    "transcript": "What attempts printed and logged, line by line.",
-    "transcript_size": "How much each attempt's transcript takes, up to its cap.",
+    "task_dependency": "Which task depends on which.",
+    "task_step": "Recorded results of steps, by key; later attempts read them.",
+    "attempt": "Ended attempts; the running attempt is in the task's row.",
+    "transcript": "Log lines and printed output of attempts.",
     "artifact": "Named files of a task.",
-    "event": "The audit trail, which is the outbox as well: one row for each version of a task.",
-    "idempotency": "Answers to requests that may be repeated.",
+    "event": "The audit trail and the outbox: one row per version of a task.",
+    "leader": "The leader of each duty. It avoids duplicate work; correctness does not need it.",
+    "cursor": "The position up to which each subscriber has read the events.",
+    "app_user": "Users. A user may be a member of several workspaces.",
+    "member": "Members of workspaces, with their roles.",
+    "session": "Logins. `hash` is the hash of the token; the token is not stored.",
+    "token": "API tokens, by hash.",
+    "secret": "Named secrets, encrypted; `data` can be decrypted only for its row.",
+    "task_secret": "The `secrets` of a task's input, encrypted together.",
+    "webhook": "Webhook endpoints. `secret` has the encrypted signing secrets, new and previous.",
+    "webhook_delivery": "Messages to webhook endpoints, with their tries.",
+    "inbox_item": "Approvals and questions for people.",
+    "idempotency": "Responses to requests with an `Idempotency-Key`, kept for a day.",
+    "schedule": "Schedules.",
+    "trigger_rule": "Triggers; they match events from `active_at` on.",
+    "gate": "Pauses of lanes, agents, task types and workspaces.",
+    "rate_limit": "Rate limits; a null provider, model or account means any. `taken` has the"
+    " requests of the last minute as [microsecond, number]; `tokens` is what was left of the tokens"
+    " at `counted_at`, below zero if more were used.",
+    "spending": "Token usage and cost of attempts by model; `last` is the last report's number.",
+    "turn_key": "Concurrency keys, locked to grant permits; `last` is the last queue number.",
+    "task_turn": "Tasks with a concurrency key; those with `held` have a permit, others wait.",
+    "gateway": "Gateways, with the state of their circuit breakers.",
+    "agent_health": "Health samples of agents, kept for an hour.",
+    "message": "Messages to agents; they never create tasks.",
+    "child_wait": "The unfinished subtasks that a parked task waits for.",
+    "transcript_size": "The size of each attempt's transcript, for its limit.",
 }
-"""What tables hold that the migrations create without a comment."""
-EVERYWHERE = frozenset({"url", "token", "workspace", "database", "data", "json"})
+"""What each table holds. A table that is missing here shows the comment in its migration."""
+COMMON_OPTIONS = frozenset({"url", "token", "workspace", "database", "data", "json"})
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A markdown table; a bar inside a cell is escaped."""
+    """Returns a markdown table; bars inside cells are escaped."""
     lines = [list(heads)]
     lines.append(["---"] * len(lines[0]))
     lines += [[cell.replace("|", "\\|") for cell in row] for row in rows]
@@ -73,6 +105,7 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def fenced(language: str, text: str) -> str:
+    """Returns a fenced markdown block."""
     return f"```{language}\n{text.rstrip()}\n```\n"
 
 
@@ -81,14 +114,14 @@ def code(text: str) -> str:
 
 
 def sources(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
-    """The modules of some folders of the package, parsed; all of them when none is named."""
+    """Yields path and syntax tree of the modules in these folders; of all modules without any."""
     for folder in folders or ("",):
         for path in sorted((SOURCE / folder).rglob("*.py")):
             yield path, ast.parse(path.read_text(encoding="utf-8"))
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
-    """Every call with the last part of its function's name."""
+    """Yields every call with the last part of its function's name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Name):
@@ -101,7 +134,7 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 
 
 def command_classes() -> dict[str, list[type[commands.Command]]]:
-    """The model's commands by the row of `TRANSITIONS` that they use."""
+    """Returns the model's command classes by their row of `TRANSITIONS`."""
     found: dict[str, list[type[commands.Command]]] = defaultdict(list)
     for kind in vars(commands).values():
         if isinstance(kind, type) and issubclass(kind, commands.Command) and hasattr(kind, "name"):
@@ -110,7 +143,7 @@ def command_classes() -> dict[str, list[type[commands.Command]]]:
 
 
 def in_use() -> set[str]:
-    """The rows of `TRANSITIONS` that something in the program can ask for."""
+    """Returns the rows of `TRANSITIONS` that the program uses."""
     called = {name for _, tree in sources() for name, _ in calls(tree)}
     made = {
         name
@@ -121,6 +154,7 @@ def in_use() -> set[str]:
 
 
 def state_diagram() -> str:
+    """Returns the transitions as a Mermaid diagram."""
     edges: dict[tuple[Status, Status], list[str]] = defaultdict(list)
     for command in sorted(in_use() & set(TRANSITIONS)):
         for edge in TRANSITIONS[command]:
@@ -137,11 +171,12 @@ def state_diagram() -> str:
 
 
 def state_commands() -> str:
+    """Returns the table of commands with their transitions."""
     used, classes = in_use(), command_classes()
     order = list(Status)
 
-    def told(statuses: Iterable[Status]) -> str:
-        return ", ".join(sorted(set(statuses), key=lambda each: order.index(Status(each))))
+    def in_order(statuses: Iterable[Status]) -> str:
+        return ", ".join(sorted(set(statuses), key=lambda status: order.index(Status(status))))
 
     def fence(command: str) -> str:
         kinds = {issubclass(kind, AttemptCommand) for kind in classes.get(command, [])}
@@ -152,8 +187,8 @@ def state_commands() -> str:
     rows = [
         (
             code(command) + ("" if command in used else " (reserved)"),
-            told(before for before, _ in moves),
-            told(after for _, after in moves),
+            in_order(before for before, _ in moves),
+            in_order(after for _, after in moves),
             fence(command),
         )
         for command, moves in TRANSITIONS.items()
@@ -162,7 +197,7 @@ def state_commands() -> str:
 
 
 def failures() -> str:
-    """What the model makes of a first failure of each class."""
+    """Returns the table of what a first failure of each error class leads to."""
     now = datetime(2030, 1, 1, tzinfo=UTC)
     fence = Fence(UUID(int=1), 1, "token")
     task = Task(
@@ -190,7 +225,7 @@ def failures() -> str:
                 code(kind.value),
                 after.status.value,
                 f"{(due - now).total_seconds():g} s ± 20 %" if due else "",
-                "yes" if after.tries else "given back",
+                "yes" if after.tries else "no",
                 change.event.level,
                 f"timeout {task.timeout_s} s becomes {after.timeout_s} s"
                 if after.timeout_s != task.timeout_s
@@ -203,32 +238,32 @@ def failures() -> str:
 # --- errors, settings, crash points
 
 
-def text_of(node: ast.expr | None, known: dict[str, str]) -> str | None:
-    """The text that an expression stands for, if it is one or the name of one."""
+def text_of(node: ast.expr | None, names: dict[str, str]) -> str | None:
+    """Returns the text of an expression: a string, or a name in `names`; else `None`."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
-    return known.get(node.id) if isinstance(node, ast.Name) else None
+    return names.get(node.id) if isinstance(node, ast.Name) else None
 
 
 def raised_as() -> dict[str, set[str]]:
-    """The error classes that each code is raised with, as the source spells it."""
+    """Returns the exception classes that each error code is raised with."""
     classes = {kind.__name__: kind for kind in errors.HTTP_STATUS}
     found: dict[str, set[str]] = defaultdict(set)
     for _, tree in sources():
-        known: dict[str, str] = {}
+        names: dict[str, str] = {}
         for node in tree.body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                known[node.targets[0].id] = text_of(node.value, {}) or ""
+                names[node.targets[0].id] = text_of(node.value, {}) or ""
         for name, call in calls(tree):
             if name in classes:
-                given = call.args[1] if len(call.args) > 1 else None
-                told = text_of(given, known) if given else classes[name].default_code
-                found[told or "?"].add(name)
+                argument = call.args[1] if len(call.args) > 1 else None
+                text = text_of(argument, names) if argument else classes[name].default_code
+                found[text or "?"].add(name)
     return found
 
 
 def spelled_in() -> dict[str, set[str]]:
-    """The modules that spell each code, beside the one that lists them all."""
+    """Returns the modules that name each error code, without `errors.py`."""
     found: dict[str, set[str]] = defaultdict(set)
     for path, tree in sources():
         if path != SOURCE / "model" / "errors.py":
@@ -239,6 +274,7 @@ def spelled_in() -> dict[str, set[str]]:
 
 
 def error_codes() -> str:
+    """Returns the table of error codes."""
     raised, spelled = raised_as(), spelled_in()
     rows = [
         (code(name), ", ".join(map(code, sorted(raised[name] or spelled[name]))), meaning)
@@ -250,6 +286,7 @@ def error_codes() -> str:
 
 
 def error_classes() -> str:
+    """Returns the table of error classes."""
     rows = [
         (
             code(kind.__name__),
@@ -263,19 +300,20 @@ def error_classes() -> str:
 
 
 def field_docs(path: Path, name: str) -> dict[str, str]:
-    """The text under each annotated field of a class."""
+    """Returns the text under each annotated field of a class."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name).body
     docs = {}
     for field, under in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            told = text_of(under.value, {}) if isinstance(under, ast.Expr) else None
-            assert told, f"{name}.{field.target.id} has no text under it"
-            docs[field.target.id] = told
+            text = text_of(under.value, {}) if isinstance(under, ast.Expr) else None
+            assert text, f"{name}.{field.target.id} has no text under it"
+            docs[field.target.id] = text
     return docs
 
 
 def settings() -> str:
+    """Returns the table of settings."""
     docs = field_docs(SOURCE / "settings.py", "Settings")
     rows = []
     for field in msgspec.structs.fields(Settings):
@@ -298,6 +336,7 @@ def server_settings() -> str:
 
 
 def crash_points() -> str:
+    """Returns the table of crash points."""
     by_part: dict[str, list[str]] = defaultdict(list)
     for point in sorted(POINTS):
         by_part[point.partition(".")[0]].append(code(point))
@@ -308,7 +347,7 @@ def crash_points() -> str:
 
 
 def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
-    """Every command with the words that lead to it, in the order of the help."""
+    """Yields every command with its path, in the order of the help."""
     yield " ".join(path), command
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -342,7 +381,7 @@ def command_section(path: str, command: click.Command) -> str:
     options = [
         option_row(param)
         for param in command.params
-        if isinstance(param, click.Option) and param.name not in EVERYWHERE and not param.hidden
+        if isinstance(param, click.Option) and param.name not in COMMON_OPTIONS and not param.hidden
     ]
     if options:
         parts.append(table(("option", ""), options))
@@ -359,7 +398,7 @@ def command_line() -> str:
     shared = [
         option_row(param)
         for param in cli.params
-        if isinstance(param, click.Option) and param.name in EVERYWHERE
+        if isinstance(param, click.Option) and param.name in COMMON_OPTIONS
     ]
     head = "Every command takes:\n\n" + table(("option", ""), shared)
     return "\n".join([head, *(command_section(*each) for each in walk(cli, ("orchestrate",)))])
@@ -369,7 +408,7 @@ def command_line() -> str:
 
 
 def statements_used() -> dict[str, set[str]]:
-    """The modules that name each query in a statement."""
+    """Returns the modules that use each query."""
     found: dict[str, set[str]] = defaultdict(set)
     for path, tree in sources():
         for name, call in calls(tree):
@@ -382,6 +421,7 @@ def statements_used() -> dict[str, set[str]]:
 
 
 def queries() -> str:
+    """Returns the table of queries with their contracts."""
     text = sql.source_text()
     loaded, used = sql.load(sql.POSTGRES), statements_used()
     rows = []
@@ -398,11 +438,11 @@ def queries() -> str:
         places = [f"[{each}](../src/tenuto/{each})" for each in sorted(used[name])]
         sets = ", ".join(code(each) for each in loaded[name].rows)
         rows.append((code(name), " ".join(contract), sets, ", ".join(places)))
-    return table(("query", "contract", "sets it takes", "asked by"), rows)
+    return table(("query", "contract", "sets of rows", "used by"), rows)
 
 
 def created() -> Iterator[tuple[str, str]]:
-    """Each table of the migrations with the comment right above it."""
+    """Yields each table of the migrations with the comment above it."""
     for migration in schema.migrations():
         comment: list[str] = []
         for line in migration.text.splitlines():
@@ -413,11 +453,12 @@ def created() -> Iterator[tuple[str, str]]:
 
 
 def tables() -> str:
+    """Returns the table of database tables."""
     asked = " ".join(step.text for query in sql.load(sql.POSTGRES).values() for step in query.steps)
     rows = {
         name: (
             code(name),
-            comment or UNCOMMENTED[name],
+            TABLES.get(name, comment),
             "yes" if re.search(rf"\b(?:into|update|from|join) {name}\b", asked) else "not yet",
         )
         for name, comment in created()
@@ -426,7 +467,8 @@ def tables() -> str:
 
 
 def metrics() -> str:
-    tellers = {
+    """Returns the table of metrics."""
+    reporters = {
         "events": "each API, for the deployment",
         "sampler": "each API, for the deployment",
         "process": "each process, for itself",
@@ -437,7 +479,7 @@ def metrics() -> str:
             metric.kind,
             ", ".join(code(label) for label in metric.labels),
             metric.help,
-            tellers[metric.reported_by],
+            reporters[metric.reported_by],
         )
         for metric in METRICS
     ]
@@ -445,6 +487,7 @@ def metrics() -> str:
 
 
 def decisions() -> str:
+    """Returns the table of decision records."""
     rows = []
     for path in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
         number, _, title = path.read_text(encoding="utf-8").splitlines()[0][2:].partition(". ")
@@ -453,6 +496,7 @@ def decisions() -> str:
 
 
 def routes() -> str:
+    """Returns the table of routes."""
     rows = []
     litestar_app()  # has all operations
     for each in all_operations():
@@ -464,13 +508,13 @@ def routes() -> str:
 
 
 def yaml_schema() -> str:
-    """The JSON Schema of YAML files, as it is published."""
+    """Returns the published JSON Schema of YAML files."""
     text = msgspec.json.format(msgspec.json.encode(schema_of_yaml()), indent=2).decode()
     return f"{text}\n"
 
 
 def yaml_fields() -> str:
-    """The fields of tasks and groups in YAML files, second names beside the first."""
+    """Returns the table of fields of YAML files, with their aliases."""
     parts = schema_of_yaml()["$defs"]
     seconds = {names[0]: names[1:] for names in YAML_NAMES.values()}
     hidden = {name for names in seconds.values() for name in names}
@@ -486,7 +530,7 @@ def yaml_fields() -> str:
 
 
 def yaml_type(field: dict[str, Any]) -> str:
-    """What a field of the schema takes, in words."""
+    """Returns the type of a schema field in words."""
     words = {"string": "text", "array": "list", "object": "mapping", "integer": "whole number"}
     found = []
     for each in field.get("anyOf", [field]):
@@ -530,11 +574,12 @@ WRITTEN: dict[str, Callable[[], str]] = {
 
 
 def pages(root: Path) -> list[Path]:
+    """Returns the markdown pages with generated blocks."""
     return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
 
 
 def filled(text: str) -> str:
-    """The page's text with every block as the source has it now."""
+    """Returns the text of a page with all blocks generated again."""
 
     def fill(match: re.Match[str]) -> str:
         name = match[1]
@@ -544,7 +589,7 @@ def filled(text: str) -> str:
 
 
 def stale(root: Path = ROOT) -> Iterator[tuple[Path, str]]:
-    """The pages that lag behind the source, each with the text it should have."""
+    """Yields the pages that are not current, each with the text that it should have."""
     for page in pages(root):
         text = page.read_text(encoding="utf-8")
         if (wanted := filled(text)) != text:
@@ -557,17 +602,17 @@ def stale(root: Path = ROOT) -> Iterator[tuple[Path, str]]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Fill the generated blocks of the documents.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when stale")
-    given: Any = parser.parse_args(arguments)
+    argument: Any = parser.parse_args(arguments)
     lagging = list(stale())
     for page, wanted in lagging:
-        if given.check:
+        if argument.check:
             sys.stderr.write(f"{page.relative_to(ROOT)} lags behind the source\n")
         else:
             page.write_text(wanted, encoding="utf-8")
             sys.stdout.write(f"wrote {page.relative_to(ROOT)}\n")
-    if lagging and given.check:
+    if lagging and argument.check:
         sys.stderr.write("run `python docs/generate.py`\n")
-    return 1 if lagging and given.check else 0
+    return 1 if lagging and argument.check else 0
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,6 +58,18 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
             if result := re.search(r"(?:^|\$\()(orchestrate [^#]*)", line):
                 words = shlex.split(result[1].strip().removesuffix(")"), comments=True)
                 yield f"{block.page}: {line}", words[1:]
+
+
+@cache
+def code_words() -> set[str]:
+    """Returns every word of the Python and SQL files of the program and its tests."""
+    paths = [p for folder in ("src", "tests") for p in (ROOT / folder).rglob("*.*")]
+    return {
+        word
+        for path in paths
+        if path.suffix in {".py", ".sql"} and path != Path(__file__)
+        for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))
+    }
 
 
 @pytest.fixture
@@ -121,6 +134,21 @@ def test_decision_is_one_screen_in_five_parts(path: Path) -> None:
     assert re.match(rf"# {path.name[:4]}\. \S", text)
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == SECTIONS
     assert len(text.splitlines()) <= 60
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs/decisions").glob("*.md")), ids=lambda p: p.stem
+)
+def test_a_decision_names_code_that_exists(path: Path) -> None:
+    text = path.read_text()
+    names = set(re.findall(r"`([^`\n]+)`", text[: text.index("## Alternatives")]))
+    classes = {name for name in names if re.fullmatch(r"(?:[A-Z]+[a-z]+){2,}", name)}
+    functions = {name for name in names if re.fullmatch(r"(?!pg_)[a-z]+(?:_[a-z]+)+", name)}
+    files = {name for name in names if re.fullmatch(r"[\w./]+(?:/|\.py|\.sql)", name)}
+    words = code_words()
+    assert {name for name in classes | functions if name not in words} == set()
+    bases = [ROOT, ROOT / "src/tenuto", ROOT / "src/tenuto/store"]
+    assert {name for name in files if not any((base / name).exists() for base in bases)} == set()
 
 
 def test_decisions_are_numbered_without_gaps() -> None:

@@ -225,7 +225,7 @@ async def test_benchmark_worker_uses_the_measured_database(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     await Bench(None, "sqlite:///t.db", 1).start_worker()  # type: ignore[arg-type]
     with suppress(AttributeError):  # there is no process to be told to end
-        async with scale._coordinators("sqlite:///t.db"):
+        async with scale._running_coordinators("sqlite:///t.db"):
             pass
     for env in started:
         ours = {name for name in env if name.startswith("TENUTO_")}

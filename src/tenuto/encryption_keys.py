@@ -44,7 +44,7 @@ class Encrypted(msgspec.Struct, frozen=True):
 
 
 class KeyRing:
-    """A ring of keys. `reload` reads the ring again, for ids that were added meanwhile."""
+    """A ring of encryption keys. `reload` reads the ring again if a key id is unknown."""
 
     def __init__(self, keys: Keys, reload: Callable[[], Keys] | None = None) -> None:
         self._keys = _validate_keys(keys)
@@ -106,7 +106,10 @@ class KeyRing:
         if key_id not in self._keys and self._reload is not None:
             self._keys = _validate_keys(self._reload())
         if key_id not in self._keys:
-            raise Incompatible(f"key {key_id[:40]!r} is not in the ring", "secret_unreadable")
+            raise Incompatible(
+                f"no encryption key {key_id[:40]!r}; add it to the setting keys",
+                "secret_unreadable",
+            )
         return self._keys[key_id]
 
     def _cipher(self, key_id: str) -> "AESGCM":
@@ -242,4 +245,5 @@ def _write_key_file(folder: Path, keys: Keys) -> None:
 
 
 def _invalid_keys_error(reason: str) -> Invalid:
+    """Returns the error for keys that are malformed or unsafe."""
     return Invalid(reason, "keys_invalid")

@@ -59,6 +59,7 @@ class _SecretMasker:
                 self._evict(*self._values.popitem(last=False))
 
     def _evict(self, value: str, starts: set[str]) -> None:
+        """Removes a value from the search index."""
         for start in starts:
             self._by_start[start].discard(value)
             if not self._by_start[start]:
@@ -79,7 +80,7 @@ _SECRETS = _SecretMasker()
 
 
 def mask_in_logs(values: Iterable[str]) -> None:
-    """Redacts these values in every later log record."""
+    """Makes all later log records mask these values."""
     _SECRETS.add(values)
 
 
@@ -87,6 +88,7 @@ def without_password(url: str) -> str:
     """Returns the text with the password of each URL in it masked."""
 
     def mask(match: re.Match[str]) -> str:
+        """Returns the match with its password masked."""
         postgres_prefix, url_prefix, option = match.groups()
         return f"{option}{MASK}" if option else f"{postgres_prefix or url_prefix}{MASK}@"
 
@@ -105,6 +107,7 @@ class _RedactingFilter(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Replaces the record's message, fields and stacks by redacted text; keeps every record."""
         record.msg, record.args = _redact_encodable(_format_message(record)), None
         if (fields := getattr(record, "fields", None)) is not None:
             record.fields = {
@@ -142,6 +145,7 @@ class _PlainFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-8s %(name)s: %(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
+        """Returns the record as a line, with its stack, if any, on further lines."""
         record.message = str(record.msg)
         record.asctime = self.formatTime(record, self.datefmt)
         line = printable(self.formatMessage(record))
@@ -154,6 +158,7 @@ class _JsonFormatter(logging.Formatter):
     """Formats a record as one line of JSON, with its request, trace and task where known."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Returns the record as a line of JSON, without fields that have no value."""
         fields = {
             "ts": datetime.fromtimestamp(record.created, UTC),
             "level": record.levelname,

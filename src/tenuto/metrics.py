@@ -36,6 +36,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _counter(name: str, reported_by: Reporter, text: str, label: str = "", *values: str) -> Metric:
+    """Returns a counter with at most one label and its known values."""
     labels = (label,) if label else ()
     return Metric(
         name=name, kind="counter", reported_by=reported_by, help=text, labels=labels, values=values
@@ -43,12 +44,14 @@ def _counter(name: str, reported_by: Reporter, text: str, label: str = "", *valu
 
 
 def _gauge(name: str, text: str, *labels: str) -> Metric:
+    """Returns a gauge, which the sampler of coordinators and APIs sets."""
     return Metric(name=name, kind="gauge", reported_by="sampler", help=text, labels=labels)
 
 
 def _histogram(
     name: str, reported_by: Reporter, text: str, buckets: tuple[float, ...], *labels: str
 ) -> Metric:
+    """Returns a histogram with these upper bucket limits."""
     return Metric(
         name=name,
         kind="histogram",

@@ -185,11 +185,13 @@ def expand_home(name: str, path: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise Invalid(f"{name} is wrong: there is no home folder for {path!r}") from error
+        raise Invalid(
+            f"{name} {path!r} is invalid: there is no such home folder; give a full path"
+        ) from error
 
 
 def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:
-    """Loads the effective settings; `Invalid` names the setting that is wrong."""
+    """Loads the effective settings; raises `Invalid`, which names the invalid setting."""
     values = _read_file(file or Path("tenuto.toml"))
     for name in Settings.__struct_fields__:
         value = os.environ.get(f"TENUTO_{name.upper()}")
@@ -203,7 +205,7 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Se
     try:
         settings = msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise Invalid(f"a setting is wrong: {error}") from error
+        raise Invalid(f"invalid setting: {error}") from error
     _check(settings)
     return settings
 
@@ -231,7 +233,7 @@ def _check(settings: Settings) -> None:
     try:
         settings.proxy_networks()
     except ValueError as error:
-        raise Invalid(f"the setting proxies is wrong: {error}; use addresses or CIDR") from error
+        raise Invalid(f"invalid setting proxies: {error}; use addresses or CIDR") from error
     _check_gateways(settings)
 
 

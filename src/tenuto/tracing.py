@@ -86,6 +86,7 @@ def with_span(
 
 
 async def _run_in_span(name: str, work: Coroutine[Any, Any, T], task: object) -> T:
+    """Awaits the coroutine inside a span and returns its result."""
     with span(name, task=task):
         return await work
 
@@ -147,7 +148,7 @@ def trace_id() -> str | None:
 
 
 def set_up(role: str, *, enabled: bool) -> None:
-    """Sends spans by OTLP as the `OTEL_*` variables say, if enabled or if they name an endpoint."""
+    """Starts to send spans by OTLP if `enabled`, or if an `OTEL_*` variable names an endpoint."""
     if not enabled and not any(os.environ.get(name) for name in _ENDPOINT_VARIABLES):
         return
     try:

@@ -30,9 +30,9 @@ NONE_OF = "acknowledged tasks lost|tasks made twice|stale commits accepted|illeg
 
 def hold(report: Report) -> None:
     assert report.holds, "\n".join(format_lines(report))
-    assert set(NONE_OF.split("|")) < set(report.verdict.breaches)
+    assert set(NONE_OF.split("|")) < set(report.verdict.violations)
     # A client that is killed between the commit and its note leaves a task that nobody heard of.
-    assert 0 < report.verdict.told["acknowledged"] <= report.verdict.told["tasks"]
+    assert 0 < report.verdict.info["acknowledged"] <= report.verdict.info["tasks"]
 
 
 def chaos(*words: str) -> subprocess.CompletedProcess[str]:

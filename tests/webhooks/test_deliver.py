@@ -346,7 +346,7 @@ async def test_secret_that_cannot_be_decrypted_fails_the_delivery(world: World) 
     assert await deliver_once(strange, world.sender) == 0
     message = await world.only(created.id)
     assert message.status == "PENDING"
-    assert "not in the ring" in (message.error or "")
+    assert "no encryption key" in (message.error or "")
     assert world.receiver.connections == 0
     world.clock.advance(6)
     assert await world.deliver() == 1

@@ -99,13 +99,13 @@ async def test_proxy_of_the_environment_is_not_used(
 async def test_slow_response_is_cut_off(receiver: Receiver) -> None:
     receiver.replies = [drip]
     sent = await Sender(UrlGuard(LOOPBACK), deadline_s=0.3).post(receiver.url, HEADERS, b"{}")
-    assert (sent.status, sent.error) == (None, "no answer within 0.3 s")
+    assert (sent.status, sent.error) == (None, "no response within 0.3 s")
 
 
 async def test_silent_endpoint_times_out(receiver: Receiver) -> None:
     receiver.replies = [silent()]
     sent = await Sender(UrlGuard(LOOPBACK), deadline_s=0.3).post(receiver.url, HEADERS, b"{}")
-    assert (sent.status, sent.error) == (None, "no answer within 0.3 s")
+    assert (sent.status, sent.error) == (None, "no response within 0.3 s")
 
 
 @pytest.mark.parametrize(("status", "error"), [(200, None), (500, "HTTP 500: par")])

@@ -52,10 +52,12 @@ class RequestContext(msgspec.Struct, frozen=True):
 
     @property
     def webhooks(self) -> WebhookEndpoints:
+        """The webhook endpoints of the caller's workspace."""
         return WebhookEndpoints(self.engine.core, self.service.check_url)
 
     @property
     def agents(self) -> AgentRegistry:
+        """The agents of the caller's workspace."""
         return AgentRegistry(self.engine.core, self.workspace)
 
 

@@ -62,12 +62,12 @@ def run(
             "PostgreSQL was not measured: give its address with --database postgresql://..."
         )
     if json_file is not None:
-        _write(json_file, msgspec.json.format(msgspec.json.encode(results)))
+        _write_file(json_file, msgspec.json.format(msgspec.json.encode(results)))
     return 0
 
 
 def _check_writable(path: str) -> None:
-    """Raises `Invalid` if the file cannot be written, before measuring; creates no file."""
+    """Raises `Invalid` if the file cannot be written; leaves no new file."""
     try:
         existed = Path(path).exists()
         Path(path).open("ab").close()
@@ -77,7 +77,8 @@ def _check_writable(path: str) -> None:
         raise Invalid(f"cannot write {path}: {error}") from error
 
 
-def _write(path: str, content: bytes) -> None:
+def _write_file(path: str, content: bytes) -> None:
+    """Writes the file; raises `Unavailable` if that fails."""
     try:
         Path(path).write_bytes(content)
     except OSError as error:
@@ -85,7 +86,7 @@ def _write(path: str, content: bytes) -> None:
 
 
 async def _check_database(url: str) -> None:
-    """Raises an error if the URL is not PostgreSQL or the server does not respond."""
+    """Raises an error if the URL is not PostgreSQL or the server does not respond in time."""
     if app.sqlite_path(url) is not None:
         raise Invalid(
             "--database must be a PostgreSQL; SQLite is measured in a temporary file",
@@ -99,6 +100,7 @@ async def _check_database(url: str) -> None:
 
 
 def _print_progress(text: str) -> None:
+    """Prints to standard error."""
     if sys.stderr is not None:
         print(text, file=sys.stderr, flush=True)
 
@@ -117,7 +119,7 @@ async def _measure_rounds(
 
 
 async def _measure_once(store: str, url: str | None, name: str, tasks: int) -> Figures:
-    """Runs one measurement in a temporary database."""
+    """Runs one measurement in a temporary database and returns its figures."""
     if url is None:
         with tempfile.TemporaryDirectory(prefix="tenuto-bench-") as folder:
             async with Bench.open(f"sqlite:///{folder}/bench.db", tasks) as bench:
@@ -134,6 +136,7 @@ async def _measure_once(store: str, url: str | None, name: str, tasks: int) -> F
 
 
 def _print_figures(results: dict[str, Figures]) -> None:
+    """Prints a table with one row per figure and one column per store."""
     stores = list(results)
     width = max((len(name) for figures in results.values() for name in figures), default=10)
     print()

@@ -23,7 +23,7 @@ ROUNDS = 5
 
 
 class Target:
-    """A server in another process."""
+    """An API server in another process."""
 
     def __init__(self, url: str, token: str, pid: int) -> None:
         parts = urlsplit(url)
@@ -32,7 +32,7 @@ class Target:
         self.pid = pid
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """Returns the bytes of a request."""
+        """Returns the bytes of an HTTP request; sends nothing."""
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {self.token}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -69,7 +69,7 @@ async def server(database: str) -> AsyncIterator[Target]:
 
 
 async def request_rate(target: Target, path: str, count: int, callers: int = CALLERS) -> float:
-    """Returns requests per second of `callers` callers, each with its own connection."""
+    """Returns creations per second of `callers` callers, each with its own connection."""
     body = msgspec.json.encode({"title": "bench", "taskType": "noop", "input": PAYLOAD})
     request = target.request("POST", path, body)
     remaining = count
@@ -89,6 +89,7 @@ async def request_rate(target: Target, path: str, count: int, callers: int = CAL
 
 
 async def _read_response(reader: asyncio.StreamReader) -> bytes:
+    """Reads a 201 response and returns its body; fails for any other status."""
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 201"), head[:200]
     for line in head.split(b"\r\n"):
@@ -114,12 +115,12 @@ async def measure(bench: Bench) -> Figures:
             "API submit, 64 callers /s": submit,
             "API parse and answer alone /s": echo,
             "API submit, share of that": median(one / other for one, other in pairs),
-            **await _streams(target, count),
+            **await _measure_streams(target, count),
         }
 
 
-async def _streams(target: Target, count: int) -> Figures:
-    """Measures the cost of idle streams, one task each: memory, and submits at the same time."""
+async def _measure_streams(target: Target, count: int) -> Figures:
+    """Measures the memory of idle streams, one task each, and the rate of submits beside them."""
     alone = [await request_rate(target, TASKS, count) for _ in range(ROUNDS)]
     before_mb = target.resident_mb()
     writers = [await _open_stream(target, task) for task in await _create_tasks(target)]
@@ -145,6 +146,7 @@ async def _create_tasks(target: Target) -> list[str]:
 
 
 async def _open_stream(target: Target, task: str) -> asyncio.StreamWriter:
+    """Opens the event stream of a task and returns its connection."""
     reader, writer = await asyncio.open_connection(target.host, target.port)
     writer.write(target.request("GET", f"{TASKS}/{task}/events"))
     await reader.readuntil(b": open")

@@ -28,41 +28,45 @@ WARMUP_TASKS = 20
 
 
 def _task(number: int, **fields: Any) -> NewTask:
+    """Returns a task with the key `t` and its number."""
     return new_task(key=f"t{number}", **fields)
 
 
-async def _independent(bench: Bench, n: int) -> None:
-    await bench.fill(n)
+async def _submit_independent(bench: Bench, n: int) -> None:
+    """Submits `n` tasks without dependencies."""
+    await bench.submit_tasks(n)
 
 
-async def _single_dependency(bench: Bench, n: int) -> None:
+async def _submit_fan_out(bench: Bench, n: int) -> None:
     """Submits `n` tasks of which all but the first depend on the first."""
     waiting = [_task(number, depends_on=["t0"]) for number in range(1, n)]
     await bench.engine.submit_many([_task(0), *waiting])
 
 
-async def _dependency_chain(bench: Bench, n: int) -> None:
+async def _submit_chain(bench: Bench, n: int) -> None:
     """Submits `n` tasks of which each depends on the previous one."""
     dependents = [_task(number, depends_on=[f"t{number - 1}"]) for number in range(1, n)]
     await bench.engine.submit_many([_task(0), *dependents])
 
 
-async def _parallel(bench: Bench, n: int) -> None:
-    await bench.engine.flows.start_plan(_group(n, "parallel"))
+async def _start_parallel_group(bench: Bench, n: int) -> None:
+    """Starts a flow with a parallel group of `n` tasks."""
+    await bench.engine.flows.start_plan(_group_plan(n, "parallel"))
 
 
-async def _sequential(bench: Bench, n: int) -> None:
-    await bench.engine.flows.start_plan(_group(n, "sequential"))
+async def _start_sequential_group(bench: Bench, n: int) -> None:
+    """Starts a flow with a sequential group of `n` tasks."""
+    await bench.engine.flows.start_plan(_group_plan(n, "sequential"))
 
 
-async def _next_chain(bench: Bench, n: int) -> None:
+async def _start_next_chain(bench: Bench, n: int) -> None:
     """Starts a flow of `n` tasks of which each names its successor as `next`."""
     tasks = {f"t{number}": _task(number, next=f"t{number + 1}") for number in range(n - 1)}
     tasks[f"t{n - 1}"] = _task(n - 1)
     await bench.engine.flows.start_plan(build_plan("t0", tasks.get))
 
 
-def _group(n: int, order: Order) -> Plan:
+def _group_plan(n: int, order: Order) -> Plan:
     """Returns the plan of a group with `n` tasks."""
     keys = tuple(f"t{number}" for number in range(n))
     group = GroupSpec(title="bench", key="all", order=order, children=keys)
@@ -72,13 +76,13 @@ def _group(n: int, order: Order) -> Plan:
 
 
 FAN_OUTS: dict[str, SubmitWorkload] = {
-    "group of n": _parallel,
-    "n waiting for one": _single_dependency,
+    "group of n": _start_parallel_group,
+    "n waiting for one": _submit_fan_out,
 }
 CHAINS: dict[str, SubmitWorkload] = {
-    "sequence of n": _sequential,
-    "n waiting in a row": _dependency_chain,
-    "n named in a row": _next_chain,
+    "sequence of n": _start_sequential_group,
+    "n waiting in a row": _submit_chain,
+    "n named in a row": _start_next_chain,
 }
 
 
@@ -92,8 +96,9 @@ async def measure(bench: Bench) -> Figures:
 async def _compare(
     bench: Bench, title: str, n: int, slots: int, workloads: dict[str, SubmitWorkload]
 ) -> Figures:
+    """Measures independent tasks, then each workload, on one worker with `slots` slots."""
     async with _running_services(bench, slots):
-        independent_ms = await _ms_per_task(bench, n, _independent)
+        independent_ms = await _ms_per_task(bench, n, _submit_independent)
         figures = {f"{title}: independent, ms": independent_ms}
         for name, submit in workloads.items():
             ms = await _ms_per_task(bench, n, submit)
@@ -112,7 +117,7 @@ async def _running_services(bench: Bench, slots: int) -> AsyncIterator[None]:
         coordinating = asyncio.get_running_loop().create_task(coordinator.run(stop))
         await bench.start_worker(slots)
         try:
-            await _ms_per_task(bench, WARMUP_TASKS, _independent)
+            await _ms_per_task(bench, WARMUP_TASKS, _submit_independent)
             yield
         finally:
             stop.set()
@@ -122,9 +127,9 @@ async def _running_services(bench: Bench, slots: int) -> AsyncIterator[None]:
 
 async def _ms_per_task(bench: Bench, n: int, submit: SubmitWorkload) -> float:
     """Returns milliseconds per task, from the submit of `n` tasks to the finish of the last."""
-    before = await bench.completed()
+    before = await bench.count_completed()
     start = bench.elapsed()
     await submit(bench, n)
-    while await bench.completed() < before + n:
+    while await bench.count_completed() < before + n:
         await bench.pause(max(MIN_POLL_S, POLL_SHARE * (bench.elapsed() - start)))
     return 1000 * (bench.elapsed() - start) / n

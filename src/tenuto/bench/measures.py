@@ -49,6 +49,7 @@ class Bench:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str, tasks: int) -> AsyncIterator["Bench"]:
+        """Context with the migrated database and its engine; kills the workers at the end."""
         store = app.create_store(url)
         await store.migrate()
         await store.close()
@@ -60,12 +61,14 @@ class Bench:
                 await bench.kill_workers()
 
     def elapsed(self) -> float:
+        """Returns seconds of a monotonic clock."""
         return self.engine.clock.elapsed()
 
     async def pause(self, seconds: float) -> None:
+        """Waits that many seconds."""
         await wait_first_event([], seconds, self.engine.clock)
 
-    async def fill(self, n: int, task_type: str = "noop") -> list[UUID]:
+    async def submit_tasks(self, n: int, task_type: str = "noop") -> list[UUID]:
         """Submits `n` tasks and returns their ids in queue order."""
         ids: list[UUID] = []
         for start in range(0, n, BULK):
@@ -74,6 +77,7 @@ class Bench:
         return ids
 
     async def start_worker(self, slots: int = SLOTS, *extra: str) -> asyncio.subprocess.Process:
+        """Starts a worker process; `extra` replaces the option that loads the noop handlers."""
         env = environment_without_settings()
         env |= {"TENUTO_DATABASE": self.url, app.PARENT_PIPE: "1"}
         options = extra or ("--app", "tenuto.bench.noop:handlers")
@@ -89,16 +93,19 @@ class Bench:
         return worker
 
     async def kill_workers(self) -> None:
+        """Kills all worker processes and waits until they have exited."""
         for worker in self._workers:
             if worker.returncode is None:
                 worker.kill()
             await worker.wait()
         self._workers.clear()
 
-    async def completed(self) -> int:
+    async def count_completed(self) -> int:
+        """Returns the number of COMPLETED tasks."""
         return (await self.engine.query.counts(self.engine.workspace))["COMPLETED"]
 
-    async def agent(self, *types: str) -> AgentProfile:
+    async def register_agent(self, *types: str) -> AgentProfile:
+        """Registers an agent for these task types and returns its profile."""
         profile = AgentProfile(
             id=self.engine.clock.new_id(),
             workspace=self.engine.workspace,
@@ -110,6 +117,7 @@ class Bench:
 
 
 async def submit_one(bench: Bench) -> Figures:
+    """Measures submits one after the other."""
     await bench.engine.submit(new_task())
     n = max(bench.tasks // 10, 100)
     start = bench.elapsed()
@@ -119,6 +127,7 @@ async def submit_one(bench: Bench) -> Figures:
 
 
 async def submit_64(bench: Bench) -> Figures:
+    """Measures submits of 64 concurrent callers."""
     await bench.engine.submit(new_task())
     per_caller = max(bench.tasks // CALLERS, 10)
 
@@ -132,21 +141,22 @@ async def submit_64(bench: Bench) -> Figures:
 
 
 async def submit_bulk(bench: Bench) -> Figures:
+    """Measures submits in lists of 1,000 tasks."""
     await bench.engine.submit(new_task())
     start = bench.elapsed()
-    await bench.fill(bench.tasks)
+    await bench.submit_tasks(bench.tasks)
     return {"submit in bulk /s": bench.tasks / (bench.elapsed() - start)}
 
 
 async def _drain_rate(bench: Bench, workers: int) -> float:
-    """Returns tasks per second, from the first start to the last finish in the store."""
-    ids = await bench.fill(bench.tasks)
-    before = await bench.completed()
+    """Starts workers on pending tasks; returns tasks per second from first start to last finish."""
+    ids = await bench.submit_tasks(bench.tasks)
+    before = await bench.count_completed()
     for _ in range(workers):
         await bench.start_worker()
     while (await bench.engine.show(ids[-1])).finished_at is None:
         await bench.pause(0.05)
-    while await bench.completed() < before + bench.tasks:  # reads every row: only at the end
+    while await bench.count_completed() < before + bench.tasks:  # reads every row: only at the end
         await bench.pause(0.05)
     views = [await bench.engine.show(task) for task in (*ids[:200], *ids[-1000:])]
     first = min(view.started_at for view in views if view.started_at is not None)
@@ -155,20 +165,22 @@ async def _drain_rate(bench: Bench, workers: int) -> float:
 
 
 async def drain_1(bench: Bench) -> Figures:
+    """Measures the drain rate of one worker."""
     return {"drain, 1 worker /s": await _drain_rate(bench, 1)}
 
 
 async def drain_2(bench: Bench) -> Figures:
+    """Measures the drain rate of two workers."""
     return {"drain, 2 workers /s": await _drain_rate(bench, 2)}
 
 
 async def drain_with_kept_rows(bench: Bench) -> Figures:
     """Measures the drain rate with few finished tasks in the database, then with a million."""
     figures = {"drain, few rows kept /s": await _median_drain_rate(bench)}
-    while (done := await bench.completed()) < KEPT_ROWS:
-        await bench.fill(min(50_000, KEPT_ROWS - done))
+    while (done := await bench.count_completed()) < KEPT_ROWS:
+        await bench.submit_tasks(min(50_000, KEPT_ROWS - done))
         await bench.start_worker()
-        while await bench.completed() < min(done + 50_000, KEPT_ROWS):
+        while await bench.count_completed() < min(done + 50_000, KEPT_ROWS):
             await bench.pause(0.5)
         await bench.kill_workers()
     return figures | {f"drain, {KEPT_ROWS:,} rows kept /s": await _median_drain_rate(bench)}
@@ -231,7 +243,7 @@ async def recovery(bench: Bench) -> Figures:
     stop = asyncio.Event()
     coordinator = Coordinator(bench.engine, Settings(), name="bench")
     coordinating = asyncio.get_running_loop().create_task(coordinator.run(stop))
-    while await bench.completed() < 20:
+    while await bench.count_completed() < 20:
         await bench.pause(0.1)
     took = bench.elapsed() - start
     stop.set()
@@ -240,7 +252,7 @@ async def recovery(bench: Bench) -> Figures:
 
 
 async def _claim_ms(bench: Bench, agent: AgentProfile) -> float:
-    """Returns the median duration of 200 claims of one task, in milliseconds."""
+    """Claims and completes 200 single tasks; returns the median claim in milliseconds."""
     times = []
     for _ in range(200):
         start = bench.elapsed()
@@ -251,25 +263,27 @@ async def _claim_ms(bench: Bench, agent: AgentProfile) -> float:
     return sorted(times)[len(times) // 2]
 
 
-async def _claims(bench: Bench, n: int) -> Figures:
-    """Measures a claim with an empty table, and with `n` tasks of others and own ones pending."""
-    agent = await bench.agent("mine")
-    await bench.fill(1000, "mine")
+async def _measure_claims(bench: Bench, n: int) -> Figures:
+    """Measures a claim on an empty table, then beside `n` pending tasks of others, then own."""
+    agent = await bench.register_agent("mine")
+    await bench.submit_tasks(1000, "mine")
     figures = {"claim, empty table, ms": await _claim_ms(bench, agent)}
-    await bench.fill(n, "foreign")
-    await bench.fill(1000, "mine")
+    await bench.submit_tasks(n, "foreign")
+    await bench.submit_tasks(1000, "mine")
     figures[f"claim, {n:,} foreign pending, ms"] = await _claim_ms(bench, agent)
-    await bench.fill(n, "mine")
+    await bench.submit_tasks(n, "mine")
     figures[f"claim, {n:,} own pending, ms"] = await _claim_ms(bench, agent)
     return figures
 
 
 async def claim(bench: Bench) -> Figures:
-    return await _claims(bench, 10_000)
+    """Measures claims with 10,000 pending tasks."""
+    return await _measure_claims(bench, 10_000)
 
 
 async def claim_large(bench: Bench) -> Figures:
-    return await _claims(bench, 1_000_000)
+    """Measures claims with a million pending tasks."""
+    return await _measure_claims(bench, 1_000_000)
 
 
 async def lanes(bench: Bench) -> Figures:
@@ -280,7 +294,7 @@ async def lanes(bench: Bench) -> Figures:
         for start in range(0, 5120, 1024):
             new_tasks = [new_task(types[(start + number) % n]) for number in range(1024)]
             await bench.engine.submit_many(new_tasks)
-        agent = await bench.agent(*types)
+        agent = await bench.register_agent(*types)
         started_at, done = bench.elapsed(), 0
         while claimed := await bench.engine.claim(agent, "prober", 100):
             await asyncio.gather(*(bench.engine.complete(task.fence) for task in claimed))
@@ -290,6 +304,7 @@ async def lanes(bench: Bench) -> Figures:
 
 
 async def help_time(bench: Bench) -> Figures:
+    """Measures the median duration of `orchestrate --help`."""
     times = []
     for _ in range(5):
         start = bench.elapsed()
@@ -306,22 +321,26 @@ class Measure(msgspec.Struct, frozen=True):
     """One measurement; those with `usual=False` take minutes and run only if named."""
 
     take: Callable[[Bench], Awaitable[Figures]]
+    """Runs the measurement on an empty database."""
     usual: bool = True
 
 
 async def api(bench: Bench) -> Figures:
+    """Measures the API (`bench/api.py`)."""
     from tenuto.bench import api as module  # noqa: PLC0415  loads the server
 
     return await module.measure(bench)
 
 
 async def flows(bench: Bench) -> Figures:
+    """Measures groups and chains (`bench/flows.py`)."""
     from tenuto.bench import flows as module  # noqa: PLC0415  it imports this module
 
     return await module.measure(bench)
 
 
 async def scale(bench: Bench) -> Figures:
+    """Measures many agents and lanes (`bench/scale.py`)."""
     from tenuto.bench import scale as module  # noqa: PLC0415  it imports this module
 
     return await module.measure(bench)

@@ -10,7 +10,7 @@ async def noop(ctx: Any) -> None:
 
 
 async def when(ctx: Any) -> float:
-    """Returns its start time: seconds since the machine booted."""
+    """Returns its own start time: seconds since the machine booted."""
     del ctx
     return boot_time()
 

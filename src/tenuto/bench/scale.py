@@ -85,7 +85,7 @@ async def measure(bench: Bench) -> Figures:
         await bench.engine.submit_many(new_tasks)
     heartbeats, stop = HeartbeatLoad(bench), asyncio.Event()
     agents = await heartbeats.register()
-    async with _coordinators(bench.url) as cycles, asyncio.TaskGroup() as group:
+    async with _running_coordinators(bench.url) as cycles, asyncio.TaskGroup() as group:
         for number, (_, fence) in enumerate(agents):
             group.create_task(heartbeats.send_heartbeats(number, fence, stop))
         try:
@@ -107,12 +107,12 @@ async def _measure(bench: Bench, heartbeats: HeartbeatLoad, agents: list[AgentPr
     await bench.pause(SETTLE_S)
     claims = await _claim_durations(bench, agents)
     rate = len(heartbeats.durations) / (bench.elapsed() - first)
-    before, start = await bench.completed(), bench.elapsed()
+    before, start = await bench.count_completed(), bench.elapsed()
     for _ in range(WORKERS):
         await bench.start_worker(SLOTS, "--app", "tenuto.bench.scale:handlers")
     probing = asyncio.get_running_loop().create_task(_claim_durations(bench, agents))
     remaining = pending - 2 * PROBES
-    while await bench.completed() < before + remaining:
+    while await bench.count_completed() < before + remaining:
         await bench.pause(1.0)
     drained = remaining / (bench.elapsed() - start)
     claims_while_busy = await probing
@@ -146,7 +146,7 @@ def _percentile(values: list[float], share: float) -> float:
 
 
 @asynccontextmanager
-async def _coordinators(url: str) -> AsyncIterator[list[float]]:
+async def _running_coordinators(url: str) -> AsyncIterator[list[float]]:
     """Context with coordinator processes; at its end the list holds their cycle durations."""
     cycles: list[float] = []
     running = [
@@ -166,7 +166,7 @@ async def _coordinators(url: str) -> AsyncIterator[list[float]]:
             cycles += msgspec.json.decode(output, type=list[float])
 
 
-async def _coordinate() -> None:
+async def _run_coordinator() -> None:
     """Runs a coordinator until stopped; prints the durations of its cycles as leader."""
     stop = app.stop_on_signals()
     settings = load()
@@ -184,4 +184,4 @@ async def _coordinate() -> None:
 
 
 if __name__ == "__main__":
-    app.run(_coordinate())
+    app.run(_run_coordinator())

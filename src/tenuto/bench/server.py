@@ -38,7 +38,16 @@ def add_echo() -> None:
 async def main(folder: str, database: str) -> None:
     """Serves until standard input ends."""
     add_echo()
-    settings = Settings(database=database, data=folder, port=0, rate_per_s=0)
+    settings = Settings(
+        database=database,
+        data=folder,
+        port=0,
+        rate_per_s=0,
+        streams_per_token=2000,
+        streams_per_workspace=2000,
+        connections=3000,
+        connections_per_address=3000,
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.run_in_executor(None, sys.stdin.read).add_done_callback(lambda _: stop.set())

@@ -16,25 +16,28 @@ MAX_CASES_SHOWN = 5
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Result of the check: `breaches` must be empty; `told` holds figures for information."""
+    """Result of the check. The JSON names are `breaches` and `told`."""
 
-    breaches: dict[str, list[str]]
-    told: dict[str, int]
+    violations: dict[str, list[str]] = msgspec.field(name="breaches")
+    """For each invariant, the cases that violate it; all lists are empty if the run passed."""
+    info: dict[str, int] = msgspec.field(name="told")
+    """Figures of the run that no invariant limits."""
 
     @property
     def holds(self) -> bool:
-        return not any(self.breaches.values())
+        """True if no invariant is violated."""
+        return not any(self.violations.values())
 
 
 async def check_run(engine: Engine, record: Recorder) -> Verdict:
-    """Checks every invariant; returns each with the cases that break it."""
+    """Checks every invariant; returns for each the cases that violate it."""
     audit_reader = AuditReader(engine.system)
     tasks = await audit_reader.tasks()
     by_id = {str(task.id): task for task in tasks}
     transitions = await audit_reader.count_transitions()
     audit = await engine.maintenance.audit()
     leader = await engine.maintenance.leader(NAME)
-    breaches = {
+    violations = {
         "acknowledged tasks lost": [
             key for key, task in record.acknowledged.items() if task not in by_id
         ],
@@ -71,15 +74,16 @@ async def check_run(engine: Engine, record: Recorder) -> Verdict:
         "leases taken over": await audit_reader.count_lost_leases(),
         "leaders": leader.epoch if leader else 0,
     }
-    return Verdict(breaches, counts)
+    return Verdict(violations, counts)
 
 
 def _is_finished(task: TaskAuditRow) -> bool:
+    """True if the task has a terminal status."""
     return task.status in TERMINAL
 
 
 def _has_expected_status(task: TaskAuditRow) -> bool:
-    """True if the task's status is the one that its kind must end with."""
+    """True if a finished task has the status that its kind must end with."""
     must_fail = kind_of(task.key or "") in FAILING_KINDS
     return task.status in (("DEAD", "FAILED") if must_fail else ("COMPLETED",))
 
@@ -92,7 +96,7 @@ def _started_too_often(task: TaskAuditRow, record: Recorder) -> bool:
 
 
 def _stale_result(task: TaskAuditRow, record: Recorder) -> str:
-    """Returns why the result is not from the attempt that held the lease; empty if it is."""
+    """Returns why the result is not from the attempt that held the lease; "" if it is."""
     if task.completed > 1:
         return f"{task.completed} attempts were completed"
     if task.completed_by is None:
@@ -103,7 +107,7 @@ def _stale_result(task: TaskAuditRow, record: Recorder) -> str:
     if writer != task.completed_by:
         return f"attempt {task.completed_by} has the result of attempt {writer}"
     if (str(task.id), task.completed_by) not in record.ended:
-        return f"attempt {task.completed_by} never came to its end"
+        return f"attempt {task.completed_by} never recorded its end"
     return ""
 
 

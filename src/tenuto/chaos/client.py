@@ -89,6 +89,7 @@ async def submit(engine: Engine, new_tasks: Sequence[NewTask], stop: asyncio.Eve
 
 
 async def main(name: str, seed: str, rate: str, mixture: str) -> None:
+    """Submits tasks at `rate` per second until stopped; the arguments are those of the command."""
     stop = app.stop_on_signals()
     client = Client(name, int(seed), msgspec.json.decode(mixture, type=dict[str, int]))
     number = client.next_number(Recorder(Path(os.environ[RECORD_VARIABLE])).read())

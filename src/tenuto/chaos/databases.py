@@ -76,6 +76,7 @@ async def open_database(plan: ChaosPlan, folder: Path, clock: Clock) -> AsyncIte
 
 @asynccontextmanager
 async def _create_on_server(address: str, clock: Clock, name: str) -> AsyncIterator[Database]:
+    """Context with a new database on a server, reached through the proxy; drops it at the end."""
     from tenuto.store.postgres.admin import create_database, drop_database  # noqa: PLC0415  only when used
 
     name_on_server = f"tenuto_chaos_{clock.new_id().hex[-12:]}"

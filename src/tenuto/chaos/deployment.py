@@ -48,6 +48,7 @@ class ManagedProcess:
         self.killed_on_purpose = False
         """True if the run killed it."""
         self.stopped = False
+        """True between SIGSTOP and SIGCONT."""
         self._popen = popen
 
     @property
@@ -56,6 +57,7 @@ class ManagedProcess:
         return self._popen.poll()
 
     def signal(self, number: int) -> None:
+        """Sends a signal; does nothing if the process has exited."""
         with suppress(ProcessLookupError):
             self._popen.send_signal(number)
 
@@ -93,7 +95,7 @@ class Deployment:
 
     def start(self) -> None:
         """Starts all processes."""
-        for kind, count in self._plan.staff.items():
+        for kind, count in self._plan.process_counts.items():
             for index in range(count):
                 self._start(kind, index)
 
@@ -129,7 +131,7 @@ class Deployment:
         return [process for process in self.alive if process.kind in kinds and not process.stopped]
 
     async def retire(self, *kinds: str) -> bool:
-        """Ends all processes of these kinds for good; returns False if some had to be killed."""
+        """Ends all processes of these kinds and starts no more; False if some had to be killed."""
         self._retired |= set(kinds)
         for process in self.running(*kinds):
             process.signal(signal.SIGTERM)
@@ -153,7 +155,7 @@ class Deployment:
 
     def kill_all(self) -> None:
         """Kills all processes with their child processes."""
-        self._retired |= set(self._plan.staff)
+        self._retired |= set(self._plan.process_counts)
         for process in self.alive:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -201,6 +203,7 @@ class Deployment:
         return (program, "worker", "--agent", "chaos", "--app", "tenuto.chaos.handlers:handlers")
 
     def _environment(self, point: str | None) -> dict[str, str]:
+        """Returns the environment of a process, with the crash point to exit at, if any."""
         env = environment_without_settings()
         env |= {f"TENUTO_{name.upper()}": str(value) for name, value in SHORT_SETTINGS.items()}
         env |= {"TENUTO_DATABASE": self._url, "TENUTO_DATA": str(self._folder)}

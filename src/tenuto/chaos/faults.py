@@ -89,7 +89,7 @@ class FaultInjector:
                 log.info("fault %s could not be injected: %s", name, error)
 
         def pause() -> float:
-            return random.around(self._plan.every_s[name])
+            return random.around(self._plan.fault_intervals_s[name])
 
         await wait_first_event([stop], pause(), self._clock)
         await run_periodically(once, pause, stop, self._clock)
@@ -98,7 +98,7 @@ class FaultInjector:
         """Sends SIGKILL to a process, like a power failure."""
         candidates = [
             process
-            for process in self._deployment.running(*self._plan.victims)
+            for process in self._deployment.running(*self._plan.target_kinds)
             if process.code is None
         ]
         if candidates:
@@ -107,23 +107,23 @@ class FaultInjector:
 
     async def _stop(self, random: SeededRandom, stop: asyncio.Event) -> None:
         """Stops one or two processes past their leases, then continues them as zombies."""
-        kinds = [kind for kind in STOP_KINDS if kind in self._plan.victims]
+        kinds = [kind for kind in STOP_KINDS if kind in self._plan.target_kinds]
         candidates = self._deployment.running(random.choose(kinds)) if kinds else []
-        chosen = candidates[: random.choose((1, 2))]
-        for process in chosen:
+        targets = candidates[: random.choose((1, 2))]
+        for process in targets:
             process.signal(signal.SIGSTOP)
             process.stopped = True
         if self._database.is_unlocked():
             await wait_first_event([stop], STOP_S, self._clock)
             if not stop.is_set():
-                self._count["stop"] += len([process for process in chosen if process.code is None])
-        for process in chosen:
+                self._count["stop"] += len([process for process in targets if process.code is None])
+        for process in targets:
             process.signal(signal.SIGCONT)
             process.stopped = False
 
     async def _crash(self, random: SeededRandom, _stop: asyncio.Event) -> None:
         """Replaces a process by one that kills itself at a crash point."""
-        kind = random.choose([name for name in POINTS if name in self._plan.victims])
+        kind = random.choose([name for name in POINTS if name in self._plan.target_kinds])
         self._deployment.armed[kind] = random.choose(POINTS[kind])
         # Only the leading coordinator reaches its crash points, so all coordinators are replaced.
         count = None if kind == "coordinator" else 1

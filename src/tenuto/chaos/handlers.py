@@ -20,10 +20,12 @@ COMMAND = (
 
 
 async def _wait(seconds: float) -> None:
+    """Waits without blocking the event loop."""
     await wait_first_event([], seconds, _CLOCK)
 
 
 def _record_start(ctx: Any) -> None:
+    """Records the start, with the checkpoint that the attempt begins with."""
     append_lines(f"start {ctx.task_id} {ctx.attempt} {ctx.checkpoint or 0}")
 
 
@@ -34,6 +36,7 @@ def _record_end(ctx: Any) -> dict[str, int]:
 
 
 async def short(ctx: Any) -> dict[str, int]:
+    """Finishes quickly."""
     _record_start(ctx)
     await _wait(0.05)
     return _record_end(ctx)
@@ -47,6 +50,7 @@ async def long(ctx: Any) -> dict[str, int]:
 
 
 def thread(ctx: Any) -> dict[str, int]:
+    """Runs on a thread, because it is not a coroutine."""
     _record_start(ctx)
     threading.Event().wait(0.2)
     return _record_end(ctx)

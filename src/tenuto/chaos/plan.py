@@ -47,18 +47,27 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one run."""
 
     database: str | None = None
+    """Address of the database; a SQLite file in the run's folder if `None`."""
     minutes: float | None = None
+    """Duration of the faults; used if `tasks` is `None`."""
     tasks: int | None = None
+    """Number of tasks that must be acknowledged before the faults end."""
     faults: tuple[str, ...] = ()
+    """Kinds of faults; all that the database allows if empty."""
     leader: bool = True
+    """False if all coordinators work at once, without an election."""
     seed: int = 1
     rate: float = 20.0
     """Tasks per second that each client submits."""
-    staff: dict[str, int] = msgspec.field(default_factory=PROCESS_COUNTS.copy)
+    process_counts: dict[str, int] = msgspec.field(default_factory=PROCESS_COUNTS.copy)
+    """Number of processes of each kind."""
     mixture: dict[str, int] = msgspec.field(default_factory=DEFAULT_MIXTURE.copy)
-    every_s: dict[str, float] = msgspec.field(default_factory=FAULT_INTERVALS_S.copy)
-    victims: tuple[str, ...] = ("worker", "commands", "coordinator", "client")
-    rest_s: float = SETTLE_TIMEOUT_S
+    """Share of each kind of task."""
+    fault_intervals_s: dict[str, float] = msgspec.field(default_factory=FAULT_INTERVALS_S.copy)
+    """Average seconds between two faults of each kind."""
+    target_kinds: tuple[str, ...] = ("worker", "commands", "coordinator", "client")
+    """Kinds of processes that faults kill, stop and crash."""
+    settle_timeout_s: float = SETTLE_TIMEOUT_S
     """Seconds without any finished task after which the open tasks count as stuck."""
     program: tuple[str, ...] = ()
     """Arguments between `python -m` and the module; tests use it to plant a bug."""

@@ -23,10 +23,12 @@ class CommitProxy:
         self.port = 0
 
     async def open(self) -> None:
+        """Starts to listen on a free local port, stored in `port`."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
+        """Stops listening and closes all connections."""
         if self._server is not None:
             self._server.close()
         for connection in self._connections:
@@ -34,10 +36,11 @@ class CommitProxy:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def arm(self, *, commits: bool) -> None:
-        """Drops the next response: to a COMMIT, or, without `commits`, also to a statement."""
+        """Drops the next response to a COMMIT or, if not `commits`, to any statement."""
         self._armed = COMMIT if commits else (*COMMIT, SYNC)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forwards one accepted connection until it ends."""
         connection = asyncio.current_task()
         assert connection is not None
         self._connections.add(connection)
@@ -79,6 +82,7 @@ class CommitProxy:
         server_writer: asyncio.StreamWriter,
         dropping: asyncio.Event,
     ) -> None:
+        """Forwards client bytes; sets `dropping` at the request whose response is to be dropped."""
         while data := await reader.read(CHUNK):
             if self._armed and data.endswith(self._armed):
                 self._armed = ()
@@ -92,6 +96,7 @@ class CommitProxy:
         writer: asyncio.StreamWriter,
         dropping: asyncio.Event,
     ) -> None:
+        """Forwards server bytes; returns at the first response after `dropping` is set."""
         while data := await server_reader.read(CHUNK):
             if dropping.is_set():
                 self.dropped_responses += 1

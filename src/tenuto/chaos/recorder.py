@@ -53,10 +53,12 @@ class Recorder:
         return self
 
     def _ack(self, key: str, task: str) -> None:
+        """Stores an acknowledged task id."""
         if self.acknowledged.setdefault(key, task) != task:
             self.conflicting_ids.append(key)
 
     def _start(self, task: str, attempt: str, checkpoint: str) -> None:
+        """Counts a start, and detects a checkpoint older than a saved one."""
         # A zombie may start after later attempts have saved: compare only with earlier attempts.
         self.starts[task] += 1
         saved = [n for other, n in self._saved[task].items() if other < int(attempt)]
@@ -64,7 +66,9 @@ class Recorder:
             self.lost_checkpoints.append(task)
 
     def _save(self, task: str, attempt: str, checkpoint: str) -> None:
+        """Stores the checkpoint number that an attempt saved."""
         self._saved[task][int(attempt)] = int(checkpoint)
 
     def _end(self, task: str, attempt: str) -> None:
+        """Stores that an attempt ran to its end."""
         self.ended.add((task, int(attempt)))

@@ -14,18 +14,22 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     seed: int
     leader: bool
     seconds: float
+    """Duration of the whole run."""
     faults: dict[str, int]
+    """Number of injected faults by kind."""
     crash_points: dict[str, int]
+    """Number of crashes by crash point."""
     missing: list[str]
     """Planned faults that never happened: the run did not test them."""
     verdict: Verdict
-    unruly: dict[str, int]
+    unexpected_exits: dict[str, int] = msgspec.field(name="unruly")
     """Number of processes that exited without being killed by the run, by exit code."""
-    rested_seconds: float
+    settled_seconds: float = msgspec.field(name="restedSeconds")
     """Seconds from the last fault until the last task finished."""
 
     @property
     def holds(self) -> bool:
+        """True if no invariant is violated and every planned fault has happened."""
         return self.verdict.holds and not self.missing
 
 
@@ -42,12 +46,12 @@ def format_lines(report: Report) -> list[str]:
         result += ["", "crashes by point"]
         result += [_row(name, n) for name, n in report.crash_points.items()]
     result += ["", "seen"]
-    result += [_row(name, n) for name, n in report.verdict.told.items()]
-    result.append(_row("seconds from the last fault to the last finish", report.rested_seconds))
-    for code, n in report.unruly.items():
+    result += [_row(name, n) for name, n in report.verdict.info.items()]
+    result.append(_row("seconds from the last fault to the last finish", report.settled_seconds))
+    for code, n in report.unexpected_exits.items():
         result.append(_row(f"processes that exited by themselves, exit code {code}", n))
     result += ["", "must be 0"]
-    for name, cases in report.verdict.breaches.items():
+    for name, cases in report.verdict.violations.items():
         result.append(_row(name, len(cases)))
         result += [f"    {case}" for case in cases[:MAX_CASES_SHOWN]]
     result.append("")
@@ -59,6 +63,7 @@ def format_lines(report: Report) -> list[str]:
 
 
 def _row(name: str, value: Any) -> str:
+    """Returns one line: the name, then the number in a right-aligned column."""
     return f"  {name:<52} {value:>10,}"
 
 

@@ -31,13 +31,14 @@ PrintProgress = Callable[[str], None]
 
 
 def run_plan(plan: ChaosPlan, print_progress: PrintProgress) -> Report:
-    """Runs the plan in a temporary folder, which is deleted afterwards."""
+    """Runs the plan in a temporary folder, which is deleted afterwards; returns the report."""
     plan.planned_faults()
     with tempfile.TemporaryDirectory(prefix="tenuto-chaos-", ignore_cleanup_errors=True) as folder:
         return app.run(_run_plan(plan, Path(folder), print_progress))
 
 
 async def _run_plan(plan: ChaosPlan, folder: Path, print_progress: PrintProgress) -> Report:
+    """Creates the database and the processes, runs the plan, and kills the processes."""
     clock = Clock()
     print_progress("creating the database")
     async with open_database(plan, folder, clock) as database:
@@ -82,7 +83,7 @@ class ChaosRun:
                 await self._wait_until_settled(engine)
                 settled_s = self._clock.elapsed() - faults_ended_at
                 exit_counts = dict(self._deployment.ended)
-                await self._deployment.retire(*self._plan.staff)
+                await self._deployment.retire(*self._plan.process_counts)
                 verdict = await check_run(engine, self._record.read())
         finally:
             stop.set()
@@ -97,16 +98,18 @@ class ChaosRun:
             while not self._is_done() and not injecting.done():
                 await wait_first_event([], POLL_S, self._clock)
                 self._print_status("faults")
-                self._check_alive()
+                self._require_progress()
         finally:
             stop.set()
             await injecting
 
-    def _check_alive(self) -> None:
-        """Raises `Unavailable` if the processes exit before any task is acknowledged."""
+    def _require_progress(self) -> None:
+        """Raises `Unavailable` if many processes exited before the first task is acknowledged."""
         if not self._record.acknowledged and self._deployment.ended.total() > MAX_FALSE_STARTS:
             lines = self._deployment.log.read_text(errors="replace").splitlines()
-            raise Unavailable(f"the processes of the run exit immediately: {''.join(lines[-1:])}")
+            raise Unavailable(
+                f"the processes of the run exit at once; last log line: {''.join(lines[-1:])}"
+            )
 
     def _is_done(self) -> bool:
         """True if the time is over, or if enough tasks and every planned fault were seen."""
@@ -119,7 +122,7 @@ class ChaosRun:
         return len(self._record.acknowledged) >= plan.tasks and not self._faults.missing()
 
     async def _wait_until_settled(self, engine: Engine) -> None:
-        """Waits until every task has finished, or none has finished for `rest_s` seconds."""
+        """Waits until every task has finished, or none has for `settle_timeout_s` seconds."""
         audit = AuditReader(engine.system)
         fewest, since = -1, self._clock.elapsed()
         while True:
@@ -133,7 +136,7 @@ class ChaosRun:
                 return
             if remaining < fewest or fewest < 0:
                 fewest, since = remaining, self._clock.elapsed()
-            if self._clock.elapsed() - since > self._plan.rest_s:
+            if self._clock.elapsed() - since > self._plan.settle_timeout_s:
                 return
             self._print_status(f"waiting for {remaining} tasks and events")
             await wait_first_event([], POLL_S, self._clock)
@@ -151,6 +154,7 @@ class ChaosRun:
         )
 
     def _report(self, verdict: Verdict, exit_counts: dict[int, int], settled_s: float) -> Report:
+        """Builds the report from the verdict and the counts of faults, crashes and exits."""
         happened = self._faults.happened
         return Report(
             database=self._database.name,
@@ -159,8 +163,8 @@ class ChaosRun:
             seconds=round(self._clock.elapsed() - self._started_at, 1),
             faults={name: happened[name] for name in self._faults.planned},
             crash_points=dict(sorted(self._deployment.crashed.items())),
-            missing=self._faults.missing() + ([] if verdict.told["acknowledged"] else ["a task"]),
+            missing=self._faults.missing() + ([] if verdict.info["acknowledged"] else ["a task"]),
             verdict=verdict,
-            unruly={str(code): n for code, n in sorted(exit_counts.items())},
-            rested_seconds=round(settled_s, 1),
+            unexpected_exits={str(code): n for code, n in sorted(exit_counts.items())},
+            settled_seconds=round(settled_s, 1),
         )

@@ -37,15 +37,16 @@ class Server:
         self.folder = folder / "pg"
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
-        self._account = _account()
-        self._binaries = _binaries()
+        self._account = _find_account()
+        self._binaries = _find_binaries()
         self.restarts = 0
 
     def url(self, database: str) -> str:
+        """Returns the address of a database on the server."""
         return f"postgresql://{USER}@/{database}?host={self.folder}"
 
     async def create(self) -> None:
-        """Creates its files and starts it; raises `Unavailable` if that fails."""
+        """Creates the server's files and starts it; raises `Unavailable` if that fails."""
         self.folder.mkdir(mode=0o700)
         if self._account is not None:
             self.folder.parent.chmod(0o711)  # so that its account can reach its folder
@@ -59,7 +60,7 @@ class Server:
         await self.start()
 
     async def start(self) -> None:
-        """Starts it and waits until it accepts connections; after a crash, it recovers first."""
+        """Starts the server and waits until it accepts connections, also after a recovery."""
         settings = [f"-c{name}={value}" for name, value in SETTINGS.items()]
         data = self.folder / "data"
         self._process = self._launch("postgres", "-D", str(data), "-k", str(self.folder), *settings)
@@ -70,13 +71,13 @@ class Server:
             await wait_first_event([], 0.05, self._clock)
 
     async def restart(self) -> None:
-        """Crashes it and starts it again."""
+        """Crashes the server and starts it again."""
         await self.stop()
         self.restarts += 1
         await self.start()
 
     async def stop(self) -> None:
-        """Crashes it (SIGQUIT)."""
+        """Stops the server without a checkpoint (SIGQUIT), like a crash."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
             await asyncio.get_running_loop().run_in_executor(None, self._process.wait)
@@ -92,6 +93,7 @@ class Server:
         return is_current and len(lines) > 7 and lines[7].strip() == "ready"
 
     def _launch(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Starts a PostgreSQL program as the server's account, with output to the log."""
         account = self._account
         path = self.folder.parent / "postgres.log"
         with open(path, "ab", opener=private.opener) as log:
@@ -110,6 +112,7 @@ class Server:
             )
 
     def _last_log_line(self) -> str:
+        """Returns the last line of the server's log, for an error message."""
         text = (self.folder.parent / "postgres.log").read_text(errors="replace")
         return (text.splitlines() or ["postgres.log is empty"])[-1]
 
@@ -120,8 +123,8 @@ def _stop_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
 
 
-def _account() -> pwd.struct_passwd | None:
-    """Returns the account for the server, if run as root, which PostgreSQL refuses; else `None`."""
+def _find_account() -> pwd.struct_passwd | None:
+    """Returns the server's account if run as root, which PostgreSQL refuses; else `None`."""
     if os.geteuid() != 0:
         return None
     accounts = {entry.pw_name: entry for entry in pwd.getpwall()}
@@ -133,7 +136,7 @@ def _account() -> pwd.struct_passwd | None:
     return account
 
 
-def _binaries() -> Path:
+def _find_binaries() -> Path:
     """Returns the folder of the newest PostgreSQL: on PATH, of the system, or of the wheel."""
     on_path = shutil.which("initdb")
     candidates = [Path(on_path).resolve()] if on_path and shutil.which("postgres") else []
@@ -150,6 +153,7 @@ def _binaries() -> Path:
 
 
 def _version(path: Path) -> int:
+    """Returns the major version in a path, or 0."""
     numbers = re.findall(r"(?:pginstall|postgresql/)(\d+)", str(path))
     return int(numbers[-1]) if numbers else 0
 

@@ -164,6 +164,7 @@ def _try_print_json(document: object) -> bool:
 
 
 def _flush() -> None:
+    """Writes buffered standard output, so that errors appear here and not at exit."""
     if sys.stdout is not None:
         sys.stdout.flush()
 

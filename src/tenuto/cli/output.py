@@ -131,5 +131,5 @@ def parse_future_time(text: str) -> "datetime":
     when = parse_time_or_delay(text)
     at = time_after(Clock().now(), when) if isinstance(when, timedelta) else when
     if at is None:
-        raise click.BadParameter(f"{text!r} is not a time")
+        raise click.BadParameter(f"{text!r} is not a time like +2h or 2030-01-31T09:00")
     return at

@@ -20,6 +20,7 @@ class FiniteRange(click.FloatRange):
     """A float range that refuses NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Converts the number; refuses NaN, which passes every range check."""
         number = super().convert(value, param, ctx)
         if number != number:  # noqa: PLR0124  only NaN differs from itself
             self.fail(f"{value!r} is not a number", param, ctx)
@@ -64,6 +65,7 @@ def parse_time_or_age(text: str) -> datetime | timedelta:
 
 
 def _parse_time(text: str, example: str) -> datetime:
+    """Parses an ISO 8601 time; the error shows `example` as the other form."""
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError, OSError):
@@ -83,6 +85,7 @@ def time_before(now: datetime, when: datetime | timedelta | None) -> datetime | 
 
 
 def _shift(now: datetime, when: datetime | timedelta | None, sign: int) -> datetime | None:
+    """Returns a duration added to `now` (`sign` 1) or subtracted (-1); a time unchanged."""
     if not isinstance(when, timedelta):
         return when
     try:

@@ -82,6 +82,7 @@ def print_table(
 def _print_rich(
     columns: Sequence[str], cells: Sequence[Sequence[str]], wide: str, *, fold: bool
 ) -> None:
+    """Prints a table on a terminal without empty columns."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

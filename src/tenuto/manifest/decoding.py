@@ -38,6 +38,7 @@ class MappingFields:
         return name in self.values
 
     def get(self, name: str) -> Any:
+        """Returns the value of a field; `None` if it is absent or invalid."""
         return self.values.get(name)
 
     def field_node(self, name: str) -> Node:
@@ -133,6 +134,7 @@ def _error_message(reason: str, type_: Any, node: Node) -> str:
 
 
 def _is_number(node: Node) -> bool:
+    """True for numbers and for true and false, which also need quotes to be text."""
     return isinstance(node.value, bool | int | float)
 
 

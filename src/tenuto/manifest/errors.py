@@ -47,10 +47,11 @@ class ManifestErrors:
         self._errors.append(ManifestError(location, path, reason, code))
 
     def add_yaml_error(self, error: YamlError) -> None:
+        """Adds an error of the YAML parser."""
         self.add(error.location, "", error.reason, error.code)
 
     def add_invalid(self, location: SourceLocation, path: str, error: Invalid) -> None:
-        """Adds an error that the model raised, without the field name at its start."""
+        """Adds an error of the model; removes the field name from the start of its message."""
         field = str(error.details.get("field", ""))
         reason = error.message.removeprefix(f"{field} ") if field else error.message
         self.add(location, path, reason, error.code)

@@ -109,6 +109,7 @@ def to_snake_names(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_snake_part(match: re.Match[str]) -> str:
+    """Returns the replacement of one capital letter: an underscore and the small letter."""
     return f"_{match[0].lower()}"
 
 
@@ -121,6 +122,7 @@ def _rename_keys(fields: dict[str, Any], rename: Any) -> dict[str, Any]:
 
 
 def _rename_nested(value: Any, rename: Any) -> Any:
+    """Returns the value with the keys of all mappings in it renamed."""
     if isinstance(value, list):
         return [_rename_nested(item, rename) for item in value]
     return _rename_keys(value, rename) if isinstance(value, dict) else value
@@ -135,11 +137,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
+        """Indents the items of lists, unlike PyYAML's default."""
         del indentless
         return super().increase_indent(flow, indentless=False)
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Returns the node of a text: quoted with hidden characters, a block with several lines."""
     has_hidden = not text.isprintable() and _hidden_characters(text)
     style = '"' if has_hidden else "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
@@ -157,6 +161,7 @@ def _hidden_characters(text: str) -> set[str]:
 
 
 def _escape(char: str) -> str:
+    """Returns the YAML escape of a character."""
     return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
 
 

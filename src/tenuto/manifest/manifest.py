@@ -24,6 +24,7 @@ class Manifest(msgspec.Struct, frozen=True):
     schedules: tuple[Schedule, ...] = ()
     triggers: tuple[Trigger, ...] = ()
     starts: tuple[str, ...] = ()
+    """Keys of definitions to start after the apply: `schedule: {type: immediate}`."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -75,6 +76,7 @@ class _Linker:
         )
 
     def _find(self, key: str) -> Spec | None:
+        """Returns the definition of the files with this key, else the stored one, else `None`."""
         return self._specs.get(key) or self._stored.get(key)
 
     def _link_previous(self, key: str, fields: MappingFields) -> None:

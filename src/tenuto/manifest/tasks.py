@@ -194,7 +194,7 @@ def parse_group(
 
 
 def field_value(decoder: ShapeDecoder, fields: MappingFields, field: str) -> Any:
-    """Returns the value of a model field under any of its names.
+    """Returns the value of a model field under any of its names, or `None`.
 
     Adds an error if two names have different values.
     """

@@ -56,7 +56,9 @@ class Node(msgspec.Struct):
     value: Any
     location: SourceLocation
     size: int = 1
+    """Number of values in the tree below and including this node."""
     height: int = 0
+    """Levels of lists and mappings in the node."""
 
     @property
     def is_map(self) -> bool:
@@ -169,10 +171,11 @@ class Composer:
             raise YamlError(str(error).splitlines()[0], SourceLocation(file)) from error
 
     def _location(self, mark: Any) -> SourceLocation:
+        """Returns the location of a parser mark; without a mark only the file."""
         return SourceLocation(self._file) if mark is None else _location_of_mark(self._file, mark)
 
     def _handle_event(self, event: Any) -> None:
-        """Adds one parser event to the tree."""
+        """Adds the node or the end that one parser event describes to the tree."""
         location = self._location(event.start_mark)
         if isinstance(event, yaml.ScalarEvent):
             self._add_scalar(event, location)
@@ -292,15 +295,18 @@ class Composer:
             raise YamlError(f"more than {MAX_NODES:,} values", location, "too_large")
 
     def _check_depth(self, depth: int, location: SourceLocation) -> None:
+        """Raises `YamlError` if nodes are nested too deeply."""
         if depth > MAX_DEPTH:
             raise YamlError(f"nested deeper than {MAX_DEPTH}", location, "too_deep")
 
 
 def _location_of_mark(file: str, mark: Any) -> SourceLocation:
+    """Returns the location of a parser mark, whose lines and columns count from 0."""
     return SourceLocation(file, mark.line + 1, mark.column + 1)
 
 
 def _forbidden_tag_error(tag: str, location: SourceLocation) -> YamlError:
+    """Returns the error for a tag other than text, list and mapping."""
     tag_name = "!!" + tag.removeprefix(_YAML) if tag.startswith(_YAML) else tag
     return YamlError(f"the tag {tag_name[:100]} is not allowed", location)
 

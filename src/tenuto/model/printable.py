@@ -57,9 +57,11 @@ def _escape_hidden(text: str, keep: str, escape: Callable[[str], str]) -> str:
 
 
 def _escape(char: str) -> str:
+    """Returns the Python escape of a character."""
     return char.encode("unicode_escape").decode()
 
 
 def _json_escape(char: str) -> str:
+    """Returns the JSON escape of a character; two units for one beyond 16 bits."""
     units = char.encode("utf-16-be")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

@@ -47,8 +47,8 @@ def check_events(patterns: Sequence[str]) -> list[str]:
         raise Invalid("events must contain at least one event", field="events")
     for pattern in patterns:
         if pattern not in EVENTS and pattern not in _WILDCARDS:
-            known = ", ".join(sorted(EVENTS | _WILDCARDS))
-            raise Invalid(f"unknown event {pattern[:60]!r}; use one of {known}", field="events")
+            allowed = ", ".join(sorted(EVENTS | _WILDCARDS))
+            raise Invalid(f"unknown event {pattern[:60]!r}; use one of {allowed}", field="events")
     return sorted(set(patterns))
 
 

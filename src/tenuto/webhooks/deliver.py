@@ -21,9 +21,9 @@ ROUNDS = 20
 
 async def deliver_once(deliveries: Deliveries, sender: Sender, slots: int = SLOTS) -> int:
     """Sends due messages in parallel; returns their number once all results are recorded."""
-    claimed = await deliveries.lease_due(slots)
-    await asyncio.gather(*(_deliver(deliveries, sender, due) for due in claimed))
-    return len(claimed)
+    leased = await deliveries.lease_due(slots)
+    await asyncio.gather(*(_deliver(deliveries, sender, due) for due in leased))
+    return len(leased)
 
 
 async def _deliver(deliveries: Deliveries, sender: Sender, due: DueDelivery) -> None:
@@ -88,14 +88,15 @@ class Deliverer:
         if not free:
             return 0
         busy = {due.webhook for due in self._in_flight.values()}
-        claimed = await self._deliveries.lease_due(free, busy)
-        for due in claimed:
+        leased = await self._deliveries.lease_due(free, busy)
+        for due in leased:
             task = asyncio.create_task(self._send(due))
             self._in_flight[task] = due
             task.add_done_callback(self._on_sent)
-        return len(claimed)
+        return len(leased)
 
     async def _send(self, due: DueDelivery) -> None:
+        """Sends one message and records the result; logs errors instead of raising them."""
         try:
             await _deliver(self._deliveries, self._sender, due)
         except TenutoError as error:

@@ -51,12 +51,13 @@ class Sender:
     def __init__(
         self, guard: UrlGuard, deadline_s: float = DEADLINE_S, tls: ssl.SSLContext | None = None
     ) -> None:
+        """`deadline_s`: seconds for one message; `tls`: context for tests, else the default one."""
         self._guard = guard
         self.deadline_s = deadline_s
         self._tls = tls
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> SendResult:
-        """Posts the body; returns the result within the deadline, also for every error."""
+        """Posts the body; returns a result within the deadline, also for every failure."""
         partial = _PartialResponse()
         try:
             async with asyncio.timeout(self.deadline_s):
@@ -66,7 +67,7 @@ class Sender:
             return SendResult(error=error.message)
         except TimeoutError:
             if partial.status is None:
-                return SendResult(error=f"no answer within {self.deadline_s:g} s")
+                return SendResult(error=f"no response within {self.deadline_s:g} s")
         except _CONNECTION_ERRORS as error:
             if partial.status is None:
                 reason = bounds.make_storable(str(error) or type(error).__name__, MAX_RESPONSE_TEXT)
@@ -80,7 +81,7 @@ class Sender:
         body: bytes,
         partial: _PartialResponse,
     ) -> None:
-        """Posts to the first address that accepts a connection."""
+        """Posts to the first address that accepts a connection; fills `partial`."""
         *others, last = checked.addresses[:_MAX_ADDRESSES]
         for address in others:
             try:
@@ -99,6 +100,7 @@ class Sender:
         body: bytes,
         partial: _PartialResponse,
     ) -> None:
+        """Posts to one address and reads the response into `partial`."""
         target = checked.target
         host = f"[{address}]" if isinstance(address, IPv6Address) else str(address)
         request = httpx2.Request(
@@ -128,7 +130,7 @@ class Sender:
 
 
 async def _read_body(response: httpx2.Response, partial: _PartialResponse) -> None:
-    """Reads up to 64 KiB of the response, without decompression."""
+    """Reads up to 64 KiB of the response; appends its beginning to `partial.body`."""
     size = 0
     async for part in response.aiter_raw():
         size += len(part)

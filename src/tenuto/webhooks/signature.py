@@ -46,21 +46,23 @@ def verify(
     matches = False
     for signature in by_name.get("webhook-signature", "").split(" "):
         version, _, value = signature.partition(",")
-        matches |= version == "v1" and hmac.compare_digest(_bytes(value), expected)
+        matches |= version == "v1" and hmac.compare_digest(_encode_text(value), expected)
     if not matches:
         raise Invalid("the message is not signed with this secret", "signature_invalid")
 
 
 def _signature(secret: str, message: str, stamp: str, body: bytes) -> str:
-    signed = _bytes(f"{message}.{stamp}.") + body
-    return base64.b64encode(hmac.digest(_key(secret), signed, "sha256")).decode()
+    """Returns the signature of a message as base64."""
+    signed = _encode_text(f"{message}.{stamp}.") + body
+    return base64.b64encode(hmac.digest(_decode_secret(secret), signed, "sha256")).decode()
 
 
-def _bytes(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
+    """Encodes as UTF-8; replaces lone surrogates, which cannot be encoded."""
     return text.encode("utf-8", "replace")
 
 
-def _key(secret: str) -> bytes:
+def _decode_secret(secret: str) -> bytes:
     """Decodes a signing secret; raises `Invalid` if it is malformed."""
     try:
         key = base64.b64decode(secret.removeprefix(SIGNING_PREFIX), validate=True)

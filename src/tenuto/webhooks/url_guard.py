@@ -48,11 +48,12 @@ _LOOKUPS = ThreadPoolExecutor(64, thread_name_prefix="lookup")
 _lookups_running: dict[tuple[str, int], Future[list[str]]] = {}
 
 
-def _networks(text: str) -> tuple[Network, ...]:
+def _parse_networks(text: str) -> tuple[Network, ...]:
+    """Parses networks separated by spaces."""
     return tuple(map(ip_network, text.split()))
 
 
-_PRIVATE = _networks(
+_PRIVATE = _parse_networks(
     "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 127.0.0.0/8 100.64.0.0/10 ::1/128 fc00::/7"
 )
 """Private networks that a name allowed by the operator may resolve to."""
@@ -60,12 +61,12 @@ _SPECIAL = (
     *_PRIVATE,
     # this network, link-local, assigned to protocols, documentation, 6to4 relays, benchmarks,
     # multicast, reserved and broadcast, a cloud's own host
-    *_networks(
+    *_parse_networks(
         "0.0.0.0/8 169.254.0.0/16 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 198.18.0.0/15"
         " 198.51.100.0/24 203.0.113.0/24 224.0.0.0/4 240.0.0.0/4 168.63.129.16/32"
     ),
     # assigned to protocols with Teredo, documentation, 6to4
-    *_networks("2001::/23 2001:db8::/32 2002::/16 3fff::/20"),
+    *_parse_networks("2001::/23 2001:db8::/32 2002::/16 3fff::/20"),
 )
 _GLOBAL_V6 = IPv6Network("2000::/3")
 """All routed IPv6 addresses. Ranges that embed IPv4 are outside, except Teredo and 6to4."""
@@ -87,12 +88,13 @@ class ParsedUrl(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: int
     path: str
+    """With the query; begins with `/`."""
 
     @property
     def literal(self) -> Address | None:
         """The address, if the URL has one instead of a name."""
         try:
-            return _address(self.host)
+            return _parse_address(self.host)
         except ValueError:
             return None
 
@@ -110,8 +112,8 @@ class CheckedUrl(msgspec.Struct, frozen=True):
     addresses: tuple[Address, ...]
 
 
-def _address(text: str) -> Address:
-    """Returns the address without a zone; an IPv4-mapped address as IPv4."""
+def _parse_address(text: str) -> Address:
+    """Parses an address without its zone; returns an IPv4-mapped address as IPv4."""
     address = ip_address(text.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 
@@ -144,11 +146,13 @@ def _start_lookup(host: str, port: int) -> Future[list[str]]:
 
 
 def _lookup_blocking(host: str, port: int) -> list[str]:
+    """Returns the addresses of a name, each once; blocks its thread."""
     entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in entries))
 
 
 def _copy_result(done: Future[list[str]], waiter: asyncio.Future[list[str]]) -> None:
+    """Copies the result or error of a lookup to the waiting caller."""
     if waiter.done():
         return  # the caller gave up
     if (error := done.exception()) is not None:
@@ -177,6 +181,7 @@ def parse(url: str) -> ParsedUrl:
 
 
 def _parse_ipv6_host(literal: str) -> str:
+    """Returns the address in its shortest form; raises `Invalid` if it is not one."""
     try:
         return str(IPv6Address(literal))
     except ValueError as error:
@@ -219,25 +224,25 @@ class UrlGuard:
         """
         self._resolve = resolve
         self._timeout_s = timeout_s
-        self._networks: list[Network] = []
-        self._names: set[tuple[str, int | None]] = set()
+        self._allowed_networks: list[Network] = []
+        self._allowed_names: set[tuple[str, int | None]] = set()
         for entry in filter(None, (text.strip() for text in allow)):
-            self._add(entry)
+            self._add_allowed(entry)
 
-    def _add(self, entry: str) -> None:
-        """Adds one entry of the operator's list."""
+    def _add_allowed(self, entry: str) -> None:
+        """Adds one entry of the operator's list to the allowed networks or names."""
         try:
-            self._networks.append(ip_network(entry))
+            self._allowed_networks.append(ip_network(entry))
         except ValueError:
             target = _parse_allowed(entry)
             port = target.port if re.search(r":[0-9]+$", entry) else None
-            self._names.add((target.host, port))
+            self._allowed_names.add((target.host, port))
 
     async def resolve_allowed(self, url: str) -> CheckedUrl:
         """Resolves a URL for one connection; raises `Invalid` if it must not be called."""
         target = parse(url)
-        addresses = tuple([target.literal] if target.literal else await self._addresses(target))
-        is_allowed_name = not self._names.isdisjoint(
+        addresses = tuple([target.literal] if target.literal else await self._resolve_host(target))
+        is_allowed_name = not self._allowed_names.isdisjoint(
             {(target.host, None), (target.host, target.port)}
         )
         is_trusted = is_allowed_name or all(map(self._in_allowed_network, addresses))
@@ -248,11 +253,11 @@ class UrlGuard:
         if target.port < 1024 and target.port not in _PORTS.values() and not is_trusted:
             raise _forbidden("must use port 443, port 80 or a port above 1023")
         for address in addresses:
-            self._check(address, is_allowed_name=is_allowed_name)
+            self._check_address(address, is_allowed_name=is_allowed_name)
         return CheckedUrl(target, addresses)
 
-    async def _addresses(self, target: ParsedUrl) -> list[Address]:
-        """Resolves the host; raises `Invalid` without an address."""
+    async def _resolve_host(self, target: ParsedUrl) -> list[Address]:
+        """Returns the addresses of the host; raises `Invalid` if it has none."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 resolved = await self._resolve(target.host, target.port)
@@ -260,12 +265,13 @@ class UrlGuard:
             raise _invalid("has a host name that cannot be resolved") from error
         if not resolved:
             raise _invalid("has a host name without an address")
-        return [_address(text) for text in resolved]
+        return [_parse_address(text) for text in resolved]
 
     def _in_allowed_network(self, address: Address) -> bool:
-        return any(address in network for network in self._networks)
+        """True if a network in the operator's list contains the address."""
+        return any(address in network for network in self._allowed_networks)
 
-    def _check(self, address: Address, *, is_allowed_name: bool) -> None:
+    def _check_address(self, address: Address, *, is_allowed_name: bool) -> None:
         """Raises `Invalid` if the address must not be called."""
         is_allowed = (
             self._in_allowed_network(address)
@@ -277,7 +283,7 @@ class UrlGuard:
 
 
 def _parse_allowed(entry: str) -> ParsedUrl:
-    """Parses a host entry of the operator's list."""
+    """Parses a host entry of the operator's list; raises `Invalid` for anything else."""
     error_to_raise = Invalid(f"webhook_allow has an invalid entry: {entry[:100]}")
     try:
         target = parse(f"http://{entry}/")
@@ -299,8 +305,10 @@ def _is_public(address: Address) -> bool:
 
 
 def _invalid(reason: str) -> Invalid:
+    """Returns the error of a URL that cannot be parsed or resolved."""
     return Invalid(f"the URL {reason}", "url_invalid", field="url")
 
 
 def _forbidden(reason: str) -> Invalid:
+    """Returns the error of a URL that webhooks must not call."""
     return Invalid(f"the URL {reason}", "url_forbidden", field="url")

@@ -3,7 +3,7 @@
 import pytest
 from tests.cli.orchestrate import Orchestrate
 
-from tenuto.cli.system.doctor import _standby
+from tenuto.cli.system.doctor import _check_standby
 
 
 def checks(cli: Orchestrate, *words: str) -> dict[str, tuple[str, str]]:
@@ -82,7 +82,7 @@ def test_doctor_reports_unsafe_settings_of_a_database_server(
 def test_doctor_reports_on_how_many_machines_tasks_are_stored(
     names: str, commit: str, reported: str
 ) -> None:
-    [check] = _standby({"synchronous_standby_names": names, "synchronous_commit": commit})
+    [check] = _check_standby({"synchronous_standby_names": names, "synchronous_commit": commit})
     assert (check.name, check.status) == ("durability", "ok")
     assert check.detail.startswith(reported)
 

@@ -39,13 +39,13 @@ class Notebook:
     def __exit__(self, *raised: object) -> None:
         pass
 
-    def output(self, text: str) -> None:
+    def show_output(self, text: str) -> None:
         self.said.append(text)
 
-    def note(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         self.notes.append(text)
 
-    def progress(self, view: Any) -> None:
+    def show_progress(self, view: Any) -> None:
         self.percents.append(view.progress_percent)
 
 

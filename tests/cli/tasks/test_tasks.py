@@ -290,10 +290,8 @@ def test_dead_letters_are_listed_requeued_and_purged(cli: Orchestrate, die: Die)
     assert [task["id"] for task in rest["tasks"]] == [first]
     assert cli.ok("dlq", "requeue", first) == f"{first} PENDING"
     wrong = cli("dlq", "requeue", first)
-    assert (wrong.code, wrong.err) == (
-        1,
-        f"error: task {first} is PENDING, not DEAD [out_of_turn]\n",
-    )
+    message = f'task {first} is PENDING, not DEAD; "orchestrate dlq list" shows dead tasks'
+    assert (wrong.code, wrong.err) == (1, f"error: {message} [out_of_turn]\n")
     assert cli("dlq", "requeue").code == 2
     assert cli.json("dlq", "purge")["done"] == [third, second]
     assert cli.json("dlq", "list") == {"tasks": [], "nextCursor": None}

@@ -67,7 +67,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     def line(self, case: str, leader_s: float | None) -> str:
         """The case as a row of the table in the documents."""
-        told, breaches = self.verdict.told, self.verdict.breaches
+        told, breaches = self.verdict.info, self.verdict.violations
         lost = len(breaches["acknowledged tasks lost"])
         double = len(breaches["tasks made twice"]) + len(breaches["stale commits accepted"])
         leader = "-" if leader_s is None else f"{leader_s:.1f} s"
@@ -79,8 +79,8 @@ class Outcome(msgspec.Struct, frozen=True):
     def check(self, away_s: float = 0.0) -> None:
         """AssertionError for whatever must not be; nothing is acknowledged for `away_s` seconds."""
         assert self.acknowledged == TASKS
-        assert self.verdict.told["tasks"] == TASKS
-        broken = {name: cases[:5] for name, cases in self.verdict.breaches.items() if cases}
+        assert self.verdict.info["tasks"] == TASKS
+        broken = {name: cases[:5] for name, cases in self.verdict.violations.items() if cases}
         assert broken == {}
         assert self.ended == []
         assert self.never_ran == 0

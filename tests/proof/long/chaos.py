@@ -25,33 +25,43 @@ WRONG = {
 UNDER: dict[str, dict[str, Any]] = {
     "complete_guarded_by_owner": {
         "faults": ("stop",),
-        "victims": ("worker",),
+        "target_kinds": ("worker",),
         "mixture": {"long": 1},
         "tasks": 250,
         "rate": 15.0,
     },
-    "expiry_not_audited": {"faults": ("kill",), "victims": ("worker",), "mixture": {"long": 1}},
+    "expiry_not_audited": {
+        "faults": ("kill",),
+        "target_kinds": ("worker",),
+        "mixture": {"long": 1},
+    },
     "reaper_without_a_cap": {"faults": ("kill",), "mixture": {"poison": 1, "short": 9}},
     "acknowledged_before_the_commit": {
         "faults": ("kill",),
-        "victims": ("client",),
+        "target_kinds": ("client",),
         "mixture": {"short": 1},
     },
 }
 
 
 def test_run_on_a_private_postgres_holds_under_every_fault() -> None:
-    plan = ChaosPlan(tasks=150, database="postgresql:", seed=5, every_s=FAULT_INTERVALS_S | HURRY)
+    plan = ChaosPlan(
+        tasks=150, database="postgresql:", seed=5, fault_intervals_s=FAULT_INTERVALS_S | HURRY
+    )
     report = run_plan(plan, lambda _: None)
     hold(report)
     assert set(report.faults) == set(OWN_SERVER_FAULTS)
-    assert report.verdict.told["leases taken over"] > 0
+    assert report.verdict.info["leases taken over"] > 0
 
 
 def test_run_on_the_users_server_uses_its_own_database(postgres: PostgresServer) -> None:
     url = postgres.create_database()
     plan = ChaosPlan(
-        tasks=40, database=url, faults=("cut", "swallow"), every_s=HURRY, mixture={"short": 1}
+        tasks=40,
+        database=url,
+        faults=("cut", "swallow"),
+        fault_intervals_s=HURRY,
+        mixture={"short": 1},
     )
     report = run_plan(plan, lambda _: None)
     hold(report)
@@ -67,7 +77,9 @@ def postgres_names(server: PostgresServer) -> list[str]:
 
 
 def test_run_without_a_planned_fault_is_invalid() -> None:
-    plan = ChaosPlan(minutes=0.05, faults=("stop",), every_s={"stop": 1000.0}, mixture={"short": 1})
+    plan = ChaosPlan(
+        minutes=0.05, faults=("stop",), fault_intervals_s={"stop": 1000.0}, mixture={"short": 1}
+    )
     report = run_plan(plan, lambda _: None)
     assert report.verdict.holds
     assert not report.holds
@@ -83,15 +95,19 @@ def test_every_planted_fault_is_covered() -> None:
 @pytest.mark.parametrize("name", PLANTS)
 def test_planted_chaos_fault_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    options: dict[str, Any] = {"tasks": 60, "every_s": HURRY, "rest_s": 8.0} | UNDER[name]
+    options: dict[str, Any] = {
+        "tasks": 60,
+        "fault_intervals_s": HURRY,
+        "settle_timeout_s": 8.0,
+    } | UNDER[name]
     staff = {"worker": 3, "coordinator": 1, "client": 1}
     program = ("tests.proof.planted_chaos", name)
     for seed in (1, 2, 3):  # faults strike by chance: a run may miss what the next one meets
-        plan = ChaosPlan(program=program, staff=staff, seed=seed, **options)
+        plan = ChaosPlan(program=program, process_counts=staff, seed=seed, **options)
         if not (report := run_plan(plan, lambda _: None)).holds:
             break
     assert not report.holds
-    found = [kind for kind, cases in report.verdict.breaches.items() if cases]
+    found = [kind for kind, cases in report.verdict.violations.items() if cases]
     assert set(found) & set(WRONG[name].split("|")), "\n".join(format_lines(report))
 
 

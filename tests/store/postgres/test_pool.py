@@ -20,10 +20,11 @@ from tenuto.model.errors import Unavailable
 from tenuto.store.postgres import connector as connector_module
 from tenuto.store.postgres import pool as pool_module
 from tenuto.store.postgres import store as postgres_module
+from tenuto.store.postgres.clock import DatabaseClock
 from tenuto.store.postgres.connector import Connector
 from tenuto.store.postgres.pool import Pool
 from tenuto.store.postgres.sessions import DIRECT_SETTINGS, MAINTENANCE_S, statement_timeout
-from tenuto.store.postgres.store import DatabaseClock, PostgresStore
+from tenuto.store.postgres.store import PostgresStore
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ async def filter_own_fences(ctx: RequestContext, fences: Sequence[Fence]) -> lis
 
 
 async def _tasks_of_agent(ctx: RequestContext, agent: UUID, tasks: Sequence[UUID]) -> set[UUID]:
+    """Returns those of the tasks that the agent runs or ran."""
     params = {"workspace": ctx.workspace, "agent": agent, "ids": list(tasks)}
     rows = await ctx.engine.core.store.fetch(Statement("tasks_of_agent", params))
     return {row["id"] for row in rows}

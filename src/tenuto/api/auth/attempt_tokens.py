@@ -85,6 +85,7 @@ class AttemptTokens:
         )
 
     def _decode(self, token: str) -> _Claims:
+        """Returns the claims of a token with a valid signature; raises `Unauthenticated`."""
         try:
             header = jwt.get_unverified_header(token)
             key = self._vault.derive_from(header["kid"], PURPOSE)

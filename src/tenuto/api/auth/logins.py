@@ -61,6 +61,8 @@ class _TryCount(msgspec.Struct):
 
 
 class _Bucket(msgspec.Struct):
+    """A token bucket: its level, and when that was computed, in monotonic seconds."""
+
     level: float
     at: float
 
@@ -109,6 +111,7 @@ class LoginThrottle:
         self._known[source] = True
 
     def _use_bucket(self, key: str | LoginSource, now: float) -> None:
+        """Takes one login from the bucket; raises `TooMany` if it is empty."""
         bucket = self._buckets.get(key) or _Bucket(BURST, now)
         level = min(BURST, bucket.level + (now - bucket.at) * REFILL_PER_S)
         if level < 1:

@@ -19,11 +19,15 @@ QUOTA_CACHE_S = 1.0
 
 
 class _Bucket(msgspec.Struct):
+    """A token bucket: its level, and when that was computed, in monotonic seconds."""
+
     level: float
     at: float
 
 
 class _CachedQuota(msgspec.Struct):
+    """A workspace's quota, and when it was loaded, in monotonic seconds."""
+
     quota: Quota
     at: float
 
@@ -70,6 +74,7 @@ class RequestThrottle:
         self._quotas.pop(workspace, None)
 
     def _use_bucket(self, key: str, count: int, rate: float, capacity: float, code: str) -> None:
+        """Takes `count` requests from the bucket; raises `TooMany` if it has too few."""
         now = self._clock.elapsed()
         bucket = self._buckets.get(key) or _Bucket(capacity, now)
         bucket.level = min(capacity, bucket.level + (now - bucket.at) * rate)
@@ -84,6 +89,7 @@ class RequestThrottle:
 
 
 def _store_bounded(entries: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    """Stores the value as the newest entry; evicts the oldest one beyond `MAX_ENTRIES`."""
     entries[key] = value
     entries.move_to_end(key)
     if len(entries) > MAX_ENTRIES:

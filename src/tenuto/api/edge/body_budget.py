@@ -49,6 +49,7 @@ class BodyBudget:
         self._add(caller, -count)
 
     def _add(self, caller: Caller, count: int) -> None:
+        """Adds bytes to the counts of the token and the workspace; a negative count subtracts."""
         self._total += count
         for holder in (caller.key, caller.workspace):
             self._used[holder] += count
@@ -56,6 +57,7 @@ class BodyBudget:
                 del self._used[holder]
 
     def _too_many_error(self, subject: str, max_bytes: int) -> TenutoError:
+        """Returns the error for a token or workspace with too many unfinished bodies."""
         return TooMany(
             f"{subject} may have {max_bytes:,} bytes of bodies in progress; send fewer at once",
             CODE,

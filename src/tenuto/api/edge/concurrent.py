@@ -44,6 +44,7 @@ class ConcurrencyLimiter:
         is_released = False
 
         def release() -> None:
+            """Counts one fewer; does nothing on a second call."""
             nonlocal is_released
             if is_released:
                 return

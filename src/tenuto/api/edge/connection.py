@@ -142,6 +142,7 @@ class Connection(HttpToolsProtocol):
         """True if the first open request has a valid token."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Adds the connection to the table; refuses and closes it if there is no place."""
         address, _ = get_remote_addr(transport) or ("-", 0)
         edge = self._edge
         self._behind_proxy = is_in_networks(edge.proxies, address)
@@ -164,6 +165,7 @@ class Connection(HttpToolsProtocol):
         edge.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Removes the connection and notifies all its open requests."""
         self._edge.table.remove(self)
         self._edge.connections.discard(self)
         for cycle in self._open:  # uvicorn notifies only the last request
@@ -194,6 +196,7 @@ class Connection(HttpToolsProtocol):
                 )
 
     def _feed_parser(self, chunk: bytes) -> None:
+        """Passes bytes to the parser; refuses the request if they are not valid HTTP."""
         try:
             self.parser.feed_data(chunk)
         except httptools.HttpParserUpgrade:
@@ -204,6 +207,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(self._refusal or Invalid("not a valid HTTP request", "invalid_request"))
 
     def on_message_begin(self) -> None:
+        """Starts the time limit for the headers of a pipelined request."""
         if self._phase is not Phase.HEAD:
             self._enter_phase(Phase.HEAD)  # a request that arrived together with the one before it
         super().on_message_begin()
@@ -235,12 +239,14 @@ class Connection(HttpToolsProtocol):
         raise error
 
     def on_body(self, body: bytes) -> None:
+        """Counts the received bytes and restarts the limit for bytes without progress."""
         self._undelivered = 0
         self._received += len(body)
         self._last_data_at = self._edge.clock.elapsed()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        """Changes the phase after a complete request."""
         self._undelivered = 0
         super().on_message_complete()
         if self._open:
@@ -250,6 +256,7 @@ class Connection(HttpToolsProtocol):
         self._update_table()
 
     def on_response_complete(self) -> None:
+        """Changes the phase after a complete response."""
         self._open.popleft()
         self._is_admitted = False
         super().on_response_complete()
@@ -276,18 +283,22 @@ class Connection(HttpToolsProtocol):
             self._edge.table.mark_closable(self)
 
     def pause_writing(self) -> None:
+        """Updates the table, because the client does not read the response."""
         super().pause_writing()
         self._update_table()
 
     def resume_writing(self) -> None:
+        """Updates the table, because the client reads again."""
         super().resume_writing()
         self._update_table()
 
     def _enter_phase(self, phase: Phase) -> None:
+        """Sets the phase and restarts its time limit."""
         self._phase = phase
         self._phase_started = self._last_data_at = self._edge.clock.elapsed()
 
     def _is_refused(self) -> bool:
+        """True once an error was sent and further input is discarded."""
         return self._phase is Phase.REFUSED
 
     def end_if_overdue(self, now: float) -> bool:
@@ -370,6 +381,7 @@ class Connection(HttpToolsProtocol):
         self.cycle.keep_alive = False
 
     def _discard(self, count: int) -> None:
+        """Counts discarded bytes; closes the connection at once if there are too many."""
         self._received += count
         if self._received > MAX_LINGER_BYTES:
             self.transport.abort()

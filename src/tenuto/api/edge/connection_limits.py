@@ -22,15 +22,16 @@ class Deadlines(msgspec.Struct, frozen=True):
     write_s: float = 60.0
     """Maximum time that responses wait for a client that reads less than `min_read_bytes`."""
     min_read_bytes: int = 64 * 1024
+    """Bytes that a client must read within `write_s`, if so many wait for it."""
     sweep_s: float = 1.0
     """Time between checks of all connections."""
     linger_s: float = 2.0
     """Time that a refused client may go on sending, so that it can read the refusal."""
 
     def body_deadline(self, started: float, received: int, last_data_at: float) -> float:
-        """Returns the time at which a body is late of which `received` bytes have arrived so far.
+        """Returns the time by which more of a body must arrive.
 
-        `started` is the end of the headers.
+        `started` is the end of the headers, `received` the number of bytes so far.
         """
         return min(
             started + self.body_s + received / self.body_rate, last_data_at + self.body_idle_s

@@ -42,6 +42,7 @@ class StreamSubscriber:
 
     @property
     def is_full(self) -> bool:
+        """True if the buffer is full because the client reads too slowly."""
         return len(self.events) >= MAX_BUFFERED
 
     def take_events(self) -> list[Row]:
@@ -125,6 +126,7 @@ class EventHub:
         await run_periodically(self._poll_logged, lambda: POLL_S, stop, clock, self.poll_now)
 
     async def _poll_logged(self) -> None:
+        """Reads new events and progress; logs errors instead of raising them."""
         if self._cursor is None:
             return
         try:

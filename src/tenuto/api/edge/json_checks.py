@@ -116,12 +116,14 @@ class _ValueCounter:
 
 
 def _check_unique_names(pairs: list[tuple[str, Any]]) -> None:
+    """Raises `Invalid` if an object has a name twice."""
     if len({name for name, _ in pairs}) != len(pairs):
         counts = Counter(name for name, _ in pairs)
         raise _duplicate_name_error(next(name for name, count in counts.items() if count > 1))
 
 
 def _reject_constant(name: str) -> None:
+    """Raises `ValueError` for NaN and infinity, which Python's parser accepts."""
     raise ValueError(f"{name} is not JSON")
 
 

@@ -45,6 +45,7 @@ class LongPoll:
     async def _claim_until(
         self, deadline: float, claim_once: ClaimOnce, waiting: ExitStack
     ) -> list[ClaimedTask]:
+        """Claims after each hint or poll interval, until there are tasks or time is up."""
         service = self._ctx.service
         checked_at = service.clock.elapsed()
         is_counted = False
@@ -86,6 +87,7 @@ async def long_poll(
     poll = LongPoll(ctx, agent)
 
     async def watch_disconnect() -> None:
+        """Sets `disconnected` when the client closes the connection."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
         poll.disconnected.set()

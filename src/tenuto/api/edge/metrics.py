@@ -56,6 +56,7 @@ async def start_metrics(service: Service, stop: asyncio.Event) -> "asyncio.Task[
     await service.hub.add_sink(MetricsRecorder(core, PROCESS_METRICS).process_events)
 
     async def sample() -> None:
+        """Samples the gauges once; logs an outage instead of raising it."""
         try:
             await sample_once(core, PROCESS_METRICS, NAME, ALERTS)
         except TenutoError as error:
@@ -80,6 +81,7 @@ class RequestMiddleware:
         request_id = self._request_id(headers.get(b"x-request-id", b""))
 
         async def send_with_id(message: Message) -> None:
+            """Adds the request id to the response."""
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -100,9 +102,11 @@ class RequestMiddleware:
             REQUEST.reset(token)
 
     def _request_id(self, header: bytes) -> str:
+        """Returns the client's request id if it is valid, else a new one."""
         return header.decode() if _VALID_ID.fullmatch(header) else str(self._clock.new_id())
 
     def _record_request(self, scope: Scope, status: int, seconds: float) -> None:
+        """Adds the request to the metrics and the log."""
         state: Any = scope
         method = state["method"] if state["method"] in _METHODS else OTHER
         route = state.get("path_template") or UNMATCHED
@@ -133,4 +137,5 @@ class RequestMiddleware:
 def _add_request_id(
     headers: Iterable[tuple[bytes, bytes]], request_id: str
 ) -> list[tuple[bytes, bytes]]:
+    """Returns the headers with the request id added."""
     return [*headers, (b"x-request-id", request_id.encode())]

@@ -51,12 +51,14 @@ class OuterMiddleware:
 
 
 def _headers_for(path: str) -> tuple[tuple[bytes, bytes], ...]:
+    """Returns the security headers for responses of a path."""
     if path.startswith(V1):
         return (_NOSNIFF, _NO_STORE)
     return (_NOSNIFF, _CSP) if path == "/docs" else (_NOSNIFF,)
 
 
 def _has_body(scope: Scope) -> bool:
+    """True if the request's headers announce a body."""
     return any(
         name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
         for name, value in scope["headers"]
@@ -78,11 +80,13 @@ class _UnreadBodyGuard:
         self._closes_connection = False
 
     async def receive(self) -> Any:
+        """Receives a message and notes when the body has been read."""
         message: Any = await self._receive()
         self._is_read = self._is_read or not message.get("more_body", False)
         return message
 
     async def send(self, message: Any) -> None:
+        """Sends a message; announces that the connection closes if the body is unread."""
         if message["type"] == "http.response.start" and not self._is_read:
             self._closes_connection = True
             message["headers"] = [*message["headers"], (b"connection", b"close")]
@@ -98,6 +102,7 @@ class _UnreadBodyGuard:
             await self._send(end)
 
     async def _drain(self) -> None:
+        """Reads and drops the rest of the body, up to a limit of time and size."""
         size = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNREAD_BODY_S):

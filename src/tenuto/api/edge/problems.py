@@ -85,6 +85,7 @@ def problem_of(error: Exception) -> tuple[Problem, dict[str, str]]:
 
 
 def _problem(status: int, code: str, detail: str, field: str | None = None) -> Problem:
+    """Returns the problem details with the title of the status."""
     return Problem(_TITLES.get(status, "Error"), status, code, detail, field)
 
 

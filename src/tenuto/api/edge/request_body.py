@@ -53,13 +53,13 @@ class BodyLimit:
             reservation.release()
 
     async def _handle_with_body(
-        self, scope: Scope, receive: Receive, send: Send, limit: int, grow: Callable[[int], None]
+        self, scope: Scope, receive: Receive, send: Send, limit: int, reserve: Callable[[int], None]
     ) -> None:
         """Reads and checks the body, then runs the handler.
 
-        `grow` is called with the size of the body so far after each part.
+        `reserve` is called with the size of the body so far after each part.
         """
-        body = await _read_body(scope, receive, limit, grow)
+        body = await _read_body(scope, receive, limit, reserve)
         if body is None:
             return
         if body:
@@ -71,7 +71,7 @@ class BodyLimit:
 
 
 def _uncounted(size: int) -> None:
-    """Counts nothing: small bodies are bounded by the number of connections."""
+    """Does nothing: small bodies need no budget, the number of connections bounds them."""
 
 
 def _mark_admitted(scope: Scope) -> None:
@@ -91,7 +91,7 @@ def on_request_end(scope: Scope, release: Callable[[], None]) -> None:
 
 
 async def _read_body(
-    scope: Scope, receive: Receive, limit: int, grow: Callable[[int], None]
+    scope: Scope, receive: Receive, limit: int, reserve: Callable[[int], None]
 ) -> bytes | None:
     """Returns the body; `None` if the client disconnected. Raises `Invalid` above the limit."""
     for name, value in scope["headers"]:
@@ -107,7 +107,7 @@ async def _read_body(
         size += len(part)
         if size > limit:
             raise _too_large_error(limit)
-        grow(size)
+        reserve(size)
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)
@@ -120,6 +120,7 @@ def _too_large_error(limit: int) -> Invalid:
 
 
 def _check_media_type(scope: Scope) -> None:
+    """Raises `Invalid` unless the body is declared as JSON."""
     content_type = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
     media = content_type.split(b";")[0].strip().lower()
     if media != b"application/json" and not media.endswith(b"+json"):
@@ -133,6 +134,7 @@ def _replay_body(body: bytes, receive: Receive) -> Receive:
     is_delivered = False
 
     async def receive_again() -> Any:
+        """Returns the whole body first, then what the connection sends."""
         nonlocal is_delivered
         if is_delivered:
             return await receive()
@@ -151,6 +153,7 @@ def _store_before_send(scope: Scope, send: Send) -> Send:
     parts: list[bytes] = []
 
     async def send_stored(message: Any) -> None:
+        """Holds the response back until it is stored, if the request asks for that."""
         nonlocal response_start
         store_response = scope["state"].get("store_response")
         if store_response is None:

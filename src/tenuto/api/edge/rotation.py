@@ -35,7 +35,7 @@ class FairQueue:
     async def acquire(self, holder: Hashable, *, preferred: bool = False) -> AsyncIterator[None]:
         """Runs the block when it is the holder's turn; preferred holders go first."""
         if self._free and holder not in self._active:
-            self._enter(holder)
+            self._occupy(holder)
         else:
             if preferred:
                 self._preferred.add(holder)
@@ -46,6 +46,7 @@ class FairQueue:
             self._release(holder)
 
     async def _wait(self, holder: Hashable) -> None:
+        """Waits until `_release` admits this caller."""
         own_turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(holder, deque()).append(own_turn)
         try:
@@ -58,11 +59,13 @@ class FairQueue:
                 self._drop_if_empty(holder)
             raise
 
-    def _enter(self, holder: Hashable) -> None:
+    def _occupy(self, holder: Hashable) -> None:
+        """Takes a place for the holder."""
         self._free -= 1
         self._active.add(holder)
 
     def _release(self, holder: Hashable) -> None:
+        """Frees the holder's place and admits waiting callers, one per holder in rotation."""
         self._free += 1
         self._active.discard(holder)
         if holder in self._waiting:
@@ -81,10 +84,11 @@ class FairQueue:
             first = self._waiting[holder].popleft()
             self._drop_if_empty(holder)
             if not first.done():  # otherwise it was cancelled and will notice later
-                self._enter(holder)
+                self._occupy(holder)
                 first.set_result(None)
 
     def _drop_if_empty(self, holder: Hashable) -> None:
+        """Removes the holder's queue if no caller waits in it."""
         if not self._waiting[holder]:
             del self._waiting[holder]
             self._preferred.discard(holder)

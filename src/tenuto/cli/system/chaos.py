@@ -30,6 +30,7 @@ class ProgressLine:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
+        """Removes the progress line from the terminal."""
         if self._is_terminal:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
@@ -62,7 +63,7 @@ class ProgressLine:
     "--leader/--no-leader",
     default=True,
     show_default=True,
-    help="Let coordinators elect a leader; without, all of them repair at once.",
+    help="With a leader, or with all coordinators repairing at the same time.",
 )
 @click.option(
     "--seed",

@@ -65,14 +65,17 @@ class DemoTasks(msgspec.Struct, frozen=True):
     plain: list[UUID]
 
     def all(self) -> list[UUID]:
+        """Returns the ids of all tasks."""
         return [self.killed, self.retried, self.cancelled, *self.plain]
 
 
 def _count_command(steps: int, pause: float) -> list[str]:
+    """Returns a command that counts with pauses and saves a checkpoint at each step."""
     return [sys.executable, "-c", COUNT_SCRIPT.format(steps=steps, pause=pause)]
 
 
 async def _submit(engine: Engine) -> DemoTasks:
+    """Submits the demo's tasks and returns their ids."""
     new_tasks = [
         NewTask(
             title="Survive kill -9 from a checkpoint", command=_count_command(10, 1), priority=9
@@ -118,6 +121,7 @@ class Demo:
         return await self._print_checks()
 
     async def _start_worker(self) -> None:
+        """Starts a worker process."""
         env = environment_without_settings()
         env |= {"TENUTO_DATABASE": self._settings.database_url(), app.PARENT_PIPE: "1"}
         env |= {f"TENUTO_{name.upper()}": str(value) for name, value in SETTINGS.items()}
@@ -131,6 +135,7 @@ class Demo:
         self._workers.append(worker)
 
     async def _stop_workers(self) -> None:
+        """Asks all workers to drain and waits until they have exited."""
         for worker in self._workers:
             if worker.returncode is None:
                 worker.terminate()
@@ -150,6 +155,7 @@ class Demo:
                 await wait_first_event([], 0.25, self._engine.clock)
 
     async def _inject_faults(self, tasks: Sequence[TaskSummary], view: "DemoView") -> None:
+        """Kills a worker at 30 % of the first task; cancels another task once it runs."""
         assert self._tasks is not None
         current = {task.id: task for task in tasks}
         killed_task = current[self._tasks.killed]
@@ -163,6 +169,7 @@ class Demo:
             await self._engine.cancel(cancelled_task.id, "the demo cancels it")
 
     async def _kill_worker_of(self, task: UUID, demo_view: "DemoView") -> None:
+        """Kills the worker that runs the task and starts another one."""
         view = await self._engine.show(task)
         if view.worker is None:
             return
@@ -224,6 +231,7 @@ class DemoView:
         pass
 
     def print_event(self, text: str) -> None:
+        """Prints what the demo does now."""
         print(f"* {text}", flush=True)
 
     def show(self, tasks: Sequence[TaskSummary]) -> None:
@@ -260,14 +268,17 @@ class LiveDemoView(DemoView):
         self._console.print(f"[bold]*[/bold] {printable(text)}")
 
     def show(self, tasks: Sequence[TaskSummary]) -> None:
+        """Updates the live table."""
         self._live.update(_table(tasks))
 
 
 def _open_view() -> DemoView:
+    """Returns a live table on a terminal, plain lines elsewhere."""
     return LiveDemoView() if sys.stdout.isatty() else DemoView()
 
 
 def _table(tasks: Sequence[TaskSummary]) -> Any:
+    """Returns the tasks as a table for the terminal."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text

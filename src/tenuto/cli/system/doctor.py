@@ -58,16 +58,16 @@ def doctor(options: GlobalOptions) -> int:
     command_target = target(options)
     chosen_settings = command_target.settings
     checks = [
-        _python(),
-        _supervision(),
-        *_server(command_target),
-        *app.run(_sqlite()),
-        *_disk(chosen_settings),
-        *_file_modes(chosen_settings),
+        _check_python(),
+        _check_supervision(),
+        *_check_target(command_target),
+        *app.run(_check_sqlite()),
+        *_check_disk(chosen_settings),
+        *_check_file_modes(chosen_settings),
     ]
     path = app.sqlite_path(chosen_settings.database_url())
     if path is None or path == ":memory:" or Path(path).exists():
-        checks += app.run(_database(chosen_settings))
+        checks += app.run(_check_database(chosen_settings))
     else:
         checks.append(
             Check("database", "ok", f"{path} does not exist yet; it is created at the first use")
@@ -82,13 +82,14 @@ def doctor(options: GlobalOptions) -> int:
     return 1 if failed else 0
 
 
-def _python() -> Check:
+def _check_python() -> Check:
+    """Reports the Python version and the platform."""
     version = ".".join(map(str, sys.version_info[:3]))
     return Check("python", "ok", f"{version} on {sys.platform}")
 
 
-def _server(command_target: "Target") -> list[Check]:
-    """Warns if commands use a server, and names the database that is checked instead."""
+def _check_target(command_target: "Target") -> list[Check]:
+    """Warns if commands use a server instead of the checked database, and names the latter."""
     from tenuto import app
 
     if command_target.url is None:
@@ -99,7 +100,8 @@ def _server(command_target: "Target") -> list[Check]:
     return [Check("server", "warn", detail)]
 
 
-async def _sqlite() -> list[Check]:
+async def _check_sqlite() -> list[Check]:
+    """Reports the version of SQLite."""
     from tenuto.store.sqlite.store import SqliteStore
 
     store = SqliteStore(":memory:")
@@ -108,7 +110,7 @@ async def _sqlite() -> list[Check]:
     return [Check("sqlite", "ok", version.removeprefix("SQLite "))]
 
 
-def _supervision() -> Check:
+def _check_supervision() -> Check:
     """Checks whether a session's whole process tree can be killed on this system."""
     name = "supervision"
     if sys.platform != "linux":
@@ -121,7 +123,7 @@ def _supervision() -> Check:
     return Check(name, "ok", "Linux subreaper: a session's whole process tree is killed")
 
 
-def _disk(chosen_settings: "Settings") -> list[Check]:
+def _check_disk(chosen_settings: "Settings") -> list[Check]:
     """Checks the free space and type of the embedded database's file system."""
     import shutil
 
@@ -143,7 +145,7 @@ def _disk(chosen_settings: "Settings") -> list[Check]:
     return checks
 
 
-def _file_modes(chosen_settings: "Settings") -> list[Check]:
+def _check_file_modes(chosen_settings: "Settings") -> list[Check]:
     """Warns if other users can access the data folder, the keys, the token or the database."""
     import shlex
 
@@ -175,7 +177,7 @@ def _file_system(folder: Path) -> str:
     return max(parents, default=(0, ""))[1]
 
 
-async def _database(chosen_settings: "Settings") -> list[Check]:
+async def _check_database(chosen_settings: "Settings") -> list[Check]:
     """Runs all checks that need the database; a failed check if it cannot be opened."""
     from tenuto import app
     from tenuto.engine.engine import Engine
@@ -187,7 +189,11 @@ async def _database(chosen_settings: "Settings") -> list[Check]:
             await store.open()
             engine = Engine(store)
             roles = await app.connection_identities(engine)
-            return [*await _describe_store(store), *_roles(roles), *await _liveness(engine)]
+            return [
+                *await _describe_store(store),
+                *_check_roles(roles),
+                *await _check_liveness(engine),
+            ]
         finally:
             await store.close()
     except (Unavailable, Incompatible) as error:
@@ -204,7 +210,7 @@ async def _describe_store(store: "Store") -> list[Check]:
         if described.get(name) == safe
     ]
     checks = [
-        Check("database", "ok", ", ".join(_facts(described))),
+        Check("database", "ok", ", ".join(_format_facts(described))),
         Check("schema", "ok", f"{state.schema}, compatible with this version"),
     ]
     for (name, safe), risk in DURABILITY_RISKS.items():
@@ -217,10 +223,10 @@ async def _describe_store(store: "Store") -> list[Check]:
                 "durability", "ok", f"{', '.join(safe_settings)}: acknowledged writes are durable"
             )
         )
-    return [*checks, *_standby(described)]
+    return [*checks, *_check_standby(described)]
 
 
-def _standby(described: dict[str, str]) -> list[Check]:
+def _check_standby(described: dict[str, str]) -> list[Check]:
     """Reports whether a standby has all acknowledged writes; empty without standby settings."""
     if (names := described.get(STANDBYS)) is None:
         return []
@@ -235,7 +241,7 @@ def _standby(described: dict[str, str]) -> list[Check]:
     return [Check("durability", "ok", detail)]
 
 
-def _roles(identities: "dict[str, Identity]") -> list[Check]:
+def _check_roles(identities: "dict[str, Identity]") -> list[Check]:
     """Reports the database role of each kind of connection; warns if its login has more rights."""
     checks = []
     for name, identity in identities.items():
@@ -249,8 +255,8 @@ def _roles(identities: "dict[str, Identity]") -> list[Check]:
     return checks
 
 
-def _facts(described: dict[str, str]) -> list[str]:
-    """Returns the database's properties, except durability settings, as text."""
+def _format_facts(described: dict[str, str]) -> list[str]:
+    """Returns the database's properties as texts, without durability settings."""
     hidden = {STANDBYS, *(name for name, _ in DURABILITY_RISKS)}
     return [
         value if name == "database" else f"{name} {value}"
@@ -259,7 +265,7 @@ def _facts(described: dict[str, str]) -> list[str]:
     ]
 
 
-async def _liveness(engine: "Engine") -> list[Check]:
+async def _check_liveness(engine: "Engine") -> list[Check]:
     """Checks the clock, the coordinator and the workers."""
     from tenuto.cli.render import format_duration
     from tenuto.clock import Clock

@@ -167,8 +167,8 @@ def serve(options: GlobalOptions, host: str | None, port: int | None) -> int:
     "--capability", "capabilities", multiple=True, help="Capability that tasks can require."
 )
 @click.option("--agent-type", metavar="T", help="Agent type; tasks can require it.")
-@click.option("--command", "command_", metavar="'CMD...'", help="Run this for each task.")
-@click.option("--app", "app_", metavar="MODULE:HANDLERS", help="Python handlers by task type.")
+@click.option("--command", "command_", metavar="'CMD...'", help="Command that runs each task.")
+@click.option("--app", "app_", metavar="MODULE:HANDLERS", help="Dictionary of Python handlers.")
 @_permission_options
 @METRICS_PORT
 @click.pass_context
@@ -232,10 +232,11 @@ def coordinator(ctx: click.Context, metrics_port: int | None) -> int:
     """Expire lost leases and promote due tasks, until Ctrl-C. Any number can run."""
     if ctx.invoked_subcommand is not None:
         return 0
-    return _coordinate(ctx.ensure_object(GlobalOptions), metrics_port)
+    return _run_coordinator(ctx.ensure_object(GlobalOptions), metrics_port)
 
 
-def _coordinate(options: GlobalOptions, metrics_port: int | None) -> int:
+def _run_coordinator(options: GlobalOptions, metrics_port: int | None) -> int:
+    """Runs a coordinator until it is stopped; returns the exit code."""
     from tenuto import app
 
     return app.serve_coordinator(settings(options), metrics_port)
@@ -246,7 +247,7 @@ def _coordinate(options: GlobalOptions, metrics_port: int | None) -> int:
 @click.pass_obj
 def coordinator_run(options: GlobalOptions, metrics_port: int | None) -> int:
     """Run a coordinator; the same as `orchestrate coordinator`."""
-    return _coordinate(options, metrics_port)
+    return _run_coordinator(options, metrics_port)
 
 
 coordinator.add_command(coordinator_run)

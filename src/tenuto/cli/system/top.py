@@ -83,6 +83,7 @@ class SystemSnapshot:
         return "  ".join(parts) or "no tasks"
 
     def worker_rows(self) -> list[list[str]]:
+        """Returns the table rows of the workers."""
         from tenuto.cli.render import format_duration
         from tenuto.model.printable import printable
 
@@ -98,6 +99,7 @@ class SystemSnapshot:
         ]
 
     def task_rows(self) -> list[list[str]]:
+        """Returns the table rows of the running tasks."""
         from tenuto.cli.render import format_duration
         from tenuto.model.printable import printable
 
@@ -114,6 +116,7 @@ class SystemSnapshot:
         ]
 
     def print(self) -> None:
+        """Prints the summary and both tables once."""
         from tenuto.cli.render import print_table
 
         print(self.summary())
@@ -128,6 +131,7 @@ TASKS = ["ID", "PROGRESS", "TIME", "AGENT", "TITLE", "STEP"]
 
 
 async def _read_snapshot(engine: "AnyEngine", tasks: int) -> SystemSnapshot:
+    """Reads counts, workers and up to `tasks` running tasks."""
     from tenuto.engine.tasks.query import Filter
 
     page = await engine.list(Filter(status=RUNNING), tasks)
@@ -160,6 +164,7 @@ async def _show_live(engine: "AnyEngine", tasks: int, every: float) -> None:
 
 
 def _render(snapshot: SystemSnapshot, note: str) -> "Group":
+    """Returns the snapshot as a live view, with a note below."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

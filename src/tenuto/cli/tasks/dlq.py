@@ -65,7 +65,9 @@ async def _require_dead(engine: "AnyEngine", name: str) -> "TaskView":
 
     view = await engine.show(await engine.find(name))
     if view.status != "DEAD":
-        raise Conflict(f"task {view.id} is {view.status}, not DEAD")
+        raise Conflict(
+            f'task {view.id} is {view.status}, not DEAD; "orchestrate dlq list" shows dead tasks'
+        )
     return view
 
 

@@ -20,7 +20,7 @@ EXPLAIN_AFTER_POLLS = 5
 def level_filter(level: str) -> Callable[[LogLine], bool]:
     """Returns a filter that accepts log lines of that level or a more severe one."""
     if level.upper() not in LEVELS:
-        raise Invalid(f"no level {level!r}; known are {', '.join(LEVELS)}", "invalid_filter")
+        raise Invalid(f"unknown level {level!r}; use one of {', '.join(LEVELS)}", "invalid_filter")
     levels = LEVELS[LEVELS.index(level.upper()) :]
     return lambda line: line.level in levels
 
@@ -40,13 +40,13 @@ class FollowView(Protocol):
 
     def __exit__(self, *exc_info: object) -> None: ...
 
-    def output(self, text: str) -> None:
-        """Shows a line of the task's output."""
+    def show_output(self, text: str) -> None:
+        """Shows a line that the task printed."""
 
-    def note(self, text: str) -> None:
-        """Shows a note about the task."""
+    def show_note(self, text: str) -> None:
+        """Shows a line about the task, such as a change of status."""
 
-    def progress(self, view: TaskView) -> None:
+    def show_progress(self, view: TaskView) -> None:
         """Shows the task's progress."""
 
 
@@ -56,6 +56,8 @@ def open_view() -> FollowView:
 
 
 class _PlainView:
+    """Prints plain lines: output to standard output, notes to standard error."""
+
     def __init__(self) -> None:
         self._last: tuple[int | None, str | None] = (None, None)
 
@@ -65,13 +67,14 @@ class _PlainView:
     def __exit__(self, *exc_info: object) -> None:
         pass
 
-    def output(self, text: str) -> None:
+    def show_output(self, text: str) -> None:
         print(text, flush=True)
 
-    def note(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         print_note(text)
 
-    def progress(self, view: TaskView) -> None:
+    def show_progress(self, view: TaskView) -> None:
+        """Prints progress and step if they have changed."""
         now = (view.progress_percent, view.current_step)
         if now not in (self._last, (None, None)):
             percent = "" if view.progress_percent is None else f"{view.progress_percent}% "
@@ -105,18 +108,20 @@ class _ProgressBarView:
     def __exit__(self, *exc_info: object) -> None:
         self._progress.stop()
 
-    def output(self, text: str) -> None:
+    def show_output(self, text: str) -> None:
         self._print(text, "")
 
-    def note(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         self._print(printable(text, lines=True), style_of("SKIPPED"))
 
     def _print(self, text: str, style: str) -> None:
+        """Prints text above the progress bar."""
         from rich.text import Text
 
         self._progress.console.print(Text(text, style=style), soft_wrap=True)
 
-    def progress(self, view: TaskView) -> None:
+    def show_progress(self, view: TaskView) -> None:
+        """Updates the bar."""
         percent = view.progress_percent
         self._progress.update(
             self._bar,
@@ -143,16 +148,16 @@ async def follow_task(
         view = poll.view
         for line in poll.lines:
             if line.source == "event":
-                display.note(line.text)
+                display.show_note(line.text)
             elif output:
-                display.output(printable(line.text, lines=True))
-        display.progress(view)
+                display.show_output(printable(line.text, lines=True))
+        display.show_progress(view)
         unchanged_polls = unchanged_polls + 1 if view.version == version else 0
         version = view.version
         if unchanged_polls == EXPLAIN_AFTER_POLLS and view.status not in TERMINAL | LEASED:
             summary = (await engine.explain(task)).summary
             if summary != explained:
-                display.note(f"not running: {summary}")
+                display.show_note(f"not running: {summary}")
             explained = summary
     return view
 
@@ -172,11 +177,13 @@ def silent_view() -> FollowView:
 
 
 class _SilentView(_PlainView):
-    def output(self, text: str) -> None:
+    """Shows nothing."""
+
+    def show_output(self, text: str) -> None:
         pass
 
-    def note(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         pass
 
-    def progress(self, view: TaskView) -> None:
+    def show_progress(self, view: TaskView) -> None:
         pass

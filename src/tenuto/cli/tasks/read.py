@@ -72,6 +72,7 @@ def print_tasks(tasks: "Sequence[TaskSummary]", now: "datetime") -> None:
 
 
 async def _load_task(engine: "AnyEngine", name: str) -> "TaskView":
+    """Returns the task that the argument names by id or part of it."""
     return await engine.show(await engine.find(name))
 
 
@@ -141,6 +142,7 @@ def _id_text(value: UUID | None) -> str | None:
 
 
 def _format_concurrency(view: "TaskView") -> str | None:
+    """Returns key, limit and policy in one line; `None` without a key."""
     concurrency = view.concurrency
     if concurrency is None:
         return None
@@ -148,6 +150,7 @@ def _format_concurrency(view: "TaskView") -> str | None:
 
 
 def _format_budget(view: "TaskView") -> str | None:
+    """Returns the limits of the budget in one line; `None` without any."""
     budget = view.budget or {}
     parts = [] if budget.get("tokens") is None else [f"{budget['tokens']:,} tokens"]
     parts += [] if budget.get("costUsd") is None else [f"${budget['costUsd']:,.4f}"]
@@ -155,6 +158,7 @@ def _format_budget(view: "TaskView") -> str | None:
 
 
 def _format_usage(view: "TaskView") -> str | None:
+    """Returns tokens and cost in one line; `None` if nothing was used."""
     if not (view.input_tokens or view.output_tokens or view.cost_usd):
         return None
     tokens = f"{view.input_tokens:,} tokens in, {view.output_tokens:,} out"
@@ -203,7 +207,7 @@ def _state_fields(view: "TaskView") -> list[tuple[str, str | None]]:
 )
 @task_id_options
 @click.option(
-    "--follow", is_flag=True, help="Show it live until it finishes; exit code 1 unless COMPLETED."
+    "--follow", is_flag=True, help="Show the task until it finishes; exit code 1 unless COMPLETED."
 )
 @click.pass_obj
 def status(options: GlobalOptions, task: str | None, named: str | None, follow: bool) -> int:

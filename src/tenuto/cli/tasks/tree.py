@@ -94,16 +94,19 @@ async def _read_children(engine: "AnyEngine", task: "UUID", limit: int) -> list[
 
 
 def _node(task: "TaskView | TaskSummary") -> TaskNode:
+    """Returns a tree node for the task, without children yet."""
     return TaskNode(task.id, task.title, str(task.status), [])
 
 
 def _format_node(node: TaskNode) -> str:
+    """Returns one line: title, status and id."""
     from tenuto.model.printable import printable
 
     return printable(f"{node.title}  {node.status}  {node.id}")
 
 
 def _print_children(node: TaskNode, indent: str) -> None:
+    """Prints the children of a node with branch lines, recursively."""
     for index, child in enumerate(node.children):
         last = index == len(node.children) - 1
         click.echo(f"{indent}{'└─ ' if last else '├─ '}{_format_node(child)}")
@@ -111,6 +114,7 @@ def _print_children(node: TaskNode, indent: str) -> None:
 
 
 def _to_json(node: TaskNode) -> dict[str, object]:
+    """Returns the node and all nodes below it as JSON data."""
     children = [_to_json(child) for child in node.children]
     return {
         "id": str(node.id),

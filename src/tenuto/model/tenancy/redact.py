@@ -45,7 +45,7 @@ class Redactor:
         return "".join([*parts, value[position:]]) if parts else value
 
     def redact_value(self, value: Any) -> Any:
-        """Returns the value redacted; numbers whose text contains a secret are masked whole."""
+        """Returns the JSON value redacted; a number whose text contains a secret becomes a mask."""
         if not self._variants:
             return value
         if isinstance(value, str):
@@ -109,6 +109,7 @@ def secret_variants(secret: str) -> Iterator[str]:
 
 
 def _encodings(part: str) -> Iterator[str]:
+    """Yields the text itself, and the text as encoded in JSON, URLs and base64."""
     yield part
     yield from _json_encodings(part)
     raw = part.encode("utf-8", "surrogatepass")
@@ -126,9 +127,9 @@ def _json_encodings(part: str) -> Iterator[str]:
         yield encoded.replace("/", "\\/")
         yield _HTML_UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", encoded)
         # Split at escaped backslashes, so that every remaining backslash begins an escape.
-        pieces = encoded.split("\\\\")
+        parts = encoded.split("\\\\")
         yield "\\\\".join(
-            _ESCAPE.sub(lambda match: f"\\u{match[1].upper()}", piece) for piece in pieces
+            _ESCAPE.sub(lambda match: f"\\u{match[1].upper()}", text) for text in parts
         )
 
 

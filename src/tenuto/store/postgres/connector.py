@@ -65,6 +65,7 @@ class Connector:
 
     @property
     def url(self) -> str:
+        """The address, for the driver."""
         return self._address.url
 
     def on_server_abandoned(self, callback: Callable[[], None]) -> None:

@@ -70,7 +70,10 @@ def direct_session(role: str, workspace: UUID | None, use: Use, timeout_s: float
     """Returns a session on a direct connection, bound to a workspace if one is given."""
     bound = "" if workspace is None else str(workspace)
     parameters = (
-        DIRECT_SETTINGS | _settings(role, use) | statement_timeout(timeout_s) | {"role": role}
+        DIRECT_SETTINGS
+        | _planner_settings(role, use)
+        | statement_timeout(timeout_s)
+        | {"role": role}
     )
     if use == "read":
         parameters["default_transaction_read_only"] = "on"
@@ -84,7 +87,7 @@ def pooled_session(role: str, use: Use, timeout_s: float) -> Session:
 
     `role` is not set there: it must be the login's own role.
     """
-    settings = _settings(role, use) | statement_timeout(timeout_s)
+    settings = _planner_settings(role, use) | statement_timeout(timeout_s)
     if use == "read":
         settings["transaction_read_only"] = "on"
     local = (f"; set local {name} = '{value}'" for name, value in settings.items())
@@ -96,7 +99,7 @@ def bind_workspace(opening: str, workspace: UUID) -> str:
     return f"{opening or 'begin'}; set local app.workspace = '{workspace}'"
 
 
-def _settings(role: str, use: Use) -> dict[str, str]:
+def _planner_settings(role: str, use: Use) -> dict[str, str]:
     """Returns the settings of a role's connections for reads or writes."""
     if use == "read":
         return READ_SETTINGS

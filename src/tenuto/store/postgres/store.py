@@ -4,18 +4,16 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import cache, cached_property
 from types import TracebackType
 from typing import Any, TypeVar
 from uuid import UUID
 
-from asyncpg.pgproto import pgproto
-
-from tenuto.clock import Clock, to_micros
+from tenuto.clock import Clock
 from tenuto.model.errors import Incompatible, Invalid, Unavailable
 from tenuto.store import schema, sql
 from tenuto.store.postgres import errors, sessions
+from tenuto.store.postgres.clock import DatabaseClock
 from tenuto.store.postgres.connector import Connector
 from tenuto.store.postgres.pool import Pool
 from tenuto.store.postgres.pooler import Pooler, check_pooler
@@ -43,39 +41,6 @@ _NO_WORKSPACE = UUID(int=0)
 _FOLD_FROM = 64
 """Sets with this many rows send a value that all rows share only once: arrays cost per element."""
 _MAX_SHAPES = 32
-_MAX_READING_S = 1.0
-"""A clock reading that took longer is not used if there was one before."""
-
-
-class DatabaseClock(Clock):
-    """The database's clock, so that hosts with wrong clocks agree.
-
-    It is read every 15 s and extrapolated with the machine's own elapsed time in between.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._offset: float | None = None
-        self._read_at = 0.0
-
-    def is_stale(self) -> bool:
-        return self._offset is None or self.elapsed() - self._read_at > 15
-
-    def store_reading(self, database_now: datetime, before: float, after: float) -> None:
-        """Stores a clock reading made between two instants, unless it took too long."""
-        if self._offset is None or after - before < _MAX_READING_S:
-            self._offset = to_micros(database_now) / 1e6 - (before + after) / 2
-            self._read_at = after
-
-    def now(self) -> datetime:
-        if self._offset is None:
-            return super().now()
-        return datetime.fromtimestamp(self._offset + self.elapsed(), UTC)
-
-    def _as_id(self, value: int) -> UUID:
-        # The driver's own UUID class: created and sent in a fifth of the time.
-        new_id: UUID = pgproto.UUID(value.to_bytes(16, "big"))
-        return new_id
 
 
 class _ConnectionSet:
@@ -101,6 +66,7 @@ class _ConnectionSet:
 
     @property
     def pools(self) -> tuple[Pool, Pool]:
+        """The pools for writes and for reads."""
         return self.write, self.read
 
 
@@ -110,6 +76,7 @@ def _new_pool(
     """Returns a pool whose new connections are checked for the session's role and workspace."""
 
     async def check_role(connection: Any) -> None:
+        """Raises `Incompatible` if the connection has a wrong role or workspace."""
         identity = await _read_identity(connection, session)
         if (error := role_error(identity, session.role, session.workspace)) is not None:
             raise Incompatible(error, "wrong_role")
@@ -198,6 +165,7 @@ class PostgresStore:
         return Connector(self._pooler.runtime, self.connector)
 
     def for_workspace(self, workspace: UUID) -> "PostgresStore":
+        """Returns a store that sees only this workspace; it connects on first use."""
         assert self._is_system, "a tenant's store serves one workspace only"
         shared = self._shares_connections or self._pooler is not None
         key = None if shared else workspace
@@ -212,6 +180,7 @@ class PostgresStore:
         )
 
     def for_maintenance(self) -> "PostgresStore":
+        """Returns a store with one connection and a long time limit, for repeatable work."""
         assert self._is_system, "only the system runs maintenance"
         if self._maintenance is None:
             self._maintenance = self._create_set(self.connector, 1, SYSTEM, timeout_s=MAINTENANCE_S)
@@ -223,6 +192,7 @@ class PostgresStore:
             return await _read_identity(connection, self._connections.reading)
 
     async def open(self) -> None:
+        """Connects, and checks the schema, the pooler and the roles; raises `Incompatible`."""
         state = await self.schema()
         schema.check_fit(state.schema, state.compat)
         if self._pooler is not None:
@@ -258,6 +228,7 @@ class PostgresStore:
                 )
 
     async def close(self) -> None:
+        """Closes all connections, also those of tenants' stores."""
         # All at once: a server that hangs would delay each of them.
         sets = (self._connections, *self._tenants.values(), *filter(None, [self._maintenance]))
         pools = [pool for connections in sets for pool in connections.pools]
@@ -273,6 +244,7 @@ class PostgresStore:
                 clock.store_reading(now, before, clock.elapsed())
 
     async def migrate(self) -> list[int]:
+        """Applies the missing migrations in one transaction and returns their numbers."""
         if self.direct is None:
             raise Invalid(
                 "migrations need a connection past the pooler; set database_direct to the address"
@@ -309,6 +281,7 @@ class PostgresStore:
             await connection.execute(statement)
 
     async def schema(self) -> SchemaState:
+        """Returns the schema number of the database; 0 before the first migration."""
         if self._owner is None:
             timeout = statement_timeout(STATEMENT_S)
             parameters = APPLICATION if self.direct is None else DIRECT_SETTINGS | timeout
@@ -322,6 +295,7 @@ class PostgresStore:
             return SchemaState(*row)
 
     async def describe(self) -> dict[str, str]:
+        """Returns version, database name, role and durability settings, for diagnostics."""
         async with self._connection(read=True) as connection:
             names = (
                 *("server_version", "fsync", "full_page_writes"),
@@ -337,6 +311,7 @@ class PostgresStore:
         return {"database": f"PostgreSQL {version}", "name": database, "role": role, **settings}
 
     async def fetch(self, statement: Statement) -> list[Row]:
+        """Returns the rows of a read; repeats it on a new connection if one was lost."""
         # Idle connections do not survive the server; a read can be repeated on a new one.
         for _ in range(_READERS):
             try:
@@ -347,6 +322,7 @@ class PostgresStore:
         return await self._read(statement)
 
     async def _read(self, statement: Statement) -> list[Row]:
+        """Runs one read on a connection of the read pool."""
         async with self._connection(read=True) as connection:
             if not self._read_opening:
                 return await self._execute(connection, statement)
@@ -354,6 +330,7 @@ class PostgresStore:
                 return await self._execute(connection, statement)
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
+        """Runs the script in a transaction and returns its result; repeats it after a deadlock."""
         await self.sync_clock()
         for _ in range(_RERUNS):
             try:
@@ -361,14 +338,16 @@ class PostgresStore:
                     return await self._run_script(connection, script())
             except errors.RETRYABLE:
                 continue
-        raise Unavailable("the database kept reporting deadlocks")
+        raise Unavailable(f"the database reported a deadlock {_RERUNS} times in a row; try again")
 
     def _transaction(self, connection: Any) -> Any:
+        """Returns a transaction for writes, with the tenant's settings if it has any."""
         if not self._write_opening:
             return connection.transaction()
         return _Transaction(connection, self._write_opening)
 
     async def transact_one(self, script: Callable[[], Script[T]]) -> T:
+        """Runs a script of one statement without `begin`; repeats it after a deadlock."""
         if self._write_opening:
             return await self.transact(script)
         if self._database_clock is not None and self._database_clock.is_stale():
@@ -379,9 +358,10 @@ class PostgresStore:
                     return await self._run_script(connection, script())
             except errors.RETRYABLE:
                 continue
-        raise Unavailable("the database kept reporting deadlocks")
+        raise Unavailable(f"the database reported a deadlock {_RERUNS} times in a row; try again")
 
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
+        """Runs the statements in one transaction, sending each while the next one is built."""
         await self.sync_clock()
         async with self._connections.streams, self._connection() as connection:
             next_call = asyncio.ensure_future(self._next_call(statements))
@@ -397,6 +377,7 @@ class PostgresStore:
                 next_call.exception()  # marks it as retrieved: the first error is raised
 
     async def _run_script(self, connection: Any, steps: Script[T]) -> T:
+        """Runs the script's statements on the connection and returns its result."""
         try:
             statement = next(steps)
             while True:
@@ -406,6 +387,7 @@ class PostgresStore:
             return result
 
     def _connection(self, *, read: bool = False) -> "_PooledConnection":
+        """Returns a context that lends a connection of the write or read pool."""
         return _PooledConnection(self._connections.read if read else self._connections.write)
 
     async def _next_call(self, statements: AsyncIterator[Statement]) -> list[Any] | None:

@@ -23,7 +23,7 @@ PATTERN_MEMORY = 256 * 1024
 # An error that another operand makes irrelevant takes about as long as this many steps.
 ERROR_STEPS = 10
 
-LEAST_INT, MOST_INT, MOST_READ = -(2**63), 2**63 - 1, 2**64 - 1
+MIN_INT, MAX_INT, MAX_INPUT_INT = -(2**63), 2**63 - 1, 2**64 - 1
 KINDS: dict[type, str] = {
     bool: "bool",
     int: "int",
@@ -74,13 +74,13 @@ def kind_of(value: Any) -> str:
     name = KINDS.get(type(value))
     if name is None:
         raise EvaluationError(f"a {type(value).__name__} is not JSON")
-    if name == "int" and not LEAST_INT <= value <= MOST_READ:
+    if name == "int" and not MIN_INT <= value <= MAX_INPUT_INT:
         raise EvaluationError("an integer is beyond 64 bits")
     return name
 
 
 def require_bool(value: Any, subject: str, position: int | None = None) -> bool:
-    """Returns the value; raises `EvaluationError`, with `subject`, unless it is a bool."""
+    """Returns the value; raises `EvaluationError`, naming the subject, if it is not a bool."""
     if isinstance(value, bool):
         return value
     raise EvaluationError(f"{subject} has the type {kind_of(value)}, not bool", position)
@@ -93,12 +93,13 @@ def quote(text: str) -> str:
 
 
 def raise_type_mismatch(function: str, *values: Any) -> NoReturn:
+    """Raises `EvaluationError` with the types of the values."""
     raise EvaluationError(f'"{function}" cannot be applied to {" and ".join(map(kind_of, values))}')
 
 
 def require_int64(value: int) -> int:
-    """Returns the value; raises `EvaluationError` if it needs more than 64 bits."""
-    if LEAST_INT <= value <= MOST_INT:
+    """Returns the value; raises `EvaluationError` if it is beyond 64 bits."""
+    if MIN_INT <= value <= MAX_INT:
         return value
     raise EvaluationError("the result is beyond 64 bits")
 
@@ -147,7 +148,7 @@ add_numbers = arithmetic("+", operator.add, operator.add)
 
 
 def add(evaluation: Evaluation, left: Any, right: Any) -> Any:
-    """Returns the sum of two numbers, or two texts or lists joined."""
+    """Adds numbers, or joins two texts or two lists."""
     kinds = {kind_of(left), kind_of(right)}
     if kinds == {"string"}:
         evaluation.spend((len(left) + len(right)) // CHARACTERS_PER_STEP)
@@ -204,7 +205,7 @@ def unequal(evaluation: Evaluation, left: Any, right: Any) -> bool:
 
 
 def ordering(sign: str, test: Callable[[Any, Any], bool]) -> Callable[[Evaluation, Any, Any], bool]:
-    """Returns an operator that compares two numbers, or two values of one ordered kind."""
+    """Returns a comparison of two numbers, or of two values of the same ordered kind."""
 
     def apply(evaluation: Evaluation, left: Any, right: Any) -> bool:
         left_kind, right_kind = kind_of(left), kind_of(right)
@@ -218,7 +219,7 @@ def ordering(sign: str, test: Callable[[Any, Any], bool]) -> Callable[[Evaluatio
 
 
 def is_in(evaluation: Evaluation, item: Any, container: Any) -> bool:
-    """True if a list has an element equal to the item, or a map has it as a key."""
+    """True if a list contains the item, or a map has it as a key."""
     container_kind = kind_of(container)
     if container_kind == "map":
         return kind_of(item) == "string" and item in container
@@ -228,7 +229,7 @@ def is_in(evaluation: Evaluation, item: Any, container: Any) -> bool:
 
 
 def select(_: Evaluation, container: Any, field: str) -> Any:
-    """Returns a field of a map; raises `EvaluationError` if there is none."""
+    """Returns a map's field; raises `EvaluationError` if it has none."""
     if kind_of(container) != "map":
         raise EvaluationError(f"{kind_of(container)} has no field {quote(field)}")
     if field not in container:
@@ -286,7 +287,7 @@ def size(_: Evaluation, value: Any) -> int:
 
 
 def to_int(_: Evaluation, value: Any) -> int:
-    """Converts a number, rounded towards zero, or a decimal text to an int."""
+    """Converts a number, dropping its fraction, or a decimal text."""
     value_kind = kind_of(value)
     if value_kind == "int":
         return require_int64(value)
@@ -312,7 +313,7 @@ def to_double(_: Evaluation, value: Any) -> float:
 
 
 def to_string(_: Evaluation, value: Any) -> str:
-    """Converts a bool, int or string to its text."""
+    """Converts a bool, an integer or a string; doubles are refused."""
     value_kind = kind_of(value)
     if value_kind == "bool":
         return "true" if value else "false"
@@ -374,12 +375,12 @@ def constant(value: Any) -> Step:
 
 
 def variable(slot: int) -> Step:
-    """Returns a step that reads the variable in a slot."""
+    """Returns a step whose value is that of the variable in the slot."""
     return lambda evaluation: evaluation.slots[slot]
 
 
 def field_of(position: int, container: Step, field: str) -> Step:
-    """Returns a step that reads a field of a map."""
+    """Returns a step that selects a field of a map."""
     return operation(select, position, container, constant(field))
 
 
@@ -423,7 +424,7 @@ def map_of(position: int, entries: list[tuple[Step, Step]]) -> Step:
 
 
 def choice(position: int, condition: Step, yes: Step, no: Step) -> Step:
-    """Returns a step for `condition ? yes : no`; only one side is evaluated."""
+    """Returns a step that evaluates `yes` or `no`, depending on the condition."""
 
     def step(evaluation: Evaluation) -> Any:
         evaluation.spend(1)
@@ -468,34 +469,36 @@ class Macro:
     """A loop over the elements of a list or the keys of a map, one after another in the slot."""
 
     def __init__(self, position: int, container: Step, slot: int, bodies: list[Step]) -> None:
-        self.place, self.container, self.slot, self.bodies = position, container, slot, bodies
+        self.position, self.container, self.slot, self.bodies = position, container, slot, bodies
 
     def elements(self, evaluation: Evaluation) -> Iterator[Any]:
-        """Yields the elements; each is in the slot while the bodies are evaluated."""
+        """Yields each element, after storing it in the macro's variable."""
         container = self.container(evaluation)
         if kind_of(container) not in {"list", "map"}:
-            raise EvaluationError(f"{kind_of(container)} has no elements", self.place)
+            raise EvaluationError(f"{kind_of(container)} has no elements", self.position)
         for element in container:
             evaluation.spend(2)
             evaluation.slots[self.slot] = element
             yield element
 
     def test(self, evaluation: Evaluation) -> bool:
-        """Returns the condition's value for the element in the slot."""
-        return require_bool(self.bodies[0](evaluation), "a condition", self.place)
+        """Evaluates the condition for the present element."""
+        return require_bool(self.bodies[0](evaluation), "a condition", self.position)
 
     def all(self, evaluation: Evaluation) -> bool:
+        """True if the condition holds for all elements; stops at the first that decides."""
         return evaluate_until(
             evaluation,
-            self.place,
+            self.position,
             (self.bodies[0] for _ in self.elements(evaluation)),
             decisive=False,
         )
 
     def exists(self, evaluation: Evaluation) -> bool:
+        """True if the condition holds for an element; stops at the first that decides."""
         return evaluate_until(
             evaluation,
-            self.place,
+            self.position,
             (self.bodies[0] for _ in self.elements(evaluation)),
             decisive=True,
         )
@@ -507,6 +510,7 @@ class Macro:
         return [element for element in self.elements(evaluation) if self.test(evaluation)]
 
     def map(self, evaluation: Evaluation) -> list[Any]:
+        """Returns the values of the last body; with two bodies, the first one is a condition."""
         if len(self.bodies) == 1:
             return [self.bodies[0](evaluation) for _ in self.elements(evaluation)]
         return [
@@ -545,6 +549,7 @@ def compile_pattern(pattern: str) -> Callable[[Evaluation, Any], bool]:
     instructions: int = compiled.programsize
 
     def matches(evaluation: Evaluation, message: Any) -> bool:
+        """True if the pattern matches a part of the text; charges text size times instructions."""
         require_strings("matches", message)
         max_bytes = len(message) if message.isascii() else 4 * len(message)
         evaluation.spend(max_bytes * instructions // PATTERN_PER_STEP)

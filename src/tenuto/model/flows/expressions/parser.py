@@ -131,6 +131,7 @@ def expression_error(message: str, code: str, text: str, position: int | None) -
 
 
 def raise_invalid(message: str, text: str, position: int) -> NoReturn:
+    """Raises `Invalid` with the message and the position in the text."""
     raise expression_error(message, "expression_invalid", text, position)
 
 
@@ -195,14 +196,15 @@ class Parser:
 
     @property
     def token(self) -> Token:
-        """The next token, which is not consumed yet."""
+        """The next token."""
         return self.tokens[self.position]
 
     def fail(self, message: str, position: int | None = None) -> NoReturn:
-        """Raises `Invalid` at the position, by default that of the next token."""
+        """Raises `Invalid` at the position, or else at the next token."""
         raise_invalid(message, self.text, self.token.position if position is None else position)
 
     def fail_unexpected(self) -> NoReturn:
+        """Raises `Invalid` about the next token."""
         if self.token.kind == "end":
             self.fail("the expression ends too early")
         self.fail(f"unexpected {operators.quote(self.token.text)}")
@@ -231,10 +233,11 @@ class Parser:
         return self.advance().text
 
     def fail_too_deep(self, position: int | None = None) -> NoReturn:
+        """Raises `Invalid` about nesting."""
         self.fail(f"the expression is nested deeper than {MAX_NESTING}", position)
 
     def build_part(self, position: int, step: Step, *parts: ParsedPart) -> ParsedPart:
-        """Returns the parsed part of a step; `parts` are those it contains."""
+        """Returns a part one level deeper than its parts; raises `Invalid` beyond the limit."""
         depth = 1 + max((part.depth for part in parts), default=0)
         if depth > MAX_NESTING:
             self.fail_too_deep(position)
@@ -243,7 +246,7 @@ class Parser:
     def build_operation(
         self, function: Callable[..., Any], position: int, *parts: ParsedPart
     ) -> ParsedPart:
-        """Returns the part that applies a function to the values of other parts."""
+        """Returns a part that applies the function to the values of its parts."""
         step = operators.operation(function, position, *[part.step for part in parts])
         return self.build_part(position, step, *parts)
 
@@ -255,7 +258,7 @@ class Parser:
         return part
 
     def parse_expression(self) -> ParsedPart:
-        """Parses an expression, perhaps with `? :`."""
+        """Parses an expression, which may be `condition ? yes : no`."""
         self.nesting += 1
         if self.nesting > MAX_NESTING:
             self.fail_too_deep()
@@ -294,7 +297,7 @@ class Parser:
         return self.build_part(position, step, *parts)
 
     def parse_unary(self) -> ParsedPart:
-        """Parses an operand with the signs `!` and `-` before it."""
+        """Parses a member with any number of `!` and `-` before it."""
         signs: list[Token] = []
         while self.token.kind == "mark" and self.token.text in {"!", "-"}:
             if self.token.text == "-" and self.tokens[self.position + 1].kind in {"int", "double"}:
@@ -306,7 +309,7 @@ class Parser:
         return part
 
     def parse_member(self) -> ParsedPart:
-        """Parses an operand with the fields, indexes and calls after it."""
+        """Parses a primary with any number of `.field`, `.method()` and `[key]` after it."""
         part = self.parse_primary()
         while True:
             position = self.token.position
@@ -320,7 +323,7 @@ class Parser:
                 return part
 
     def parse_dotted(self, position: int, container: ParsedPart) -> ParsedPart:
-        """Parses the field, method or macro after a dot."""
+        """Parses what follows a dot: a field, a macro or a method."""
         name = self.expect_name()
         if not self.accept("("):
             step = operators.field_of(position, container.step, name)
@@ -358,7 +361,7 @@ class Parser:
         )
 
     def build_matches(self, position: int, parts: list[ParsedPart]) -> ParsedPart:
-        """Returns the part of `matches`, whose pattern must be a string literal."""
+        """Returns a part for `matches`; compiles and counts its pattern."""
         if len(parts) != 2 or parts[1].literal is None:
             self.fail('"matches" takes one pattern, which must be a string literal', position)
         self.pattern_count += 1
@@ -383,7 +386,7 @@ class Parser:
         return parts
 
     def parse_primary(self) -> ParsedPart:
-        """Parses a literal, a name, a list, a map or an expression in parentheses."""
+        """Parses a literal, a name, a call, a list, a map, or an expression in parentheses."""
         token = self.token
         if token.kind in {"string", "raw"}:
             literal = unescape(self.advance(), self.text)
@@ -416,12 +419,12 @@ class Parser:
             return -real if negative else real
         base = 16 if token.text[:2] in {"0x", "0X"} else 10
         whole = int(token.text, base) * (-1 if negative else 1)
-        if not operators.LEAST_INT <= whole <= operators.MOST_INT:
+        if not operators.MIN_INT <= whole <= operators.MAX_INT:
             self.fail("an integer is beyond 64 bits", token.position)
         return whole
 
     def parse_map(self, position: int) -> ParsedPart:
-        """Parses the entries of a map up to its closing brace."""
+        """Parses the entries of a map and its closing brace."""
         entries: list[tuple[ParsedPart, ParsedPart]] = []
         while not self.accept("}"):
             key = self.parse_expression()
@@ -441,8 +444,8 @@ class Parser:
         if self.accept("("):
             return self.build_call(token.position, token.text, self.parse_parts(")"))
         if token.text not in self.scope:
-            known = ", ".join(sorted(set(self.scope))) or "none"
-            message = f"there is no variable {operators.quote(token.text)}; there are: {known}"
+            variables = ", ".join(sorted(set(self.scope))) or "none"
+            message = f"there is no variable {operators.quote(token.text)}; there are: {variables}"
             self.fail(message, token.position)
         slot = len(self.scope) - 1 - self.scope[::-1].index(token.text)
         if slot < self.name_count:
@@ -450,7 +453,7 @@ class Parser:
         return ParsedPart(operators.variable(slot))
 
     def build_call(self, position: int, name: str, parts: list[ParsedPart]) -> ParsedPart:
-        """Returns the part of a function call; raises `Invalid` for an unknown function."""
+        """Returns a part for a call of a function, `matches` or `has`."""
         if name == "matches":
             return self.build_matches(position, parts)
         if name != "has" and name not in operators.FUNCTIONS:
