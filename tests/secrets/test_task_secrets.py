@@ -348,8 +348,7 @@ async def test_an_error_that_is_too_long_is_cut_through_no_secret(engine: Engine
         raise AttemptFailed(Failure(message="x" * (MAX_ERROR - 12) + CANARY, stack=CANARY))
 
     task = (await engine.submit(new(input=INPUT, max_attempts=1))).id
-    runtime = FunctionRuntime()
-    runtime.handlers[None] = handler
+    runtime = FunctionRuntime({None: handler})
     attempt = AttemptRunner(engine, await claim_one(engine), runtime, HeldLeases(), Settings())
     await attempt.start(asyncio.get_running_loop())
     assert (await engine.show(task)).last_error == "x" * (MAX_ERROR - 12) + "***"

@@ -400,8 +400,7 @@ async def test_a_cancelled_handler_is_ended_and_the_cancel_confirmed(
 
 
 def on_thread(ctx: Any, plain: Callable[[Any], Any]) -> "asyncio.Task[Any]":
-    runtime = FunctionRuntime()
-    runtime.handlers[None] = plain
+    runtime = FunctionRuntime({None: plain})
     return asyncio.create_task(runtime.run(ctx, 1, {}))
 
 
