@@ -126,18 +126,13 @@ def has_folder(database: str) -> bool:
     return _socket_folder(database).is_dir()
 
 
-async def test_who_comes_later_hears_and_the_last_takes_the_folder(tmp_path: Path) -> None:
+async def test_the_last_listener_takes_the_folder(tmp_path: Path) -> None:
     database = str(tmp_path / "t.db")
     speaker = LocalWakeups(database, "speaker", Clock())
     speaker.notify(["nobody"])
-    heard: list[asyncio.Queue[str]] = []
     listeners = [LocalWakeups(database, f"listener{number}", Clock()) for number in range(3)]
     for listener in listeners:
         await listener.open()
-        heard.append(asyncio.Queue())
-        listener.subscribe(heard[-1].put_nowait)
-        speaker.notify(["lane:1"])
-        assert [await asyncio.wait_for(each.get(), 5) for each in heard] == ["lane:1"] * len(heard)
     assert has_folder(database)
     for listener in listeners:
         await listener.close()
