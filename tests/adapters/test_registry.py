@@ -35,8 +35,10 @@ def test_installed_adapters_are_known(tmp_path: Path, monkeypatch: pytest.Monkey
     outside = imported(install(tmp_path), monkeypatch)
     assert "hintfile" in BROKERS
     assert BROKERS.load("hintfile") is outside.FileBroker
-    with pytest.raises(Invalid, match=r"known: hintfile, memory, postgres, postgresql, sqlite$"):
+    with pytest.raises(Invalid) as caught:
         BROKERS.load("nonsense")
+    known = sorted([*BROKERS._built_in, "hintfile"])
+    assert caught.value.message.endswith(f"; known: {', '.join(known)}")
     with pytest.raises(Invalid, match="there is no gateway 'hintfile'"):
         GATEWAYS.load("hintfile")
 
@@ -108,7 +110,7 @@ def test_a_task_runs_with_an_installed_broker_and_runtime(tmp_path: Path) -> Non
     [
         (["--runtime", "rust"], {}, "there is no runtime 'rust'; known: command, function"),
         (["--runtime", "function"], {}, "the runtime function needs handlers; use --app"),
-        ([], {"TENUTO_BROKER": "carrier:"}, "there is no broker 'carrier'; known: memory,"),
+        ([], {"TENUTO_BROKER": "carrier:"}, "there is no broker 'carrier'; known: "),
         ([], {"TENUTO_BROKER": "postgresql:"}, "needs a PostgreSQL database"),
     ],
 )
