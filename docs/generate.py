@@ -35,7 +35,7 @@ from tenuto.model import errors
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.commands import AttemptCommand, DecisionContext, Fail, Failure
 from tenuto.model.tasks.decide import decide, token_hash
-from tenuto.model.tasks.retry import ErrorClass
+from tenuto.model.tasks.retry import RULES, ErrorClass
 from tenuto.model.tasks.task import TERMINAL, TRANSITIONS, Fence, Status, Task
 from tenuto.settings import Settings
 from tenuto.store import schema, sql
@@ -198,7 +198,7 @@ def state_commands() -> str:
 
 def failures() -> str:
     """Returns the table of what a first failure of each error class leads to."""
-    now = datetime(2030, 1, 1, tzinfo=UTC)
+    now = datetime(2030, 1, 1, 10, tzinfo=UTC)
     fence = Fence(UUID(int=1), 1, "token")
     task = Task(
         id=fence.task,
@@ -215,24 +215,39 @@ def failures() -> str:
     )
     rows = []
     for kind in ErrorClass:
-        failure = Failure(message="", error_class=kind)
-        change = decide(task, Fail(fence=fence, failure=failure), DecisionContext(now))
+        failed = Fail(fence=fence, failure=Failure(message="", error_class=kind))
+        change = decide(task, failed, DecisionContext(now))
         assert change is not None
         after = change.task
-        due = after.next_attempt_at
         rows.append(
             (
                 code(kind.value),
                 after.status.value,
-                f"{(due - now).total_seconds():g} s ± 20 %" if due else "",
+                next_attempt(after, now),
                 "yes" if after.tries else "no",
                 change.event.level,
-                f"timeout {task.timeout_s} s becomes {after.timeout_s} s"
-                if after.timeout_s != task.timeout_s
-                else "",
+                ", ".join(remarks(kind, task, after)),
             )
         )
     return table(("class", "status", "next attempt in", "costs a try", "event level", ""), rows)
+
+
+def next_attempt(after: Task, now: datetime) -> str:
+    """When the task goes on after a failure at `now`; nothing if it does not."""
+    if after.next_attempt_at is not None:
+        return f"{(after.next_attempt_at - now).total_seconds():g} s ± 20 %"
+    if after.resume_at is not None:
+        hours = (after.resume_at - now).total_seconds() / 3600
+        return f"{hours:g} h, after a failure at {now:%H:%M} UTC"
+    return ""
+
+
+def remarks(kind: ErrorClass, before: Task, after: Task) -> Iterator[str]:
+    """What else follows from a failure of the class."""
+    if after.timeout_s != before.timeout_s:
+        yield f"timeout {before.timeout_s} s becomes {after.timeout_s} s"
+    if RULES[kind].parks:
+        yield "WAITING until the reset time if the attempt reports one"
 
 
 # --- errors, settings, crash points

@@ -5,6 +5,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from tenuto.broker.protocol import BrokerContext as BrokerContext
+    from tenuto.broker.protocol import Wakeups as Wakeups
     from tenuto.client.client import AsyncClient as AsyncClient
     from tenuto.client.client import Client as Client
     from tenuto.client.client import FlowFailed as FlowFailed
@@ -21,12 +23,15 @@ if TYPE_CHECKING:
     from tenuto.worker.context import Context as Context
     from tenuto.worker.context import SyncContext as SyncContext
     from tenuto.worker.runtime.protocol import AttemptFailed as AttemptFailed
+    from tenuto.worker.runtime.protocol import Runtime as Runtime
+    from tenuto.worker.runtime.protocol import RuntimeContext as RuntimeContext
 
 __version__ = "0.1.0"
 
 _MODULES = {
     "AsyncClient": "tenuto.client.client",
     "AttemptFailed": "tenuto.worker.runtime.protocol",
+    "BrokerContext": "tenuto.broker.protocol",
     "Budget": "tenuto.model.limits.budgets",
     "Client": "tenuto.client.client",
     "Concurrency": "tenuto.model.limits.concurrency",
@@ -36,9 +41,12 @@ _MODULES = {
     "FlowFailed": "tenuto.client.client",
     "NewTask": "tenuto.model.tasks.submission",
     "RetryPolicy": "tenuto.model.tasks.retry",
+    "Runtime": "tenuto.worker.runtime.protocol",
+    "RuntimeContext": "tenuto.worker.runtime.protocol",
     "ScheduleSpec": "tenuto.model.schedules.schedule",
     "SyncContext": "tenuto.worker.context",
     "TaskFailed": "tenuto.client.client",
+    "Wakeups": "tenuto.broker.protocol",
     "Worker": "tenuto.client.worker",
     "task": "tenuto.client.worker",
 }

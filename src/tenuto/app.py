@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from tenuto import logs, private, tracing
-from tenuto.broker.local import LocalWakeups
-from tenuto.broker.memory import MemoryWakeups
-from tenuto.broker.protocol import Wakeups
+from tenuto.broker.protocol import BrokerContext, Wakeups
 from tenuto.clock import Clock
 from tenuto.engine.agents.subtask_tree import SpawnLimits
 from tenuto.engine.engine import Engine
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid, Unavailable
-from tenuto.settings import Settings, split_commas
+from tenuto.registry import BROKERS, GATEWAYS, RUNTIMES, STORES, scheme_of
+from tenuto.settings import Settings, split_commas, sqlite_path
 from tenuto.store.protocol import Store
 from tenuto.store.schema import REQUIRED_SCHEMA
 from tenuto.store.sqlite.store import SqliteStore
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from tenuto.coordinator.dispatch import Dispatcher
     from tenuto.encryption_keys import KeyRing
     from tenuto.store.postgres.roles import Identity
+    from tenuto.worker.runtime.protocol import Handler
     from tenuto.worker.session import Supervisor
     from tenuto.worker.worker import Connect, Worker
 
@@ -47,7 +47,6 @@ log = logging.getLogger("tenuto")
 _GC_THRESHOLDS = (50_000, 20, 50)
 _SWITCH_INTERVAL_S = 0.0005
 _MAX_REASON_CHARS = 300
-_HINT_TIMEOUT_S = 10
 PARENT_PIPE = "TENUTO_PARENT_PIPE"
 """Environment variable of a child process that must stop when its standard input ends."""
 
@@ -129,19 +128,6 @@ def display_url(url: str) -> str:
     return logs.without_password(url)
 
 
-def sqlite_path(url: str) -> str | None:
-    """Returns the file of a SQLite URL; `None` for another kind of database.
-
-    `sqlite:///t.db` is relative to the current folder, `sqlite:////var/t.db` is absolute.
-    """
-    if not url.startswith("sqlite:"):
-        return None
-    file = url.removeprefix("sqlite:///")
-    if file == url or not file.strip("/"):
-        raise Invalid(f"{url!r} names no file; use sqlite:///path", "database_invalid")
-    return file
-
-
 def create_configured_store(settings: Settings, *, many_tenants: bool = False) -> Store:
     """Creates the settings' store, not yet connected. `many_tenants`: it will serve many."""
     if not settings.pooler:
@@ -155,22 +141,40 @@ def create_configured_store(settings: Settings, *, many_tenants: bool = False) -
 
 def create_store(url: str, *, many_tenants: bool = False) -> Store:
     """Creates the store of a database URL, not yet connected, for use without a pooler."""
-    path = sqlite_path(url)
-    if path is not None:
-        if path != ":memory:":
-            try:
-                private.make_folder(Path(path).parent)
-            except OSError as error:
-                raise Unavailable(f"cannot create the folder of {path}: {error}") from error
-        return SqliteStore(path)
-    if url.startswith(("postgresql://", "postgres://")):
-        from tenuto.store.postgres.store import PostgresStore  # noqa: PLC0415  asyncpg only when used
+    if scheme_of(url) not in STORES:
+        raise _database_invalid(url)
+    store: Store = STORES.load(scheme_of(url))(url, many_tenants=many_tenants)
+    return store
 
-        return PostgresStore(url, share_connections=many_tenants)
-    raise Invalid(
+
+def _database_invalid(url: str) -> Invalid:
+    return Invalid(
         f"{display_url(url)!r} is not a database address; use sqlite:///path or postgresql://...",
         "database_invalid",
     )
+
+
+def create_sqlite_store(url: str, *, many_tenants: bool = False) -> Store:
+    """Creates the store of a SQLite file, and the file's folder."""
+    del many_tenants
+    path = sqlite_path(url)
+    if path is None:
+        raise _database_invalid(url)
+    if path != ":memory:":
+        try:
+            private.make_folder(Path(path).parent)
+        except OSError as error:
+            raise Unavailable(f"cannot create the folder of {path}: {error}") from error
+    return SqliteStore(path)
+
+
+def create_postgres_store(url: str, *, many_tenants: bool = False) -> Store:
+    """Creates the store of a PostgreSQL database."""
+    from tenuto.store.postgres.store import PostgresStore  # noqa: PLC0415  asyncpg only when used
+
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise _database_invalid(url)
+    return PostgresStore(url, share_connections=many_tenants)
 
 
 async def connection_identities(engine: Engine) -> "dict[str, Identity]":
@@ -191,25 +195,9 @@ async def connection_identities(engine: Engine) -> "dict[str, Identity]":
 
 
 def open_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:
-    """Creates the broker of hints that belongs to the store: in memory, local or PostgreSQL."""
-    path = sqlite_path(url)
-    if path == ":memory:":
-        return MemoryWakeups()
-    if path is not None:
-        return LocalWakeups(path, name[-20:], store.clock)
-    from tenuto.broker.postgres import PostgresWakeups  # noqa: PLC0415  asyncpg only when used
-    from tenuto.store.postgres.sessions import DIRECT_SETTINGS  # noqa: PLC0415
-    from tenuto.store.postgres.store import PostgresStore  # noqa: PLC0415
-
-    assert isinstance(store, PostgresStore)
-    if (direct := store.direct) is None:
-        return MemoryWakeups()
-    wakeups = PostgresWakeups(
-        lambda: direct.connect(DIRECT_SETTINGS, command_timeout=_HINT_TIMEOUT_S),
-        store.clock,
-        listen=listen,
-    )
-    direct.on_server_abandoned(wakeups.reconnect)
+    """Creates the broker of hints that a URL names: of a broker, or of the store's database."""
+    context = BrokerContext(url=url, name=name, clock=store.clock, store=store, listen=listen)
+    wakeups: Wakeups = BROKERS.load(scheme_of(url))(context)
     return wakeups
 
 
@@ -218,7 +206,7 @@ async def open_store_and_hints(
     settings: Settings, *, listen: bool = False, many_tenants: bool = False
 ) -> AsyncIterator[tuple[Store, Wakeups]]:
     """Opens the settings' store and its hints; first creates and migrates an embedded database."""
-    url = settings.database_url()
+    url = settings.broker or settings.database_url()
     store = create_configured_store(settings, many_tenants=many_tenants)
     try:
         if isinstance(store, SqliteStore) and (await store.schema()).schema < REQUIRED_SCHEMA:
@@ -274,6 +262,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     agent_type: str | None = None
     command: tuple[str, ...] | None = None
     app: str | None = None
+    runtime: str | None = None
     metrics_port: int | None = None
 
 
@@ -393,46 +382,40 @@ async def _run_worker(
 
 
 async def _host_agent(worker: "Worker", supervisor: "Supervisor", options: WorkerOptions) -> None:
-    """Registers the agent of the options on the worker, with a command or with handlers."""
-    from tenuto.worker.runtime.command import CommandRuntime  # noqa: PLC0415  not for every command
-    from tenuto.worker.runtime.environment import allowed_environment  # noqa: PLC0415
+    """Registers the agent of the options on the worker, with the runtime that they name."""
+    from tenuto.worker.runtime.protocol import Runtime, RuntimeContext  # noqa: PLC0415  not for every command
 
-    if options.app is not None:
-        await _host_app(worker, options)
-        return
+    handlers = None if options.app is None else _load_handlers(options.app)
+    name = options.runtime or ("command" if handlers is None else "function")
+    context = RuntimeContext(worker.settings, supervisor, options.command, handlers)
+    runtime: Runtime = RUNTIMES.load(name)(context)
+    runs_only_task_commands = name == "command" and not options.command
     profile = AgentProfile(
         id=worker.engine.clock.new_id(),
         workspace=worker.engine.workspace,
         name=options.agent,
         agent_type=options.agent_type,
+        task_types=runtime.task_types,
         task_tags=options.task_tags,
         capabilities=options.capabilities,
-        runtimes=("command",) if options.command else (),
-        accept_commands=options.accept_commands,
+        runtimes=() if runs_only_task_commands else (runtime.name,),
+        accept_commands=options.accept_commands and name == "command",
     )
-    runtime = CommandRuntime(supervisor, options.command, allowed_environment(worker.settings))
     await worker.host(profile, runtime)
 
 
-async def _host_app(worker: "Worker", options: WorkerOptions) -> None:
-    """Hosts the handlers of a user's module; `module:attribute` names a dict by task type."""
-    assert options.app is not None
-    handlers = _load_handlers(options.app)
+def _load_handlers(name: str) -> "dict[str | None, Handler]":
+    """Returns the handlers by task type of a user's module; `module:attribute` names a dict."""
+    handlers = _import_attribute(name)
     is_by_type = isinstance(handlers, dict) and all(
         key is None or isinstance(key, str) for key in handlers
     )
     if not is_by_type or not all(callable(handler) for handler in handlers.values()):
-        raise Invalid(f"{options.app} is not a dict of handlers by task type")
-    await worker.host_functions(
-        options.agent,
-        handlers,
-        task_tags=options.task_tags,
-        capabilities=options.capabilities,
-        agent_type=options.agent_type,
-    )
+        raise Invalid(f"{name} is not a dict of handlers by task type")
+    return dict(handlers)
 
 
-def _load_handlers(name: str) -> Any:
+def _import_attribute(name: str) -> Any:
     """Returns the object that `module:attribute` names; `Invalid` if the import fails at all."""
     module_name, _, attribute = name.partition(":")
     sys.path.insert(0, "")
@@ -495,7 +478,6 @@ def _create_dispatcher(engine: Engine, settings: Settings, name: str) -> "Dispat
     from tenuto.api.auth.attempt_tokens import AttemptTokens  # noqa: PLC0415  not for every command
     from tenuto.coordinator.coordinator import NAME  # noqa: PLC0415
     from tenuto.coordinator.dispatch import SPAWN_SHARE, Dispatcher, DispatcherConfig  # noqa: PLC0415
-    from tenuto.coordinator.gateway import Gateway  # noqa: PLC0415
     from tenuto.engine.agents.push import PushSessions  # noqa: PLC0415
 
     tokens = AttemptTokens(open_key_ring(settings), engine.clock)
@@ -510,7 +492,9 @@ def _create_dispatcher(engine: Engine, settings: Settings, name: str) -> "Dispat
     deadline_s = SPAWN_SHARE * settings.spawn_timeout_s
     config = DispatcherConfig(
         gateways={
-            gateway: Gateway(gateway, url, settings.gateway_token, deadline_s=deadline_s)
+            gateway: GATEWAYS.load(scheme_of(url))(
+                gateway, url, settings.gateway_token, deadline_s=deadline_s
+            )
             for gateway, url in settings.gateway_urls().items()
         },
         issue=lambda agent, workspace, fence: tokens.issue(agent, workspace, fence)[0],

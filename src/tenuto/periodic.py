@@ -5,6 +5,9 @@ from collections.abc import Awaitable, Callable, Generator
 
 from tenuto.clock import Clock
 
+MAX_BATCHES = 20
+"""How often a duty is repeated in a row while it returns full batches."""
+
 
 class NextTick:
     """Waits one event-loop tick: all callbacks that are ready now run first."""
@@ -28,6 +31,19 @@ async def run_periodically(
         )
         if wake is not None:
             wake.clear()
+
+
+async def repeat_while_full(
+    once: Callable[[], Awaitable[int]], batch_size: int, max_batches: int = MAX_BATCHES
+) -> int:
+    """Repeats `once` while it returns full batches; returns the sum of the results."""
+    total = 0
+    for _ in range(max_batches):
+        done = await once()
+        total += done
+        if done < batch_size:
+            break
+    return total
 
 
 async def wait_first_event(events: list[asyncio.Event], seconds: float, clock: Clock) -> bool:

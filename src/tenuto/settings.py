@@ -12,6 +12,7 @@ import msgspec
 
 from tenuto.model.errors import Invalid
 from tenuto.model.limits.quota import Quota
+from tenuto.registry import GATEWAYS, scheme_of
 
 _CONNECTION_SETTINGS = ("pooler", "database_runtime", "database_direct")
 """Settings that belong to `database`; a flag that names another database resets them.
@@ -49,6 +50,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """With a pooler, the URL for the tenants' login; `database` is then for the system's login."""
     database_direct: str = ""
     """With a pooler, the URL that bypasses it, for hints; empty: programs find work by polling."""
+    broker: str = ""
+    """Broker for hints: `memory:`, or the URL of an installed one; empty: the database's own."""
     data: str = ""
     """Folder for the embedded database and the encryption keys; empty: the user's data folder."""
     keys: str = ""
@@ -175,6 +178,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.database or f"sqlite:///{self.data_folder() / 'tenuto.db'}"
 
 
+def sqlite_path(url: str) -> str | None:
+    """Returns the file of a SQLite URL; `None` for another kind of database.
+
+    `sqlite:///t.db` is relative to the current folder, `sqlite:////var/t.db` is absolute.
+    """
+    if not url.startswith("sqlite:"):
+        return None
+    file = url.removeprefix("sqlite:///")
+    if file == url or not file.strip("/"):
+        raise Invalid(f"{url!r} names no file; use sqlite:///path", "database_invalid")
+    return file
+
+
 def split_commas(text: str) -> list[str]:
     """Returns the non-empty parts of a comma-separated text, without spaces around them."""
     return [part.strip() for part in text.split(",") if part.strip()]
@@ -239,7 +255,7 @@ def _check(settings: Settings) -> None:
 
 def _check_addresses_and_folders(settings: Settings) -> None:
     """Rejects invalid hosts, database URLs and folders."""
-    addresses = ("database", "database_runtime", "database_direct")
+    addresses = ("database", "database_runtime", "database_direct", "broker")
     for name in (*addresses, "data", "host", "task_folders"):
         if "\0" in getattr(settings, name):
             raise Invalid(f"the setting {name} contains a NUL character")
@@ -280,7 +296,8 @@ def _check_gateways(settings: Settings) -> None:
     for name, url in urls.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", name):
             raise Invalid(f"the setting gateways has an invalid name: {name!r}")
-        if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
+        is_url = re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+(/[^\s?#]*)?", url)
+        if not is_url or scheme_of(url) not in GATEWAYS:
             raise Invalid(f"the setting gateways has no URL for {name}: use http(s)://host:port")
     if not 1 <= settings.spawn_timeout_s <= 3600:
         raise Invalid("the setting spawn_timeout_s must be between 1 and 3600")

@@ -14,7 +14,6 @@ import asyncpg
 import msgspec
 import pytest
 
-from tenuto.app import sqlite_path
 from tenuto.clock import Clock
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
 from tenuto.engine.rows import CorruptRow, parse_task
@@ -29,6 +28,7 @@ from tenuto.model.tasks.decide import token_hash
 from tenuto.model.tasks.retry import ErrorClass
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import LEASED, TRANSITIONS, Fence, Status, Task, next_due_at
+from tenuto.settings import sqlite_path
 from tenuto.store.postgres.store import PostgresStore
 from tenuto.store.protocol import Rows, Script, Statement
 from tenuto.store.sqlite.store import SqliteStore

@@ -9,7 +9,7 @@ from tests.contract.conftest import ManualClock, Raw, check_attempts, check_trai
 from tests.coordinator.stub_gateway import StubGateway, stub_gateway
 
 from tenuto.coordinator.dispatch import Dispatcher, DispatcherConfig
-from tenuto.coordinator.gateway import Gateway
+from tenuto.coordinator.gateway import HttpGateway
 from tenuto.engine.agents.gateways import Gateways, GatewayState
 from tenuto.engine.agents.push import PushSessions
 from tenuto.engine.engine import Engine
@@ -39,8 +39,9 @@ class Stage:
         async def leads() -> bool:
             return self.leads
 
+        gateway = HttpGateway("default", self.gateway.url, KEY, deadline_s=deadline_s)
         means = DispatcherConfig(
-            gateways={"default": Gateway("default", self.gateway.url, KEY, deadline_s=deadline_s)},
+            gateways={"default": gateway},
             issue=self._issue,
             leads=leads,
         )

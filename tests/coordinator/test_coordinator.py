@@ -15,6 +15,7 @@ from tests.waiting import eventually
 from tests.worker.test_worker_process import nobody_writes
 
 from tenuto.coordinator.coordinator import NAME, Coordinator
+from tenuto.coordinator.duties import DUTIES, Duty, DutyContext, Work
 from tenuto.engine.engine import Engine
 from tenuto.engine.operations.coordination import recent_logs
 from tenuto.engine.tasks.maintenance import STANDBY_S, CycleReport, Leadership
@@ -80,7 +81,7 @@ async def test_leader_in_a_long_cleanup_keeps_leading(
     lead = upkeep.acquire_leadership
 
     async def count(*args: Any) -> Leadership | None:
-        if coordinator._duties.keys() >= {"relay"}:  # the cycle is at its last duty
+        if coordinator._cycle.seconds.keys() >= {"relay"}:  # the cycle is at its last duty
             renewed.set()
             raise Unavailable("away")
         return await lead(*args)
@@ -91,14 +92,14 @@ async def test_leader_in_a_long_cleanup_keeps_leading(
 
     monkeypatch.setattr(upkeep, "acquire_leadership", count)
     monkeypatch.setattr(upkeep, "prune_once", prune)
-    assert (await coordinator.cycle_once()).pruned == 7
+    assert (await coordinator.cycle_once()).counts["pruned"] == 7
 
 
 async def cycle(coordinator: Coordinator, stage: Stage, seconds: float) -> int:
     """Cycle at the usual pace for so long; answers what was expired."""
     done = 0
     for _ in range(int(seconds // coordinator.settings.tick_s)):
-        done += (await coordinator.cycle_once()).expired
+        done += (await coordinator.cycle_once()).counts["expired"]
         stage.clock.advance(coordinator.settings.tick_s)
     return done
 
@@ -107,9 +108,9 @@ async def test_new_coordinator_waits_for_heartbeats_before_it_reaps(stage: Stage
     [task] = await stage.lease()
     stage.clock.advance(LEASE_S + 1)
     coordinator = stage.coordinator()
-    assert (await coordinator.cycle_once()).expired == 0
+    assert (await coordinator.cycle_once()).counts["expired"] == 0
     stage.clock.advance(SETTINGS.tick_s)
-    assert (await coordinator.cycle_once()).expired == 0
+    assert (await coordinator.cycle_once()).counts["expired"] == 0
     assert await cycle(coordinator, stage, 2 * SETTINGS.heartbeat_s) == 1
     assert await stage.status(task) == "PENDING"
 
@@ -119,11 +120,11 @@ async def test_suspension_of_everything_runs_no_task_again(stage: Stage) -> None
     await cycle(coordinator, stage, 20)
     [task] = await stage.lease()
     stage.clock.advance(hours=1)
-    assert (await coordinator.cycle_once()).expired == 0
+    assert (await coordinator.cycle_once()).counts["expired"] == 0
     held = await stage.engine.show(task)
     assert held.status == "RUNNING"
     stage.clock.advance(SETTINGS.heartbeat_s - 1)
-    assert (await coordinator.cycle_once()).expired == 0
+    assert (await coordinator.cycle_once()).counts["expired"] == 0
 
 
 async def test_lost_lease_without_a_suspension_expires_at_the_next_cycle(stage: Stage) -> None:
@@ -151,7 +152,7 @@ async def test_suspension_during_a_cycle_is_detected(
         return await lead(name, holder, seconds, cycle)
 
     monkeypatch.setattr(stage.engine.maintenance, "acquire_leadership", slow)
-    assert (await coordinator.cycle_once()).expired == 0
+    assert (await coordinator.cycle_once()).counts["expired"] == 0
     assert await stage.status(task) == "RUNNING"
 
 
@@ -169,7 +170,7 @@ async def test_outage_counts_as_a_suspension(stage: Stage, monkeypatch: pytest.M
             with pytest.raises(Unavailable):
                 await coordinator.cycle_once()
             stage.clock.advance(SETTINGS.tick_s)
-    assert (await coordinator.cycle_once()).expired == 0
+    assert (await coordinator.cycle_once()).counts["expired"] == 0
     assert await cycle(coordinator, stage, LEASE_S) == 1
 
 
@@ -218,10 +219,11 @@ async def test_coordinators_without_an_election_do_no_harm(database_url: str, st
             yield created
 
     async with another(11) as one, another(12) as two, another(13) as three:
-        counts = await asyncio.gather(*(item.cycle_once() for item in (one, two, three)))
-        counts += await asyncio.gather(*(item.cycle_once() for item in (one, two, three)))
-    assert all(count.leading for count in counts)
-    assert sum(count.expired for count in counts) == sum(count.promoted for count in counts) == 100
+        cycles = await asyncio.gather(*(item.cycle_once() for item in (one, two, three)))
+        cycles += await asyncio.gather(*(item.cycle_once() for item in (one, two, three)))
+    assert all(cycle.leading for cycle in cycles)
+    for name in ("expired", "promoted"):
+        assert sum(cycle.counts[name] for cycle in cycles) == 100
     for task in tasks:
         assert [attempt.outcome for attempt in await stage.engine.attempts(task)] == ["STALLED"]
         assert await stage.status(task) == "PENDING"
@@ -331,6 +333,57 @@ async def test_leader_status_shows_its_last_cycle(stage: Stage) -> None:
     assert leader.since is not None
     assert leader.since < led
     assert PROCESS_METRICS.value("tenuto_coordinator_duty_seconds_count", duty="expire") > 0
+
+
+async def test_each_duty_runs_at_its_own_interval_and_is_counted(stage: Stage) -> None:
+    runs: list[tuple[float, str, str]] = []
+
+    def work(duty: str) -> Work:
+        async def run(ctx: DutyContext) -> int:
+            runs.append((stage.clock.elapsed() - started, ctx.name, duty))
+            return 3
+
+        return run
+
+    one, two = stage.coordinator("one"), stage.coordinator("two")
+    for coordinator in (one, two):
+        coordinator.duties = (
+            Duty("each", {"seen": work("each")}),
+            Duty("slow", {"swept": work("slow"), "washed": work("slow")}, every_s=60),
+            Duty("all", {"looked": work("all")}, every_s=30, leader_only=False),
+        )
+    started = stage.clock.elapsed()
+    first = await one.cycle_once()
+    assert first.counts == {"seen": 3, "swept": 3, "washed": 3, "looked": 3}
+    assert first.seconds.keys() == {"each", "slow", "all"}
+    assert (await two.cycle_once()).counts == {"seen": 0, "swept": 0, "washed": 0, "looked": 3}
+    for _ in range(int(60 / SETTINGS.tick_s)):
+        stage.clock.advance(SETTINGS.tick_s)
+        await one.cycle_once()
+    assert [at for at, _, duty in runs if duty == "slow"] == [0, 0, 60, 60]
+    assert [at for at, name, duty in runs if (name, duty) == ("one", "all")] == [0, 30, 60]
+    assert len([duty for _, _, duty in runs if duty == "each"]) == 1 + 60 / SETTINGS.tick_s
+
+
+async def test_a_duty_that_failed_runs_again_in_the_next_cycle(stage: Stage) -> None:
+    coordinator = stage.coordinator()
+    outcomes: list[Exception | int] = [Unavailable("away"), 7]
+
+    async def work(_: DutyContext) -> int:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    coordinator.duties = (Duty("slow", {"swept": work}, every_s=60, is_long=True),)
+    with pytest.raises(Unavailable):
+        await coordinator.cycle_once()
+    assert [(await coordinator.cycle_once()).counts["swept"] for _ in range(2)] == [7, 0]
+
+
+def test_maintenance_runs_every_thirty_cycles_by_default() -> None:
+    tidy = next(duty for duty in DUTIES if duty.name == "tidy")
+    assert tidy.every_s / Settings().tick_s == 30
 
 
 async def test_failed_cycle_is_reported_by_the_next(

@@ -8,7 +8,8 @@ import pytest
 from tests.contract.conftest import LEASE_S, ManualClock, Raw, opened, profile
 from tests.contract.schedules.helpers import cron, defined
 
-from tenuto.coordinator.coordinator import Coordinator, CycleCounts
+from tenuto.coordinator import duties
+from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
 from tenuto.engine.schedules.firing import ScheduleRunner
 from tenuto.engine.tasks.claim import ClaimedTask
@@ -45,11 +46,11 @@ async def test_small_workspace_is_promoted_in_the_same_cycle(
         own = await due(small, clock, 1)
         clock.advance(60)
         coordinator = Coordinator(big, SETTINGS, {}, "one")
-        counts = await coordinator.cycle_once()
+        promoted = (await coordinator.cycle_once()).counts["promoted"]
         assert (await small.show(own)).status == "PENDING"
-        assert BATCH < counts.promoted < BACKLOG, "the cycle is bounded, and not one batch only"
+        assert BATCH < promoted < BACKLOG, "the cycle is bounded, and not one batch only"
         left = await raw.value("select count(*) from task where due_at is not null")
-        assert left == BACKLOG + 1 - counts.promoted
+        assert left == BACKLOG + 1 - promoted
 
 
 async def test_small_workspace_waits_without_rotation(
@@ -155,13 +156,14 @@ class Batches:
         self.engine = engine
         self.clock = engine.clock
         self.seen: list[Row] = []
-        self.coordinator = Coordinator(engine, SETTINGS)
+        coordinator = Coordinator(engine, SETTINGS)
+        self.context = coordinator.duty_context
         now = self.clock.now
         monkeypatch.setattr(
-            self.coordinator._suspensions, "exempt_leases", lambda: LeaseExemption(now(), now())
+            self.context.suspensions, "exempt_leases", lambda: LeaseExemption(now(), now())
         )
         for name in ("BATCH", "AGENT_BATCH", "SCHEDULE_BATCH", "TRIGGER_BATCH"):
-            monkeypatch.setattr(f"tenuto.coordinator.coordinator.{name}", 2)
+            monkeypatch.setattr(f"tenuto.coordinator.duties.{name}", 2)
         for name in ("tasks.maintenance.BATCH", "agents.registry.MAX_BATCH"):
             monkeypatch.setattr(f"tenuto.engine.{name}", 2)
         relay = TaskMaintenance.relay_once
@@ -175,38 +177,34 @@ class Batches:
     async def expire(self) -> int:
         await held(self.engine.store, self.engine.workspace, 4)
         self._later(LEASE_S + 1)
-        await self.coordinator._expire(counts := CycleCounts())
-        return counts.expired
+        return await duties.expire(self.context)
 
     async def promote(self) -> int:
         assert isinstance(self.clock, ManualClock)
         await due(self.engine, self.clock, 4)
         self._later(60)
-        await self.coordinator._promote(counts := CycleCounts())
-        return counts.promoted
+        return await duties.promote(self.context)
 
     async def look_at_agents(self) -> int:
         for n in range(4):
             await self.engine.register_agent(profile(id=self.clock.new_id(), name=f"a{n}"))
         self._later(3600)
-        await self.coordinator._mark_stale_agents(counts := CycleCounts())
-        return counts.agents
+        return await duties.mark_stale_agents(self.context)
 
     async def fire(self) -> int:
         await defined(self.engine)
         for n in range(4):
             await self.engine.schedules.create(f"s{n}", "job", cron())
         self._later(3600)
-        await self.coordinator._run_schedules(counts := CycleCounts())
-        return counts.fired
+        return await duties.run_schedules(self.context)
 
     async def trigger(self) -> int:
         await defined(self.engine)
         created = await self.engine.triggers.create("t", "go", "job")
-        await self.coordinator._run_triggers()
+        await duties.run_triggers(self.context)
         for _ in range(4):
             await self.engine.publish("go")
-        await self.coordinator._run_triggers()
+        await duties.run_triggers(self.context)
         return (await self.engine.triggers.get(created.id)).fired
 
     async def relay(self) -> int:
@@ -215,7 +213,7 @@ class Batches:
         async def sink(events: Sequence[Row]) -> None:
             self.seen += events
 
-        assert await self.coordinator._relay_to("inbox", sink) == len(self.seen)
+        assert await duties.relay_to(self.context, "inbox", sink) == len(self.seen)
         return len(self.seen)
 
     def _later(self, seconds: float) -> None:

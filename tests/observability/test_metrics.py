@@ -21,7 +21,8 @@ from tests.observability.conftest import Counted
 from tests.observability.hostile import HIDDEN, STORABLE
 
 from tenuto.api.edge.event_hub import StreamSubscriber
-from tenuto.coordinator.coordinator import ALERTS, NAME
+from tenuto.coordinator.coordinator import NAME
+from tenuto.coordinator.duties import ALERTS
 from tenuto.engine.engine import Engine
 from tenuto.engine.limits.budgets import count_in_metrics as count_spending
 from tenuto.engine.operations.metrics import sample_once

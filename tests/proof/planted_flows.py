@@ -10,6 +10,7 @@ import msgspec
 from tests.proof.planted_sim import Plant, rewrite, swap
 
 from tenuto.coordinator import coordinator
+from tenuto.coordinator.duties import Duty
 from tenuto.engine.agents.inbox import Inbox
 from tenuto.engine.core import FLOW_WORK_TOPIC
 from tenuto.engine.flows import deferred, start
@@ -261,12 +262,13 @@ def turn_kept(stack: ExitStack) -> None:
 def hints_are_the_only_way(stack: ExitStack) -> None:
     """Coordinators look for what is left only when they are told of it."""
     heard: defaultdict[Any, bool] = defaultdict(bool)
-    flow, run = coordinator.Coordinator._run_deferred_work, coordinator.Coordinator.run
+    is_due, run = coordinator.Coordinator._is_due, coordinator.Coordinator.run
 
-    async def when_told(self: coordinator.Coordinator, counts: Any) -> None:
-        if heard[self]:
-            heard[self] = False
-            await flow(self, counts)
+    def when_told(self: coordinator.Coordinator, duty: Duty) -> bool:
+        if duty.name != "flow":
+            return is_due(self, duty)
+        told, heard[self] = heard[self], False
+        return told
 
     async def listening(self: coordinator.Coordinator, stop: Any) -> None:
         def hear(topic: str) -> None:
@@ -275,5 +277,5 @@ def hints_are_the_only_way(stack: ExitStack) -> None:
         self.engine.subscribe(hear)
         await run(self, stop)
 
-    swap(stack, coordinator.Coordinator, "_run_deferred_work", when_told)
+    swap(stack, coordinator.Coordinator, "_is_due", when_told)
     swap(stack, coordinator.Coordinator, "run", listening)

@@ -354,8 +354,7 @@ async def test_too_long_error_is_not_cut_inside_a_secret(engine: Engine, raw: Ra
         raise AttemptFailed(Failure(message="x" * (MAX_ERROR - 12) + CANARY, stack=CANARY))
 
     task = (await engine.submit(new(input=INPUT, max_attempts=1))).id
-    runtime = FunctionRuntime()
-    runtime.handlers[None] = handler
+    runtime = FunctionRuntime({None: handler})
     attempt = AttemptRunner(engine, await claim_one(engine), runtime, HeldLeases(), Settings())
     await attempt.start(asyncio.get_running_loop())
     assert (await engine.show(task)).last_error == "x" * (MAX_ERROR - 12) + "***"

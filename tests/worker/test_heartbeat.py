@@ -47,7 +47,7 @@ async def test_handler_that_does_not_stop_ends_its_worker_within_the_grace(
     async with opened(sqlite_url, clock) as store:
         engine = Engine(store)
         await engine.submit(new())
-        runtime = FunctionRuntime()
+        runtime = FunctionRuntime({})
         attempt = AttemptRunner(
             engine, await claim_one(engine), runtime, leases, settings, nothing, nothing
         )

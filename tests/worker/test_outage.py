@@ -84,6 +84,7 @@ class Broken:
     """A runtime with a fault of its own."""
 
     name = "broken"
+    task_types: tuple[str, ...] | None = None
 
     def free_sessions(self, busy: int) -> int | None:
         del busy

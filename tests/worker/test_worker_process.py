@@ -17,6 +17,7 @@ from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
 from tenuto import app
+from tenuto.settings import sqlite_path
 
 LATER = '[ "$TENUTO_ATTEMPT" -gt 1 ] && exit 0; '
 # Ignores SIGTERM, and has a child in a session of its own that does too, with a child.
@@ -36,7 +37,7 @@ async def world(database_url: str, tmp_path: Path) -> AsyncIterator[System]:
 
 def nobody_writes(world: System) -> Callable[[], bool]:
     """A check that no process is inside a write transaction of SQLite."""
-    path = app.sqlite_path(world.url)
+    path = sqlite_path(world.url)
 
     def check() -> bool:
         if path is None:

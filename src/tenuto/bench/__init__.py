@@ -19,6 +19,7 @@ from tenuto import app
 from tenuto.bench.measures import MEASURES, Bench, Figures
 from tenuto.clock import Clock
 from tenuto.model.errors import Invalid, Unavailable
+from tenuto.settings import sqlite_path
 
 DEFAULT_TASKS = 10_000
 DEFAULT_ROUNDS = 3
@@ -87,7 +88,7 @@ def _write_file(path: str, content: bytes) -> None:
 
 async def _check_database(url: str) -> None:
     """Raises an error if the URL is not PostgreSQL or the server does not respond in time."""
-    if app.sqlite_path(url) is not None:
+    if sqlite_path(url) is not None:
         raise Invalid(
             "--database must be a PostgreSQL; SQLite is measured in a temporary file",
             "database_invalid",

@@ -16,12 +16,14 @@ from pathlib import Path
 
 from tenuto import private
 from tenuto.broker.memory import MemoryWakeups
-from tenuto.broker.protocol import Listener
+from tenuto.broker.protocol import BrokerContext, Listener, Wakeups
 from tenuto.clock import Clock
 from tenuto.folder_stamp import Stamp, folder_stamp
 from tenuto.model.errors import Unavailable
+from tenuto.settings import sqlite_path
 
 _MAX_MESSAGE_BYTES = 60_000
+_MAX_SOCKET_NAME = 20
 _MAX_FOLDER_PATH = 80
 """Longest path of the folder: a socket's path has at most 107 bytes on Linux, 103 on macOS."""
 
@@ -148,3 +150,11 @@ class LocalWakeups:
             return
         for topic in message.decode(errors="replace").split("\n"):
             self._local.deliver(topic)
+
+
+def create(context: BrokerContext) -> Wakeups:
+    """Creates the broker beside a SQLite file; in this process only for one in memory."""
+    path = sqlite_path(context.url)
+    if path is None or path == ":memory:":
+        return MemoryWakeups()
+    return LocalWakeups(path, context.name[-_MAX_SOCKET_NAME:], context.clock)

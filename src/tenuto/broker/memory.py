@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from tenuto.broker.protocol import Listener
+from tenuto.broker.protocol import BrokerContext, Listener
 
 
 class MemoryWakeups:
@@ -29,3 +29,9 @@ class MemoryWakeups:
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+
+def create(context: BrokerContext) -> MemoryWakeups:
+    """Creates a broker for this process only."""
+    del context
+    return MemoryWakeups()

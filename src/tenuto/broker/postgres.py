@@ -12,11 +12,13 @@ from typing import Any
 import asyncpg
 
 from tenuto.broker.memory import MemoryWakeups
-from tenuto.broker.protocol import ALL_TOPICS, Listener
+from tenuto.broker.protocol import ALL_TOPICS, BrokerContext, Listener, Wakeups
 from tenuto.clock import Clock
+from tenuto.model.errors import Invalid
 from tenuto.periodic import wait_first_event
 
 CHANNEL = "tenuto_wake"
+_SEND_TIMEOUT_S = 10.0
 _MAX_PAYLOAD = 7_500
 _RECONNECT_S = 1.0
 """Seconds before a reconnect, plus up to twice as many at random: programs reconnect at
@@ -163,6 +165,23 @@ class PostgresWakeups:
                 await self._connect()
                 self._local.deliver(ALL_TOPICS)
                 return
+
+
+def create(context: BrokerContext) -> Wakeups:
+    """Creates the broker in the store's database; in this process only behind a pooler.
+
+    Notifications do not pass a pooler, so the store must have an address that bypasses it.
+    """
+    if not hasattr(context.store, "direct"):
+        raise Invalid("the broker postgresql: needs a PostgreSQL database; change the setting")
+    direct = context.store.direct
+    if direct is None:
+        return MemoryWakeups()
+    wakeups = PostgresWakeups(
+        lambda: direct.connect_directly(_SEND_TIMEOUT_S), context.clock, listen=context.listen
+    )
+    direct.on_server_abandoned(wakeups.reconnect)
+    return wakeups
 
 
 def _count_error() -> None:

@@ -5,7 +5,11 @@ for a task of that worker). A hint never carries data: its receiver reads the st
 """
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
+
+from tenuto.clock import Clock
 
 Listener = Callable[[str], None]
 ALL_TOPICS = "*"
@@ -26,3 +30,17 @@ class Wakeups(Protocol):
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Calls `listener` with each received topic; returns a function that unsubscribes it."""
+
+
+class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What a broker is created with."""
+
+    url: str
+    """The setting `broker`; if that is empty, the URL of the database."""
+    name: str
+    """The name of this process, which is unique."""
+    clock: Clock
+    listen: bool
+    """False if the process only sends hints: `open` is not called then."""
+    store: Any
+    """The store, for a broker that uses its database."""

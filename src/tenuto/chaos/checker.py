@@ -4,7 +4,8 @@ import msgspec
 
 from tenuto.chaos.client import kind_of
 from tenuto.chaos.recorder import Recorder
-from tenuto.coordinator.coordinator import ALERTS, NAME
+from tenuto.coordinator.coordinator import NAME
+from tenuto.coordinator.duties import ALERTS
 from tenuto.engine.engine import Engine
 from tenuto.engine.operations.audit import AuditReader, TaskAuditRow
 from tenuto.model.tasks.task import TERMINAL, TRANSITIONS

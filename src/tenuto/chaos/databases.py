@@ -16,6 +16,7 @@ from tenuto.chaos.proxy import CommitProxy
 from tenuto.chaos.server import Server
 from tenuto.clock import Clock
 from tenuto.model.errors import TenutoError, Unavailable
+from tenuto.settings import sqlite_path
 from tenuto.store.postgres.address import Host, parse
 
 DEFAULT_PORT = 5432
@@ -35,7 +36,7 @@ class Database:
 
     def is_unlocked(self) -> bool:
         """True unless a process is in a SQLite write transaction, which would block all others."""
-        path = app.sqlite_path(self.url)
+        path = sqlite_path(self.url)
         if path is None:
             return True
         with Path(f"{path}-lock").open("a") as lock:

@@ -14,7 +14,7 @@ from tenuto.chaos.plan import DEFAULT_MINUTES, ChaosPlan
 from tenuto.chaos.recorder import Recorder
 from tenuto.chaos.report import Report
 from tenuto.clock import Clock
-from tenuto.coordinator.coordinator import ALERTS
+from tenuto.coordinator.duties import ALERTS
 from tenuto.engine.engine import Engine
 from tenuto.engine.operations.audit import AuditReader
 from tenuto.model.errors import TenutoError, Unavailable

@@ -1,6 +1,7 @@
 """Coordinators repair and promote. Any number can run; one leads, to avoid duplicate work.
 
-coordinator: the duties, and the cycle that runs them.
+coordinator: election of the leader, and the cycle that runs the duties.
+duties: the table of the duties, and their functions.
 dispatch: starts sessions of push agents through gateways.
 gateway: the HTTP client of one gateway.
 rate: limits session starts per second.

@@ -1,11 +1,11 @@
-"""The HTTP client of a gateway, a service that spawns and kills sessions.
+"""The clients of gateways, which are services that spawn and kill sessions: HTTP.
 
 Only operators configure gateways.
 """
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import httpx2
@@ -41,8 +41,28 @@ class _Spawned(msgspec.Struct, frozen=True):
     session: _Session
 
 
-class Gateway:
-    """Client of one gateway: no redirects, no proxies, and a timeout for every call."""
+class Gateway(Protocol):
+    """The client of one gateway, as the dispatcher uses it."""
+
+    name: str
+    deadline_s: float
+    """Seconds that a spawn may take."""
+
+    async def close(self) -> None:
+        """Closes the connections."""
+
+    async def spawn(self, body: Mapping[str, Any], secrets: Iterable[str] = ()) -> str:
+        """Spawns a session and returns its key; raises `SpawnRejected` or `GatewayError`.
+
+        `secrets` are the secrets in the body: a gateway may repeat them in its error text.
+        """
+
+    async def kill(self, session_key: str) -> str:
+        """Kills a session; returns `killed`, or `gone` if it is unknown; raises `GatewayError`."""
+
+
+class HttpGateway:
+    """Client of a gateway over HTTP: no redirects, no proxies, and a timeout for every call."""
 
     def __init__(self, name: str, url: str, token: str = "", *, deadline_s: float = 60.0) -> None:
         self.name = name
@@ -64,10 +84,6 @@ class Gateway:
         await self._client.aclose()
 
     async def spawn(self, body: Mapping[str, Any], secrets: Iterable[str] = ()) -> str:
-        """Spawns a session and returns its key; raises `SpawnRejected` or `GatewayError`.
-
-        `secrets` are the secrets in the body: a gateway may repeat them in its error text.
-        """
         content = msgspec.json.encode(body)
         status, reply = await self._post("/api/agents/spawn", content, self.deadline_s)
         if 400 <= status < 500 and status not in _NOT_ABOUT_TASK:
@@ -81,7 +97,6 @@ class Gateway:
             raise GatewayError(f"its response to a spawn is invalid: {error}") from error
 
     async def kill(self, session_key: str) -> str:
-        """Kills a session; returns `killed`, or `gone` if it is unknown; raises `GatewayError`."""
         path = f"/api/agents/sessions/{quote(session_key, safe='')}/kill"
         status, reply = await self._post(path, b"{}", KILL_TIMEOUT_S)
         if status in _GONE:

@@ -26,8 +26,8 @@ from tenuto.worker.attempt import AttemptRunner
 from tenuto.worker.engine_protocol import WorkerEngine
 from tenuto.worker.heartbeat import HeartbeatLoop, HeartbeatThread, lease_seconds
 from tenuto.worker.leases import HeldLease, HeldLeases, StopReason
-from tenuto.worker.runtime.function import FunctionRuntime, Handler
-from tenuto.worker.runtime.protocol import Runtime
+from tenuto.worker.runtime.function import FunctionRuntime
+from tenuto.worker.runtime.protocol import Handler, Runtime
 
 log = logging.getLogger("tenuto.worker")
 
@@ -123,17 +123,13 @@ class Worker:
         max_concurrent: int | None = None,
     ) -> AgentProfile:
         """Registers an agent whose tasks run in these handlers, by task type; `None`: any type."""
-        runtime = FunctionRuntime()
-        runtime.handlers |= handlers
-        types = (
-            None if None in handlers else tuple(sorted(str(task_type) for task_type in handlers))
-        )
+        runtime = FunctionRuntime(handlers)
         profile = AgentProfile(
             id=self.engine.clock.new_id(),
             workspace=self.engine.workspace,
             name=name,
             agent_type=agent_type,
-            task_types=types,
+            task_types=runtime.task_types,
             task_tags=tuple(task_tags),
             capabilities=tuple(capabilities),
             runtimes=(runtime.name,),

@@ -12,8 +12,7 @@ import pytest
 from tests.api.conftest import V1, Api
 from tests.api.edge.test_streams import stream
 
-from tenuto.app import sqlite_path
-from tenuto.settings import Settings
+from tenuto.settings import Settings, sqlite_path
 
 CANARY = "canary-7f3a91c2d4"
 NAMED = "canary-named-55aa"

@@ -523,9 +523,9 @@ async def test_coordinator_fires_schedules(engine: Engine, clock: ManualClock, r
     await defined(engine)
     await hourly(engine)
     coordinator = Coordinator(engine, name="one")
-    assert (await coordinator.cycle_once()).fired == 0
+    assert (await coordinator.cycle_once()).counts["fired"] == 0
     clock.advance(HOUR)
-    assert (await coordinator.cycle_once()).fired == 1
+    assert (await coordinator.cycle_once()).counts["fired"] == 1
     assert await flows(raw) == [("job", "RUNNING")]
 
 

@@ -14,7 +14,7 @@ from tenuto.model.errors import Conflict
 from tenuto.model.tasks import commands as c
 from tenuto.model.tasks.commands import AttemptCommand, Command, DecisionContext, Failure
 from tenuto.model.tasks.decide import _DECIDERS, decide, due_command, token_hash
-from tenuto.model.tasks.retry import ATTEMPT_CAP, ErrorClass
+from tenuto.model.tasks.retry import ATTEMPT_CAP, RULES, ErrorClass, Rule
 from tenuto.model.tasks.task import (
     LEASED,
     TERMINAL,
@@ -214,6 +214,37 @@ def test_repeated_command_is_accepted_without_a_change(name: str) -> None:
     created = attempted(task(status, **asked), command)
     assert isinstance(created, TaskChange)
     assert attempted(created.task, command) is None
+
+
+@pytest.mark.parametrize("kind", ErrorClass)
+def test_a_failure_of_each_class_that_is_reported_again_later_changes_nothing(
+    kind: ErrorClass,
+) -> None:
+    command = c.Fail(fence=FENCE, failure=boom(kind))
+    made = attempted(task(Status.RUNNING), command)
+    assert isinstance(made, TaskChange)
+    assert attempted(made.task, command, NOW + timedelta(days=1)) is None
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_class_may_park_until_a_time_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, *, counts: bool
+) -> None:
+    reset = Rule(parks=True, counts=counts, reset_time=lambda now: now + timedelta(hours=5))
+    monkeypatch.setitem(RULES, ErrorClass.ERROR, reset)
+    before = task(Status.RUNNING, tries=1, free_ends=2)
+    command = c.Fail(fence=FENCE, failure=boom())
+    made = attempted(before, command)
+    assert isinstance(made, TaskChange)
+    assert (made.task.status, made.task.hold) == (Status.WAITING, "quota")
+    assert made.task.resume_at == NOW + timedelta(hours=5)
+    assert (made.task.tries, made.task.free_ends) == ((1, 0) if counts else (0, 3))
+    assert attempted(made.task, command, NOW + timedelta(minutes=1)) is None, "a repeat"
+    reported = c.Fail(fence=FENCE, failure=boom(), resume_at=NOW + timedelta(hours=1))
+    assert attempted(made.task, reported) == "lease_lost"
+    sooner = attempted(before, reported)
+    assert isinstance(sooner, TaskChange)
+    assert sooner.task.resume_at == NOW + timedelta(hours=1)
 
 
 @pytest.mark.parametrize(("first", "second"), [("park", "fail"), ("rate limit until", "park")])

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from tenuto.model import bounds
 from tenuto.model.tasks.retry import (
-    ALERTING,
     DEFAULT,
-    PERMANENT,
-    RATE_LIMIT,
+    RULES,
     TIMEOUT_CAP_S,
     ErrorClass,
     RetryPolicy,
@@ -46,8 +44,10 @@ def test_jitter_spreads_by_twenty_percent() -> None:
 
 
 def test_rate_limit_backoff_starts_at_thirty_seconds() -> None:
-    matches = [backoff(RATE_LIMIT, tries, 0.5) for tries in (1, 2, 3, 4, 5, 6, 7)]
-    assert matches == pytest.approx([30, 60, 120, 240, 480, 900, 900])
+    policy = RULES[ErrorClass.RATE_LIMIT].policy
+    assert policy is not None
+    delays = [backoff(policy, tries, 0.5) for tries in (1, 2, 3, 4, 5, 6, 7)]
+    assert delays == pytest.approx([30, 60, 120, 240, 480, 900, 900])
 
 
 @given(policy=POLICIES, tries=st.integers(0, 10**12), roll=ROLLS)
@@ -62,10 +62,18 @@ def test_backoff_never_decreases(policy: RetryPolicy, tries: int, roll: float) -
     assert backoff(policy, tries + 1, roll) >= backoff(policy, tries, roll)
 
 
-def test_error_classes_are_sorted_by_retryability() -> None:
-    assert {ErrorClass.OUT_OF_MEMORY, ErrorClass.SYNTAX, ErrorClass.INVALID_INPUT} == PERMANENT
-    assert ALERTING <= PERMANENT
-    assert {ErrorClass.RATE_LIMIT, ErrorClass.TIMEOUT}.isdisjoint(PERMANENT)
+def test_each_class_has_one_rule() -> None:
+    assert RULES.keys() == set(ErrorClass)
+    permanent = {kind for kind, rule in RULES.items() if rule.permanent}
+    assert permanent == {ErrorClass.OUT_OF_MEMORY, ErrorClass.SYNTAX, ErrorClass.INVALID_INPUT}
+    assert {kind for kind, rule in RULES.items() if rule.alerting} == {ErrorClass.OUT_OF_MEMORY}
+    assert {kind for kind, rule in RULES.items() if not rule.counts} == {ErrorClass.RATE_LIMIT}
+    assert {kind for kind, rule in RULES.items() if rule.parks} == {ErrorClass.RATE_LIMIT}
+    assert {kind for kind, rule in RULES.items() if rule.longer_timeout} == {ErrorClass.TIMEOUT}
+
+
+def test_only_a_class_that_parks_has_a_reset_time() -> None:
+    assert all(rule.parks for rule in RULES.values() if rule.reset_time is not None)
 
 
 def test_timeout_doubles_up_to_a_day() -> None:

@@ -19,7 +19,7 @@ from tenuto import app
 from tenuto.chaos.checker import Verdict, check_run
 from tenuto.chaos.recorder import RECORD_VARIABLE, Recorder
 from tenuto.clock import Clock
-from tenuto.coordinator.coordinator import ALERTS
+from tenuto.coordinator.duties import ALERTS
 from tenuto.engine.operations.audit import AuditReader
 from tenuto.periodic import wait_first_event
 from tenuto.settings import Settings, environment_without_settings

@@ -124,20 +124,13 @@ def has_folder(database: str) -> bool:
     return _socket_folder(database).is_dir()
 
 
-async def test_later_processes_get_hints_and_the_last_removes_the_folder(tmp_path: Path) -> None:
+async def test_the_last_listener_takes_the_folder(tmp_path: Path) -> None:
     database = str(tmp_path / "t.db")
     speaker = LocalWakeups(database, "speaker", Clock())
     speaker.notify(["nobody"])
-    received: list[asyncio.Queue[str]] = []
     listeners = [LocalWakeups(database, f"listener{number}", Clock()) for number in range(3)]
     for listener in listeners:
         await listener.open()
-        received.append(asyncio.Queue())
-        listener.subscribe(received[-1].put_nowait)
-        speaker.notify(["lane:1"])
-        assert [await asyncio.wait_for(item.get(), 5) for item in received] == ["lane:1"] * len(
-            received
-        )
     assert has_folder(database)
     for listener in listeners:
         await listener.close()

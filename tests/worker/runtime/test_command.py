@@ -134,19 +134,6 @@ async def test_long_line_is_cut_between_characters(sqlite_url: str) -> None:
         assert "".join(await inside.transcript(task)) == "\u20ac" * 200_000
 
 
-async def test_progress_is_reported_while_the_command_runs(database_url: str) -> None:
-    async with working(database_url) as inside:
-        task = await inside.shell(report(progress=40, step="compiling") + "sleep 100")
-
-        async def there() -> bool:
-            view = await inside.engine.show(task)
-            return (view.progress_percent, view.current_step) == (40, "compiling")
-
-        await eventually(there)
-        await inside.engine.cancel(task)
-        await inside.until(task, "CANCELLED")
-
-
 TOLD: list[tuple[Any, str, str]] = [
     ({"message": "bad", "class": "syntax"}, "FAILED", "syntax"),
     ({"message": "bad", "class": "connection"}, "DEAD", "connection"),
@@ -422,21 +409,6 @@ async def test_pause_ends_the_session_and_resume_continues_from_the_checkpoint(
         assert (view.status, view.tries) == ("COMPLETED", 1)
         assert 'went on from {"at":7}' in await inside.transcript(task)
         assert await inside.outcomes(task) == ["PAUSED", "COMPLETED"]
-
-
-async def test_checkpoint_is_passed_to_the_next_attempt(database_url: str) -> None:
-    script = (
-        'if [ -n "$TENUTO_CHECKPOINT" ]; then echo "$TENUTO_CHECKPOINT"; exit 0; fi; '
-        + report(checkpoint={"page": 1})
-        + report(checkpoint={"page": 2})
-        + "echo up; sleep 0.3; kill -9 $$"
-    )
-    async with working(database_url) as inside:
-        task = await inside.shell(script)
-        view = await inside.ended(task)
-        assert (view.status, view.checkpoint_seq) == ("COMPLETED", 2)
-        assert await inside.outcomes(task) == ["FAILED", "COMPLETED"]
-        assert (await inside.transcript(task))[-1] == '{"page":2}'
 
 
 async def test_timed_out_command_is_killed_and_gets_more_time(

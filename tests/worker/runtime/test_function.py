@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
@@ -264,22 +264,6 @@ async def test_handler_without_memory_fails_as_out_of_memory(database_url: str) 
         assert "MemoryError: no room" in (event.stack_trace or "")
 
 
-async def test_rate_limit_with_a_reset_parks_the_task(database_url: str) -> None:
-    async def handler(ctx: Any) -> str:
-        if ctx.attempt > 1:
-            return "went on"
-        until = inside.engine.clock.now() + timedelta(seconds=1)
-        raise AttemptFailed(Failure(message="429", error_class=ErrorClass.RATE_LIMIT), until)
-
-    async with working(database_url, {None: handler}) as inside:
-        task = await inside.submit(max_attempts=1)
-        view = await inside.until(task, "WAITING")
-        assert (view.hold, view.waiting_for, view.tries) == ("quota", "quota", 0)
-        assert view.resume_at is not None
-        assert (await inside.ended(task)).output == "went on"
-        assert await inside.outcomes(task) == ["PARKED", "COMPLETED"]
-
-
 @pytest.mark.parametrize(
     "until",
     [datetime(2030, 1, 1), "2030-01-01T00:00:00Z", 5],  # noqa: DTZ001  the point of it
@@ -396,8 +380,7 @@ async def test_cancelled_handler_is_stopped_and_confirmed(database_url: str, kin
 
 
 def on_thread(ctx: Any, plain: Callable[[Any], Any]) -> "asyncio.Task[Any]":
-    runtime = FunctionRuntime()
-    runtime.handlers[None] = plain
+    runtime = FunctionRuntime({None: plain})
     return asyncio.create_task(runtime.run(ctx, 1, {}))
 
 

@@ -17,7 +17,8 @@ from tenuto.api.edge.problems import INTERNAL_ERROR
 from tenuto.api.operation import PUBLIC, operation
 from tenuto.api.service import Service, service_of
 from tenuto.clock import Clock
-from tenuto.coordinator.coordinator import ALERTS, NAME
+from tenuto.coordinator.coordinator import NAME
+from tenuto.coordinator.duties import ALERTS
 from tenuto.engine.core import Core
 from tenuto.engine.operations.metrics import MetricsRecorder, sample_once
 from tenuto.logs import REQUEST

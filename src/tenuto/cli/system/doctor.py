@@ -54,6 +54,7 @@ def doctor(options: GlobalOptions) -> int:
     """
     from tenuto import app
     from tenuto.cli.render import print_json, print_table
+    from tenuto.settings import sqlite_path
 
     command_target = target(options)
     chosen_settings = command_target.settings
@@ -65,7 +66,7 @@ def doctor(options: GlobalOptions) -> int:
         *_check_disk(chosen_settings),
         *_check_file_modes(chosen_settings),
     ]
-    path = app.sqlite_path(chosen_settings.database_url())
+    path = sqlite_path(chosen_settings.database_url())
     if path is None or path == ":memory:" or Path(path).exists():
         checks += app.run(_check_database(chosen_settings))
     else:
@@ -127,9 +128,9 @@ def _check_disk(chosen_settings: "Settings") -> list[Check]:
     """Checks the free space and type of the embedded database's file system."""
     import shutil
 
-    from tenuto import app
+    from tenuto.settings import sqlite_path
 
-    path = app.sqlite_path(chosen_settings.database_url())
+    path = sqlite_path(chosen_settings.database_url())
     if path is None or path == ":memory:":
         return []
     folder = Path(path).absolute().parent
@@ -151,10 +152,11 @@ def _check_file_modes(chosen_settings: "Settings") -> list[Check]:
 
     from tenuto import app, private
     from tenuto.encryption_keys import FILE
+    from tenuto.settings import sqlite_path
 
     keys = app.key_folder(chosen_settings) / FILE
     paths = [chosen_settings.data_folder(), keys, chosen_settings.data_folder() / "token"]
-    path = app.sqlite_path(chosen_settings.database_url())
+    path = sqlite_path(chosen_settings.database_url())
     if path not in (None, ":memory:"):
         paths += [Path(f"{path}{end}") for end in ("", "-wal", "-shm", "-lock", "-wake")]
     modes = [(private.mode_if_exposed(path), path) for path in dict.fromkeys(paths)]

@@ -169,6 +169,7 @@ def serve(options: GlobalOptions, host: str | None, port: int | None) -> int:
 @click.option("--agent-type", metavar="T", help="Agent type; tasks can require it.")
 @click.option("--command", "command_", metavar="'CMD...'", help="Command that runs each task.")
 @click.option("--app", "app_", metavar="MODULE:HANDLERS", help="Dictionary of Python handlers.")
+@click.option("--runtime", metavar="NAME", help="Runtime of an installed package for each task.")
 @_permission_options
 @METRICS_PORT
 @click.pass_context

@@ -1,6 +1,5 @@
 """Runs recovery duties on request, and reads recent logs of coordinators and a workspace."""
 
-from collections.abc import Awaitable, Callable
 from uuid import UUID
 
 import msgspec
@@ -11,9 +10,7 @@ from tenuto.engine.flows.start import Flows
 from tenuto.engine.tasks.maintenance import BATCH, TaskMaintenance
 from tenuto.engine.tasks.query import TaskQueries
 from tenuto.engine.views import LogLine
-
-MAX_BATCHES = 20
-"""Batches of each duty in one request; the coordinator continues with the rest."""
+from tenuto.periodic import repeat_while_full
 
 
 class RecoverResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,26 +23,16 @@ class RecoverResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def recover(core: Core, actor: str, workspace: UUID | None = None) -> RecoverResult:
-    """Expires leases, promotes due tasks and runs deferred work; returns how many of each."""
+    """Expires leases, promotes due tasks and runs deferred work, in one workspace or in all.
+
+    The number of batches is limited; the coordinator continues with the rest.
+    """
     maintenance, flows = TaskMaintenance(core), Flows(core, workspace or DEFAULT_WORKSPACE, actor)
     return RecoverResult(
-        expired=await _repeat_while_full(lambda: maintenance.expire_once(actor, workspace), BATCH),
-        promoted=await _repeat_while_full(
-            lambda: maintenance.promote_once(actor, workspace), BATCH
-        ),
-        flowed=await _repeat_while_full(lambda: flows.run_deferred_once(workspace=workspace), 1),
+        expired=await repeat_while_full(lambda: maintenance.expire_once(actor, workspace), BATCH),
+        promoted=await repeat_while_full(lambda: maintenance.promote_once(actor, workspace), BATCH),
+        flowed=await repeat_while_full(lambda: flows.run_deferred_once(workspace=workspace), 1),
     )
-
-
-async def _repeat_while_full(duty: Callable[[], Awaitable[int]], batch_size: int) -> int:
-    """Repeats a duty while it returns full batches; returns the sum of the results."""
-    total = 0
-    for _ in range(MAX_BATCHES):
-        done = await duty()
-        total += done
-        if done < batch_size:
-            break
-    return total
 
 
 async def recent_logs(

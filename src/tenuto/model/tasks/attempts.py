@@ -23,15 +23,7 @@ from tenuto.model.tasks.changes import (
     without_elapsed_hold,
 )
 from tenuto.model.tasks.commands import DecisionContext, Failure
-from tenuto.model.tasks.retry import (
-    ALERTING,
-    FREE_ENDS,
-    PERMANENT,
-    RATE_LIMIT,
-    ErrorClass,
-    backoff,
-    increase_timeout,
-)
+from tenuto.model.tasks.retry import FREE_ENDS, RULES, ErrorClass, backoff, increase_timeout
 from tenuto.model.tasks.task import (
     AGING_MS,
     GATEWAY_PREFIX,
@@ -68,19 +60,24 @@ def complete(task: Task, command: c.Complete, context: DecisionContext) -> TaskC
 
 
 def fail(task: Task, command: c.Fail, context: DecisionContext) -> TaskChange:
+    """Fails the task for good, parks it or schedules a retry, by the rule of the error class."""
     failure = command.failure
-    is_permanent = failure.error_class in PERMANENT and failure.retryable is None
-    if failure.retryable is False or is_permanent:
-        return _fail_for_good(
-            task, context, attempt_record(task, context, Outcome.FAILED, failure), failure
-        )
-    if failure.error_class is ErrorClass.TIMEOUT:
-        return _time_out(task, context, failure, None)
-    if failure.error_class is ErrorClass.RATE_LIMIT:
-        return _park_or_back_off(task, command, context)
-    delay_s = backoff(task.policy, task.tries, context.roll)
+    rule = RULES[failure.error_class]
     record = attempt_record(task, context, Outcome.FAILED, failure)
-    return schedule_retry(task, context, record, delay_s, "retry_scheduled")
+    if failure.retryable is False or (rule.permanent and failure.retryable is None):
+        return _fail_for_good(task, context, record, failure)
+    if rule.longer_timeout:
+        return _time_out(task, context, failure, None)
+    counters = {"free_ends": 0} if rule.counts else without_counting_try(task)
+    if rule.parks:
+        resume_at = command.resume_at
+        if resume_at is None and rule.reset_time is not None:
+            resume_at = rule.reset_time(context.now)
+        if resume_at is not None:
+            return _park_until_reset(task, context, failure, resume_at, counters)
+    failures = task.tries if rule.counts else counters["free_ends"]
+    delay_s = backoff(rule.policy or task.policy, failures, context.roll)
+    return schedule_retry(task, context, record, delay_s, "retry_scheduled", **counters)
 
 
 def _fail_for_good(
@@ -90,7 +87,7 @@ def _fail_for_good(
         task,
         context,
         "failed",
-        level="CRITICAL" if failure.error_class in ALERTING else "ERROR",
+        level="CRITICAL" if RULES[failure.error_class].alerting else "ERROR",
         message=failure.message,
         data={"error_class": failure.error_class, "outcome": record.outcome},
         stack=failure.stack,
@@ -106,20 +103,18 @@ def _fail_for_good(
     )
 
 
-def _park_or_back_off(task: Task, command: c.Fail, context: DecisionContext) -> TaskChange:
-    """Parks the task until the provider's limit resets; without a known time, backs off.
-
-    Neither counts as a try.
-    """
-    counters = without_counting_try(task)
-    if command.resume_at is not None:
-        record = attempt_record(task, context, Outcome.PARKED, command.failure)
-        if has_no_try_left(task, counters["tries"]):
-            return mark_dead(task, context, record, command.failure.message, **counters)
-        return _park(task, context, record, "quota", command.resume_at, None, counters)
-    record = attempt_record(task, context, Outcome.FAILED, command.failure)
-    delay_s = backoff(RATE_LIMIT, counters["free_ends"], context.roll)
-    return schedule_retry(task, context, record, delay_s, "retry_scheduled", **counters)
+def _park_until_reset(
+    task: Task,
+    context: DecisionContext,
+    failure: Failure,
+    resume_at: datetime,
+    counters: dict[str, Any],
+) -> TaskChange:
+    """Parks the task until the provider's limit resets; DEAD if no try is left."""
+    record = attempt_record(task, context, Outcome.PARKED, failure)
+    if has_no_try_left(task, counters.get("tries", task.tries)):
+        return mark_dead(task, context, record, failure.message, **counters)
+    return _park(task, context, record, "quota", resume_at, None, counters)
 
 
 def _time_out(

@@ -15,6 +15,7 @@ from tenuto.model.tasks import attempts, user_commands
 from tenuto.model.tasks import commands as c
 from tenuto.model.tasks.changes import is_parked, without_elapsed_hold
 from tenuto.model.tasks.commands import AttemptCommand, Command, DecisionContext
+from tenuto.model.tasks.retry import RULES
 from tenuto.model.tasks.task import (
     LEASED,
     TERMINAL,
@@ -142,8 +143,16 @@ def _is_repeat(task: Task, command: AttemptCommand) -> bool:
         return False
     if task.last_outcome == Outcome.PARKED:
         hold = command.hold if isinstance(command, c.Park) else "quota"
-        return task.hold == hold and task.resume_at == getattr(command, "resume_at", None)
+        return task.hold == hold and _is_same_resume_time(task, command)
     return True
+
+
+def _is_same_resume_time(task: Task, command: AttemptCommand) -> bool:
+    """True if the task waits until the command's time, or until a time that the rule chose."""
+    resume_at = getattr(command, "resume_at", None)
+    if resume_at is None and isinstance(command, c.Fail):
+        return RULES[command.failure.error_class].reset_time is not None
+    return task.resume_at == resume_at
 
 
 def _check_fence(task: Task, command: AttemptCommand) -> None:

@@ -1,5 +1,7 @@
-"""Retry policies, error classes and the delay before the next try."""
+"""Retry policies, error classes with their rules, and the delay before the next try."""
 
+from collections.abc import Callable
+from datetime import datetime
 from enum import StrEnum
 
 import msgspec
@@ -13,7 +15,7 @@ ATTEMPT_CAP = 1_000
 
 
 class ErrorClass(StrEnum):
-    """The category of a failure; it decides whether and when to retry."""
+    """The category of a failure; its `Rule` decides whether and when to retry."""
 
     ERROR = "error"
     CRASH = "crash"
@@ -23,13 +25,6 @@ class ErrorClass(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     SYNTAX = "syntax"
     INVALID_INPUT = "invalid_input"
-
-
-PERMANENT = frozenset({ErrorClass.OUT_OF_MEMORY, ErrorClass.SYNTAX, ErrorClass.INVALID_INPUT})
-"""A retry cannot help: the task fails at once."""
-
-ALERTING = frozenset({ErrorClass.OUT_OF_MEMORY})
-"""An operator has to act: the event has the level CRITICAL."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,7 +37,38 @@ class RetryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 DEFAULT = RetryPolicy()
-RATE_LIMIT = RetryPolicy(base_s=30.0)
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """What follows from a failure of one error class. A class without a flag is retried."""
+
+    permanent: bool = False
+    """A retry cannot help: the task fails at once."""
+    alerting: bool = False
+    """An operator has to act: the event of a task that fails at once has the level CRITICAL."""
+    policy: RetryPolicy | None = None
+    """The policy instead of the task's own."""
+    counts: bool = True
+    """The attempt counts as a try."""
+    longer_timeout: bool = False
+    """The attempt timed out: the next one gets a longer timeout."""
+    parks: bool = False
+    """The task waits until the provider's limit resets, if that time is known."""
+    reset_time: Callable[[datetime], datetime] | None = None
+    """The time of the reset, from now, for an attempt that does not report it."""
+
+
+RULES = {
+    ErrorClass.ERROR: Rule(),
+    ErrorClass.CRASH: Rule(),
+    ErrorClass.CONNECTION: Rule(),
+    ErrorClass.TIMEOUT: Rule(longer_timeout=True),
+    ErrorClass.RATE_LIMIT: Rule(parks=True, counts=False, policy=RetryPolicy(base_s=30.0)),
+    ErrorClass.OUT_OF_MEMORY: Rule(permanent=True, alerting=True),
+    ErrorClass.SYNTAX: Rule(permanent=True),
+    ErrorClass.INVALID_INPUT: Rule(permanent=True),
+}
+"""The rule of each error class."""
 
 
 def backoff(policy: RetryPolicy, tries: int, roll: float) -> float:

@@ -16,6 +16,7 @@ import asyncpg
 import msgspec
 
 from tenuto.store.postgres.address import Host, order_hosts, parse
+from tenuto.store.postgres.sessions import DIRECT_SETTINGS
 
 _ONLY_HOST_S = 5.0
 """Seconds to connect to the only host of an address."""
@@ -98,6 +99,10 @@ class Connector:
         return await self._connect_to(
             host, _ONLY_HOST_S, options, primary=self._address.wants_primary
         )
+
+    async def connect_directly(self, command_timeout_s: float) -> Any:
+        """Returns a new connection for hints, which is not part of a pool."""
+        return await self.connect(DIRECT_SETTINGS, command_timeout=command_timeout_s)
 
     async def _resolve_hosts(self) -> list[Host]:
         """Returns every host of the address; each network address of a name counts as a host."""

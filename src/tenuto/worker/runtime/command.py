@@ -30,8 +30,8 @@ from tenuto.model.tasks.retry import ErrorClass
 from tenuto.model.tenancy.redact import Redactor
 from tenuto.worker.capacity import SessionCapacity
 from tenuto.worker.context import Context
-from tenuto.worker.runtime.environment import resolve_folder
-from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart
+from tenuto.worker.runtime.environment import allowed_environment, resolve_folder
+from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart, RuntimeContext
 from tenuto.worker.session import Session, SessionEnd, SpawnError, Supervisor
 
 _INHERITED_VARIABLES = (
@@ -90,6 +90,7 @@ class CommandRuntime:
     """
 
     name = "command"
+    task_types: tuple[str, ...] | None = None
 
     def __init__(
         self, supervisor: Supervisor, command: Sequence[str] | None, allowed: Allowed
@@ -173,6 +174,12 @@ class CommandRuntime:
                 if is_temporary
                 else _invalid_input(message)
             ) from error
+
+
+def create(context: RuntimeContext) -> CommandRuntime:
+    """Creates the runtime of commands, with the agent's own command if it has one."""
+    allowed = allowed_environment(context.settings)
+    return CommandRuntime(context.supervisor, context.command, allowed)
 
 
 def resolve_program(command: Sequence[str]) -> list[str]:

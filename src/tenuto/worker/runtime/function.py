@@ -4,18 +4,17 @@ import asyncio
 import ctypes
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from inspect import isawaitable, iscoroutine, iscoroutinefunction
 from typing import Any
 
+from tenuto.model.errors import Invalid
 from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.retry import ErrorClass
 from tenuto.worker.context import Context, SyncContext
 from tenuto.worker.handler_waits import Parked
-from tenuto.worker.runtime.protocol import AttemptFailed
-
-Handler = Callable[[Any], Any]
+from tenuto.worker.runtime.protocol import AttemptFailed, Handler, RuntimeContext
 
 
 class AttemptStopped(BaseException):
@@ -35,8 +34,10 @@ class FunctionRuntime:
 
     name = "function"
 
-    def __init__(self) -> None:
-        self.handlers: dict[str | None, Handler] = {}
+    def __init__(self, handlers: Mapping[str | None, Handler]) -> None:
+        self.handlers = dict(handlers)
+        types = tuple(sorted(str(task_type) for task_type in handlers))
+        self.task_types = None if None in handlers else types
         self._async: dict[str, tuple[Handler, bool]] = {}
 
     def free_sessions(self, busy: int) -> int | None:
@@ -71,6 +72,13 @@ class FunctionRuntime:
             is_coroutine = iscoroutinefunction(handler) or iscoroutinefunction(call_method)
             cached = self._async[task_type] = (handler, is_coroutine)
         return cached[1]
+
+
+def create(context: RuntimeContext) -> FunctionRuntime:
+    """Creates the runtime of the agent's handlers."""
+    if context.handlers is None:
+        raise Invalid("the runtime function needs handlers; use --app")
+    return FunctionRuntime(context.handlers)
 
 
 def failure_from_exception(error: BaseException) -> Failure:

@@ -1,9 +1,16 @@
 """The interface between an attempt and the runtime that executes it."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
+
 from tenuto.model.tasks.commands import Failure
+from tenuto.settings import Settings
 from tenuto.worker.context import Context
+from tenuto.worker.session import Supervisor
+
+Handler = Callable[[Any], Any]
 
 
 class AttemptFailed(Exception):
@@ -30,6 +37,10 @@ class Runtime(Protocol):
     """Runs attempts of one agent."""
 
     name: str
+    """The name by which tasks require it."""
+
+    task_types: tuple[str, ...] | None
+    """The task types that it can run; `None`: all."""
 
     def free_sessions(self, busy: int) -> int | None:
         """Returns the sessions that can start now while `busy` run; `None`: limited by slots only.
@@ -45,3 +56,15 @@ class Runtime(Protocol):
 
         If cancelled: stops the session, records in `receipt` how, and re-raises.
         """
+
+
+class RuntimeContext(msgspec.Struct, frozen=True):
+    """What a runtime is created with."""
+
+    settings: Settings
+    supervisor: Supervisor
+    """Starts and kills sessions of programs."""
+    command: tuple[str, ...] | None = None
+    """The agent's command line (`--command`)."""
+    handlers: dict[str | None, Handler] | None = None
+    """The agent's handlers (`--app`) by task type; the one under `None` runs every other type."""
