@@ -399,7 +399,7 @@ async def test_a_place_of_one_that_has_ended_is_given_on(
     first, second = await submit(engine), await submit(engine)
     await raw.execute(f"update task set watched = false where id = '{first}'")
     works = await claim_all(engine)
-    engine.core.claim_snapshots.pop(first)
+    engine.core.known_attempts.pop_snapshot(first)
     await engine.complete(works[0].fence)
     assert await status(engine, second) == "WAITING"
     clock.advance(120)

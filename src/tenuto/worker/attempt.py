@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -241,7 +241,7 @@ class AttemptRunner:
 
         Of a lost attempt it reports only that the session has stopped.
         """
-        delays = retry_delays()
+        delays: Iterator[float] | None = None
         is_plain_failure = False
         while True:
             if self._lease.reason == "lost":
@@ -255,6 +255,7 @@ class AttemptRunner:
                     self._work.fence.task,
                     error,
                 )
+                delays = delays or retry_delays()
                 await self._engine.clock.sleep(next(delays))
             except Conflict as error:
                 # The heartbeat may have received another request during this report.

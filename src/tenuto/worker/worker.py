@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -24,8 +25,8 @@ from tenuto.periodic import NextTick, wait_first_event
 from tenuto.settings import Settings
 from tenuto.worker.attempt import AttemptRunner
 from tenuto.worker.engine_protocol import WorkerEngine
-from tenuto.worker.heartbeat import HeartbeatLoop, HeartbeatThread, lease_seconds
-from tenuto.worker.leases import HeldLease, HeldLeases, StopReason
+from tenuto.worker.heartbeat import HeartbeatLoop, HeartbeatThread
+from tenuto.worker.leases import HeldLease, HeldLeases, StopReason, lease_seconds
 from tenuto.worker.runtime.function import FunctionRuntime, Handler
 from tenuto.worker.runtime.protocol import Runtime
 
@@ -267,7 +268,7 @@ class Worker:
             return claimed
         kinds = {_work_kind(work) for work in claimed}
         missing_by_kind = {
-            kind: missing for kind in kinds if (missing := supported.missing_support(*kind))
+            kind: missing for kind in kinds if (missing := _missing_support(supported, *kind))
         }
         if not missing_by_kind:
             return claimed
@@ -471,6 +472,15 @@ class Worker:
     def holds(self, task: UUID) -> bool:
         """True if this worker runs an attempt at the task."""
         return self._leases.is_running(task)
+
+
+@lru_cache(maxsize=4096)
+def _missing_support(supported: SupportedWork, task_type: str, has_command: bool) -> str | None:
+    """Returns why a worker cannot run a kind of work, or `None` if it can.
+
+    Cached: it is asked for each claimed task.
+    """
+    return supported.missing_support(task_type, has_command)
 
 
 def _work_kind(work: ClaimedTask) -> tuple[str, bool]:

@@ -107,7 +107,12 @@ class _PreparedQuery:
         columns = self._columns[step.label]
         if len(rows) == 1:
             [row] = rows
-            return [[_encode_cell(row[index], encode) for index, encode in columns]]
+            return [
+                [
+                    row[index] if encode is None or row[index] is None else encode(row[index])
+                    for index, encode in columns
+                ]
+            ]
         uses = step.uses
         encoders = [(index, encode) for index, encode in columns if encode is not None]
         if not encoders:
@@ -161,10 +166,6 @@ class _PreparedQuery:
                     cells[index] = decode(cell)
             answers.append(dict(zip(names, cells, strict=True)))
         return answers
-
-
-def _encode_cell(value: Any, encode: Callable[[Any], Any] | None) -> Any:
-    return value if encode is None or value is None else encode(value)
 
 
 class StepRows(Rows):

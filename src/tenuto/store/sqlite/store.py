@@ -18,18 +18,18 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
 from tenuto import private
 from tenuto.clock import Clock
-from tenuto.folder_stamp import Stamp, folder_stamp
+from tenuto.folder_stamp import WatchedFiles
 from tenuto.model.errors import Conflict, Invalid, Unavailable
-from tenuto.store import schema
+from tenuto.store import schema, sql
 from tenuto.store.protocol import Row, SchemaState, Script, Statement, Store, collect_script
 from tenuto.store.sqlite.connection import Connection, WriterBusy
-from tenuto.store.sqlite.tenant import SqliteTenant
 
 T = TypeVar("T")
 
@@ -49,48 +49,6 @@ _SLOW_S = 0.005
 _THREAD_FACTOR = 3
 """After a slow transaction, the thread writes for this many times its duration."""
 _SQLITE_ERRORS = (sqlite3.DatabaseError, OSError, OverflowError)
-
-
-class _DatabaseFiles:
-    """Detects that the database file or its journal was removed or replaced.
-
-    SQLite continues to write to a file that was removed or replaced: its commits would be lost.
-    """
-
-    def __init__(self, *paths: str, clock: Clock) -> None:
-        self._seen: dict[str, tuple[int, int] | None] = dict.fromkeys(paths)
-        self._folders = {str(Path(path).parent) for path in paths}
-        self._clock = clock
-        self._checked_stamps: list[Stamp | None] = [None]
-        """Stamps of their folders at the last check that found the files unchanged."""
-
-    def are_unchanged(self) -> bool:
-        """True if none of the files was removed or replaced."""
-        try:
-            stamps = [folder_stamp(folder, self._clock) for folder in self._folders]
-        except OSError:
-            stamps = [None]
-        if stamps == self._checked_stamps and None not in stamps:
-            return True
-        unchanged = self._compare_files()
-        self._checked_stamps = stamps if unchanged else [None]
-        return unchanged
-
-    def _compare_files(self) -> bool:
-        """True if all files are those seen first; a new file is recorded."""
-        for path, before in self._seen.items():
-            try:
-                stat = Path(path).stat()
-            except FileNotFoundError:
-                if before is not None:
-                    return False
-                continue
-            now = (stat.st_dev, stat.st_ino)
-            if before is None:
-                self._seen[path] = now
-            elif before != now:
-                return False
-        return True
 
 
 class SqliteStore:
@@ -114,7 +72,8 @@ class SqliteStore:
         self._in_thread_until = 0.0
         # SQLite puts it beside the file itself, not beside a link to it.
         self._journal = Path(f"{os.path.realpath(self.path)}-wal")
-        self._files: _DatabaseFiles | None = None
+        self._files: WatchedFiles | None = None
+        """Watched, because SQLite writes on to a removed file: its commits would be lost."""
         self._written = 0
         self._can_preallocate = not self._inline
         self._readers: ThreadPoolExecutor | None = None
@@ -234,8 +193,7 @@ class SqliteStore:
         except (sqlite3.Error, OSError, Unavailable):  # the journal stays as it is
             self._can_preallocate = False
 
-    async def transact_one(self, script: Callable[[], Script[T]]) -> T:
-        return await self.transact(script)
+    transact_one = transact
 
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
         await self.transact(await collect_script(statements))
@@ -312,7 +270,7 @@ class SqliteStore:
                 with open(os.path.realpath(self.path), "xb", opener=private.opener):
                     pass
             connection = Connection(self.path)
-            self._files = _DatabaseFiles(self.path, str(self._journal), clock=self.clock)
+            self._files = WatchedFiles(self.path, str(self._journal), clock=self.clock)
             self._check_files()
             return connection
         finally:
@@ -411,6 +369,84 @@ class SqliteStore:
         if isinstance(error, sqlite3.ProgrammingError):
             return error
         return Unavailable(f"cannot use the database {self.path}: {error}")
+
+
+class SqliteTenant:
+    """A `SqliteStore` restricted to the rows of one workspace.
+
+    PostgreSQL separates tenants by a role and row policies. SQLite has neither, so the tenant's
+    store passes `:workspace` with each statement, and the queries compare it with every row.
+    """
+
+    def __init__(self, store: SqliteStore, workspace: UUID) -> None:
+        self._store = store
+        self._workspace = workspace
+        self._workspace_queries = _workspace_queries()
+        self.writers = store.writers
+        self.mixes = store.mixes
+        self.clock = store.clock
+
+    def for_workspace(self, workspace: UUID) -> Store:
+        assert workspace == self._workspace, "a tenant's store serves one workspace only"
+        return self
+
+    def for_maintenance(self) -> Store:
+        raise AssertionError("only the system runs maintenance")
+
+    async def open(self) -> None:
+        await self._store.open()
+
+    async def close(self) -> None:
+        """Does nothing: the caller that opened the whole store closes it."""
+
+    async def migrate(self) -> list[int]:
+        return await self._store.migrate()
+
+    async def schema(self) -> SchemaState:
+        return await self._store.schema()
+
+    async def describe(self) -> dict[str, str]:
+        return await self._store.describe()
+
+    async def fetch(self, statement: Statement) -> list[Row]:
+        return await self._store.fetch(self._bind(statement))
+
+    async def transact(self, script: Callable[[], Script[T]]) -> T:
+        return await self._store.transact(lambda: self._bind_script(script()))
+
+    transact_one = transact
+
+    async def stream(self, statements: AsyncIterator[Statement]) -> None:
+        await self._store.stream(self._bind(statement) async for statement in statements)
+
+    def _bind(self, statement: Statement) -> Statement:
+        """Returns the statement with the workspace, if its query has that parameter."""
+        if statement.query not in self._workspace_queries:
+            return statement
+        workspace = statement.params.get("workspace")
+        if workspace is not None:
+            assert workspace == self._workspace, f"{statement.query} is for another workspace"
+            return statement
+        params = statement.params | {"workspace": self._workspace}
+        return Statement(statement.query, params, statement.rows, statement.literals)
+
+    def _bind_script(self, script: Script[T]) -> Script[T]:
+        """Returns the script with each of its statements bound to the workspace."""
+        try:
+            statement = next(script)
+            while True:
+                statement = script.send((yield self._bind(statement)))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+
+@cache
+def _workspace_queries() -> frozenset[str]:
+    """Returns the names of the queries that have a workspace parameter."""
+    return frozenset(
+        name for name, query in sql.load(sql.SQLITE).items() if "workspace" in query.params
+    )
 
 
 def _run_script(script: Script[T], connection: Connection) -> T:
