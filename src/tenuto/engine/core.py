@@ -141,6 +141,7 @@ class Core:
         return self._key_ring
 
     def now(self) -> datetime:
+        """Returns the current time of the store's clock."""
         return self.clock.now()
 
     def decision_context(self, actor: str | None = None) -> DecisionContext:

@@ -441,6 +441,7 @@ class Engine:
         await self._editor.erase(task, self.workspace, self.actor)
 
     async def _control(self, task: UUID, command: commands.Command) -> None:
+        """Applies a user's command to one task of the workspace."""
         await self._controller.command(task, self.workspace, command, self.actor)
 
     async def rerun(self, task: UUID) -> Submitted:

@@ -99,6 +99,7 @@ class AttemptRunner:
                 running.get_loop().call_soon_threadsafe(self._warn)
 
     def _warn(self) -> None:
+        """Tells a running session, in its transcript, that it seems to hang."""
         if not self._lease.ended:
             self._context.warned = True
             self._context.log(HUNG_WARNING, "WARN")

@@ -218,6 +218,7 @@ class HeartbeatThread:
         self._thread = threading.Thread(target=self._main, name="tenuto-heartbeat", daemon=True)
 
     def start(self) -> None:
+        """Starts the thread and returns at once."""
         self._thread.start()
 
     def wake(self) -> None:
@@ -238,6 +239,7 @@ class HeartbeatThread:
                 loop.call_soon_threadsafe(callback)
 
     def _main(self) -> None:
+        """Runs the heartbeat's event loop on the new thread, until `close`."""
         asyncio.run(self._run())
 
     async def _run(self) -> None:

@@ -76,4 +76,5 @@ class HeldLeases:
         return [lease for attempts in list(self._by_task.values()) for lease in attempts]
 
     def __len__(self) -> int:
+        """Returns the number of tasks with a lease."""
         return len(self._by_task)

@@ -16,6 +16,7 @@ from tenuto.store.protocol import Row, Rows, Statement
 
 
 def _json(value: Any) -> str:
+    """Returns the value as JSON text."""
     return msgspec.json.encode(value).decode()
 
 
@@ -44,6 +45,7 @@ _BOOLEANS = frozenset({"watched", "unconfirmed", "met", "enabled"})
 
 @lru_cache(maxsize=256)
 def _decode_time(value: Any) -> Any:
+    """Returns the time of a column in microseconds; an impossible value unchanged."""
     try:
         return from_micros(value)
     except (OverflowError, TypeError):
@@ -52,6 +54,7 @@ def _decode_time(value: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def _decode_uuid(value: Any) -> Any:
+    """Returns the id of a column's text; text that is no id unchanged."""
     try:
         return UUID(value)
     except (ValueError, AttributeError, TypeError):
@@ -191,6 +194,7 @@ class StepRows(Rows):
         return self._content
 
     def _rows(self) -> list[Row]:
+        """Returns the rows by column name; decodes them at the first call."""
         if self._decoded is None:
             self._decoded = self.decode(self.cells, self.description)
         return self._decoded

@@ -81,16 +81,19 @@ class SqliteStore:
         self._reader_connections: list[Connection] = []
 
     def for_workspace(self, workspace: UUID) -> Store:
+        """Returns a store on the same file that sees one workspace only."""
         return SqliteTenant(self, workspace)
 
     def for_maintenance(self) -> "SqliteStore":
         return self  # SQLite has no statement timeouts
 
     async def open(self) -> None:
+        """Raises `Incompatible` unless the file's schema fits; creates a missing file, empty."""
         state = await self.schema()
         schema.check_fit(state.schema, state.compat)
 
     async def close(self) -> None:
+        """Ends the threads after their work, and closes all connections and the lock file."""
         self._closing = True
         if self._writer is not None:
             self._jobs.put(None)
@@ -112,12 +115,16 @@ class SqliteStore:
         self._closing = False
 
     async def migrate(self) -> list[int]:
+        """Applies missing migrations on the writer thread; returns their numbers."""
         return await self._on_writer(self._migrate)
 
     async def schema(self) -> SchemaState:
+        """Returns the schema state of the file; zeros for an empty one."""
         return await self._on_writer(self._schema)
 
     async def describe(self) -> dict[str, str]:
+        """Returns version, path and durability settings of the file, for operators."""
+
         def read_settings() -> dict[str, str]:
             raw = self._writer_connection().raw
             levels = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
@@ -131,6 +138,7 @@ class SqliteStore:
         return await self._on_writer(read_settings)
 
     async def fetch(self, statement: Statement) -> list[Row]:
+        """Runs one read on a reader thread and returns its rows."""
         if self._inline:
             return self._with_mapped_errors(lambda: list(self._writer_connection().run(statement)))
         if self._readers is None:
@@ -139,6 +147,7 @@ class SqliteStore:
         return await loop.run_in_executor(self._readers, self._read, statement)
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
+        """Runs a script in one transaction: here if no write is running, else on the thread."""
         if self._try_lock_writer():
             try:
                 return self._transact(script, wait=False)
@@ -196,6 +205,7 @@ class SqliteStore:
     transact_one = transact
 
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
+        """Collects all statements, then runs them in one transaction."""
         await self.transact(await collect_script(statements))
 
     async def _on_writer(self, job: Callable[[], T]) -> T:
@@ -229,10 +239,12 @@ class SqliteStore:
         self._jobs.put(job)
 
     def _write_loop(self) -> None:
+        """Runs the queued jobs on the writer thread, until `None` is queued."""
         while (job := self._jobs.get()) is not None:
             job()
 
     def _read(self, statement: Statement) -> list[Row]:
+        """Runs one read on this reader thread's own connection, which the first read opens."""
         connection = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._with_mapped_errors(lambda: Connection(self.path))
@@ -316,6 +328,8 @@ class SqliteStore:
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
     def _migrate(self) -> list[int]:
+        """Applies missing migrations in one transaction; returns their numbers."""
+
         def body(connection: Connection) -> list[int]:
             raw = connection.raw
             raw.execute(schema.MIGRATION_TABLE)
@@ -336,6 +350,7 @@ class SqliteStore:
         return self._transaction(body)
 
     def _schema(self) -> SchemaState:
+        """Reads the schema state from the migration table; zeros if there is no such table."""
         raw = self._writer_connection().raw
         table = raw.execute(
             "select 1 from sqlite_master where name = 'schema_migration'"
@@ -387,36 +402,45 @@ class SqliteTenant:
         self.clock = store.clock
 
     def for_workspace(self, workspace: UUID) -> Store:
+        """Returns this store; a tenant's store cannot change its workspace."""
         assert workspace == self._workspace, "a tenant's store serves one workspace only"
         return self
 
     def for_maintenance(self) -> Store:
+        """Always fails: the whole store runs maintenance."""
         raise AssertionError("only the system runs maintenance")
 
     async def open(self) -> None:
+        """Opens the whole store."""
         await self._store.open()
 
     async def close(self) -> None:
         """Does nothing: the caller that opened the whole store closes it."""
 
     async def migrate(self) -> list[int]:
+        """Applies missing migrations to the whole file; returns their numbers."""
         return await self._store.migrate()
 
     async def schema(self) -> SchemaState:
+        """Returns the schema state of the file."""
         return await self._store.schema()
 
     async def describe(self) -> dict[str, str]:
+        """Returns version, path and durability settings of the file."""
         return await self._store.describe()
 
     async def fetch(self, statement: Statement) -> list[Row]:
+        """Runs one read, restricted to the workspace, and returns its rows."""
         return await self._store.fetch(self._bind(statement))
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
+        """Runs a script in one transaction, each of its statements restricted to the workspace."""
         return await self._store.transact(lambda: self._bind_script(script()))
 
     transact_one = transact
 
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
+        """Runs statements in one transaction, each restricted to the workspace."""
         await self._store.stream(self._bind(statement) async for statement in statements)
 
     def _bind(self, statement: Statement) -> Statement:
