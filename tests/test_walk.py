@@ -81,6 +81,11 @@ async def _greet(context: Any) -> dict[str, str]:
     return {"greeting": f"Hello {context.input['name']}"}
 
 
+def _is_idle(worker: Worker) -> bool:
+    """True if the worker runs no attempt and no claim."""
+    return not (worker._running or worker._claim_scheduled or worker._claims)
+
+
 async def _record_submit(url: str) -> Walk:
     """Returns the walk of one submit by a client on a database."""
     with Walk(_before_submit, _after_submit) as walk:
@@ -106,6 +111,7 @@ async def _record_run(url: str) -> Walk:
             for _ in range(_WARM_UP_TASKS):
                 task = await client.tasks.create("warm up", **_TASK)
                 await client.tasks.wait(task.id, timeout=10)
+            await eventually(lambda: _is_idle(worker))  # no claim for the last task runs on
             walk.arm()
             task = await client.tasks.create("traced", **_TASK)
             await eventually(lambda: walk.is_over)
