@@ -34,9 +34,9 @@ from tenuto.metrics import TABLE as METRICS
 from tenuto.model import errors
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.commands import AttemptCommand, DecisionContext, Fail, Failure
-from tenuto.model.tasks.decide import decide, token_hash
+from tenuto.model.tasks.decide import decide
 from tenuto.model.tasks.retry import RULES, ErrorClass
-from tenuto.model.tasks.task import TERMINAL, TRANSITIONS, Fence, Status, Task
+from tenuto.model.tasks.task import TERMINAL, TRANSITIONS, Fence, Status, Task, token_hash
 from tenuto.settings import Settings
 from tenuto.store import schema, sql
 

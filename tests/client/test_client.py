@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ from tenuto.client.worker import Worker as Facade
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
+from tenuto.model.limits.budgets import Budget
+from tenuto.model.limits.concurrency import Concurrency
+from tenuto.model.tasks.commands import Escalation
+from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.settings import Settings
 
 PATIENCE = 30
@@ -310,3 +315,31 @@ async def test_follow_continues_after_an_outage_of_the_server(
         seen += [event async for event in events]
         await client.close()
     assert [event.line.event for event in seen if event.line] == ["submitted", "cancelled"]
+
+
+_NOON_IN_BERLIN = datetime(2999, 6, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+
+
+_REQUESTS: list[dict[str, Any]] = [
+    {},
+    {"input": {"pair": (1, 2.0), "none": None}, "metadata": {"a": ("b",)}},
+    {"input": {"secrets": {"password": "correct horse"}, "user": "ada"}},
+    {"input": {"secrets": {}}, "env": {"MODE": "test"}},
+    {"input": "plain text", "prompt": "do it", "priority": 1, "max_attempts": 1},
+    {"run_at": _NOON_IN_BERLIN, "timeout_s": 60, "queue_ttl_s": 90, "lease_s": 30},
+    {"tags": ["b", "a", "b"], "task_tags": ["z", "y"], "capabilities": ["code"]},
+    {"command": ("echo", "hello"), "cwd": "/tmp", "runtime": "command"},
+    {"retry": RetryPolicy(), "on_dependency_failure": "skip", "estimate_minutes": 5},
+    {"concurrency": Concurrency(key="door", limit=1)},
+    {"budget": Budget(cost_usd=1.5), "complexity": "Hard", "trace_id": "t-1", "source": "cli"},
+    {"escalation": Escalation(reason="stuck", prompt="help"), "idempotency_key": "once"},
+]
+
+
+async def test_a_created_task_is_returned_as_it_is_stored(client: AsyncClient) -> None:
+    await client.tasks.create("the first of its type waits for its lane")
+    for fields in _REQUESTS:
+        created = await client.tasks.create("new", **fields)
+        stored = await client.tasks.get(created.id)
+        assert msgspec.json.encode(created) == msgspec.json.encode(stored), fields
+        assert created == stored, fields

@@ -24,10 +24,17 @@ from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import TenutoError
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.commands import Failure
-from tenuto.model.tasks.decide import token_hash
 from tenuto.model.tasks.retry import ErrorClass
 from tenuto.model.tasks.submission import NewTask
-from tenuto.model.tasks.task import LEASED, TRANSITIONS, Fence, Status, Task, next_due_at
+from tenuto.model.tasks.task import (
+    LEASED,
+    TRANSITIONS,
+    Fence,
+    Status,
+    Task,
+    next_due_at,
+    token_hash,
+)
 from tenuto.settings import sqlite_path
 from tenuto.store.postgres.store import PostgresStore
 from tenuto.store.protocol import Rows, Script, Statement

@@ -15,9 +15,8 @@ from tenuto.model.tasks import commands as c
 from tenuto.model.tasks import decide as production
 from tenuto.model.tasks.changes import replace_fields
 from tenuto.model.tasks.commands import AttemptCommand, Command, DecisionContext
-from tenuto.model.tasks.decide import token_hash
 from tenuto.model.tasks.retry import ATTEMPT_CAP
-from tenuto.model.tasks.task import LEASED, TERMINAL, Fence, Status, Task, TaskChange
+from tenuto.model.tasks.task import LEASED, TERMINAL, Fence, Status, Task, TaskChange, token_hash
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 LEASE = timedelta(seconds=30)

@@ -15,8 +15,8 @@ from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.tasks.task import TIMEOUT_SLACK_S, Fence
 from tenuto.settings import Settings
 from tenuto.worker.attempt import AttemptRunner
-from tenuto.worker.heartbeat import HeartbeatLoop, lease_seconds
-from tenuto.worker.leases import HeldLease, HeldLeases, StopReason
+from tenuto.worker.heartbeat import HeartbeatLoop
+from tenuto.worker.leases import HeldLease, HeldLeases, StopReason, lease_seconds
 from tenuto.worker.runtime.function import FunctionRuntime
 
 

@@ -125,7 +125,7 @@ def test_lost_worker_leaves_its_process_trees_no_grace(
     session._control = control  # type: ignore[assignment]
     monkeypatch.setattr(supervisor, "wait_for", lambda sources, *_: sources)
     session._request_kill(60.0)
-    session._wait(None)
+    session._wait_and_handle_kills(None)
     press(session, clock, 1)
     assert tree.sent == [signal.SIGTERM, signal.SIGKILL, signal.SIGKILL]
 

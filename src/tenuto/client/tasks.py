@@ -41,8 +41,8 @@ class Tasks:
 
         `fields` are those of `NewTask`.
         """
-        submitted = await self._engine.submit(_build_struct(NewTask, {"title": title, **fields}))
-        return await self._engine.show(submitted.id)
+        new = _build_struct(NewTask, {"title": title, **fields})
+        return await self._engine.show_submitted(new, await self._engine.submit(new))
 
     async def create_many(self, tasks: Sequence[NewTask | dict[str, Any]]) -> Sequence[Submitted]:
         """Submits all of the tasks or none, in one transaction."""

@@ -29,8 +29,9 @@ from tenuto.model.limits.budgets import HOLD as BUDGET
 from tenuto.model.limits.concurrency import leaves_queue, needs_permit
 from tenuto.model.tasks.commands import Command, DecisionContext, Retry, SetPriority
 from tenuto.model.tasks.decide import decide
-from tenuto.model.tasks.task import TERMINAL, Status, Task, TaskChange
+from tenuto.model.tasks.task import TERMINAL, Fence, Status, Task, TaskChange
 from tenuto.model.tasks.transcript import MAX_KB
+from tenuto.model.tenancy.redact import Redactor
 from tenuto.store.batching import Answers, Batcher, WriteKind
 from tenuto.store.protocol import Row, Script, Statement, Store
 
@@ -67,25 +68,51 @@ class CommandResult(msgspec.Struct, frozen=True):
     cascade: Cascade | None = None
 
 
-class ClaimSnapshotCache:
-    """Caches the snapshots of the last `max_size` claimed tasks.
+class KnownAttempt(msgspec.Struct):
+    """What the claim of an attempt has read and its reports need."""
 
-    A task whose snapshot was evicted costs one more read of its row.
+    number: int
+    redactor: Redactor | None
+    """Redacts the secrets that the attempt received; `None` if it received none."""
+    snapshot: ClaimSnapshot | None = None
+    """The row of a watched task until its completion; `None` for other tasks."""
+
+
+class KnownAttempts:
+    """Caches the attempts that this process claimed: the last `max_size`, one per task.
+
+    Completing an attempt that is not cached costs one more read of the store.
     """
 
     def __init__(self, max_size: int = 20_000) -> None:
         self._max_size = max_size
-        self._snapshots: dict[int, ClaimSnapshot] = {}
+        self._by_task: dict[int, KnownAttempt] = {}
 
-    def add(self, task: UUID, snapshot: ClaimSnapshot) -> None:
-        """Adds a snapshot; evicts the oldest one beyond the maximum size."""
-        self._snapshots[task.int] = snapshot
-        if len(self._snapshots) > self._max_size:
-            del self._snapshots[next(iter(self._snapshots))]
+    def add(self, task: UUID, attempt: KnownAttempt) -> None:
+        """Adds an attempt unless a newer one of its task is cached; evicts beyond the limit."""
+        cached = self._by_task.get(task.int)
+        if cached is not None and cached.number > attempt.number:
+            return
+        self._by_task[task.int] = attempt
+        if len(self._by_task) > self._max_size:
+            del self._by_task[next(iter(self._by_task))]
 
-    def pop(self, task: UUID) -> ClaimSnapshot | None:
-        """Removes and returns the task's snapshot; `None` if it is not cached."""
-        return self._snapshots.pop(task.int, None) if self._snapshots else None
+    def find(self, fence: Fence) -> KnownAttempt | None:
+        """Returns the attempt with this fence; `None` if it is not cached."""
+        known = self._by_task.get(fence.task.int)
+        return known if known is not None and known.number == fence.attempt else None
+
+    def pop_snapshot(self, task: UUID) -> ClaimSnapshot | None:
+        """Removes and returns the snapshot of the task's attempt; `None` if none is cached."""
+        known = self._by_task.get(task.int)
+        if known is None:
+            return None
+        snapshot, known.snapshot = known.snapshot, None
+        return snapshot
+
+    def evict(self, task: UUID) -> None:
+        """Drops the task's attempt, if it is cached."""
+        self._by_task.pop(task.int, None)
 
 
 class Core:
@@ -93,22 +120,18 @@ class Core:
 
     def __init__(self, store: Store, wakeups: Wakeups, key_ring: "Keys" = None) -> None:
         self.store = store
+        self.clock: Clock = store.clock
         self.wakeups = wakeups
         self._key_ring = key_ring
         self.batcher = Batcher(store)
         self.lanes = LaneCache(store)
         self.plans = PlanCache()
-        self.claim_snapshots = ClaimSnapshotCache()
-        """Snapshots of watched tasks claimed by this process, so that completing is cheaper."""
+        self.known_attempts = KnownAttempts()
         self.spawn_limits = SpawnLimits()
         """Limits of number and depth of subtasks."""
         self.transcript_kb = MAX_KB
         """Size limit of an attempt's transcript in KB."""
         self._command_kind = WriteKind("orders", self._command_script)
-
-    @property
-    def clock(self) -> Clock:
-        return self.store.clock
 
     @property
     def key_ring(self) -> "KeyRing | None":
@@ -118,6 +141,7 @@ class Core:
         return self._key_ring
 
     def now(self) -> datetime:
+        """Returns the current time of the store's clock."""
         return self.clock.now()
 
     def decision_context(self, actor: str | None = None) -> DecisionContext:

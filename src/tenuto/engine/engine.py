@@ -44,6 +44,7 @@ from tenuto.engine.views import (
     Page,
     TaskView,
     WorkerView,
+    new_task_view,
     worker_view,
 )
 from tenuto.model.agents.matching import AgentProfile
@@ -80,6 +81,9 @@ class Engine:
         hints = wakeups or MemoryWakeups()
         self.store = store
         self.core = Core(store.for_workspace(workspace), hints, key_ring)
+        self.clock: Clock = self.core.clock
+        self.is_store_in_process: bool = self.core.store.mixes
+        """True if the store runs in this process, so that its event loop must be yielded often."""
         self.workspace = workspace
         self.actor = actor
         self.caller: Caller | None = None
@@ -98,15 +102,6 @@ class Engine:
         self._publisher = EventPublisher(self.core, task_secrets, workspace)
         self.maintenance = TaskMaintenance(self.system)
         self.key_rotator = KeyRotator(self.system)
-
-    @property
-    def clock(self) -> Clock:
-        return self.core.clock
-
-    @property
-    def is_store_in_process(self) -> bool:
-        """True if the store runs in this process, so that its event loop must be yielded often."""
-        return self.core.store.mixes
 
     @property
     def flows(self) -> Flows:
@@ -183,6 +178,12 @@ class Engine:
                 return await self._submitter.submit_one(new, self.workspace, self.actor)
         except REFUSALS as error:
             return (await self._submitter.find_repeated([new], self.workspace, error))[0]
+
+    async def show_submitted(self, new: NewTask, submitted: Submitted) -> TaskView:
+        """Returns a task just submitted; reads the store only if it may differ from its request."""
+        if submitted.at is None:
+            return await self.show(submitted.id)
+        return new_task_view(new, submitted.id, submitted.at, self.workspace, self.actor)
 
     async def submit_many(self, new_tasks: Sequence[NewTask]) -> list[Submitted]:
         """Submits all tasks or none."""
@@ -440,6 +441,7 @@ class Engine:
         await self._editor.erase(task, self.workspace, self.actor)
 
     async def _control(self, task: UUID, command: commands.Command) -> None:
+        """Applies a user's command to one task of the workspace."""
         await self._controller.command(task, self.workspace, command, self.actor)
 
     async def rerun(self, task: UUID) -> Submitted:
@@ -538,9 +540,7 @@ class Engine:
 
     async def record_worker(self, info: WorkerInfo) -> bool:
         """Records that a worker is alive or exits; returns True if it is requested to exit."""
-        return await self.worker_beat(
-            info.worker, info.host, info.pid, info.agents, info.slots, info.status
-        )
+        return await workers.record_heartbeat(self.core, self.workspace, info, None)
 
     async def worker_beat(
         self,

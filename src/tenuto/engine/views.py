@@ -253,6 +253,7 @@ _REQUEST_FIELDS = tuple(
     and name
     not in (
         "id retry tags task_tags capabilities depends_on control escalation concurrency budget"
+        " input metadata command run_at on_dependency_failure"
     ).split()
 )
 _COUNTER_FIELDS = (
@@ -261,7 +262,6 @@ _COUNTER_FIELDS = (
     "checkpoint_seq",
     "input_tokens",
     "output_tokens",
-    "cost_usd",
 )
 _INITIAL_VALUES: dict[str, Any] = {
     name: 0 if name in _COUNTER_FIELDS else None
@@ -270,9 +270,10 @@ _INITIAL_VALUES: dict[str, Any] = {
     and name
     not in (
         "id workspace status waiting_for retry tags task_tags capabilities created_by created_at"
-        " updated_at version kind depends_on escalation concurrency budget"
+        " updated_at version kind depends_on escalation concurrency budget input metadata command"
+        " run_at on_dependency_failure"
     ).split()
-}
+} | {"cost_usd": 0.0}
 
 
 def task_summary(row: Row) -> TaskSummary:
@@ -299,6 +300,11 @@ def new_task_view(
         retry=None if new.retry is None else msgspec.to_builtins(new.retry),
         kind=new.kind,
         depends_on=[],
+        on_dependency_failure="fail",
+        input=_copy_json(new.input),
+        metadata=_copy_json(new.metadata),
+        command=None if new.command is None else list(new.command),
+        run_at=None if new.run_at is None else new.run_at.astimezone(UTC),
         escalation=None if new.escalation is None else msgspec.to_builtins(new.escalation),
         concurrency=None if new.concurrency is None else msgspec.to_builtins(new.concurrency),
         budget=None if new.budget is None else msgspec.to_builtins(new.budget),
@@ -310,6 +316,11 @@ def new_task_view(
         updated_at=at,
         version=1,
     )
+
+
+def _copy_json(value: Any) -> Any:
+    """Returns a JSON value as it is read from the store: with lists for tuples."""
+    return None if value is None else msgspec.json.decode(msgspec.json.encode(value))
 
 
 def task_view(

@@ -106,7 +106,7 @@ class Batcher:
         return await self._enqueue(kind, item, key)
 
     async def _wait_one_tick(self) -> None:
-        """Waits one event-loop tick, so that writes arriving meanwhile join the batch."""
+        """Waits one event-loop tick, then starts a batch of the writes that arrived meanwhile."""
         self._starting = True
         try:
             await NextTick()
@@ -124,7 +124,7 @@ class Batcher:
         return kind.at_once and not self._store.mixes and not self._running
 
     def _can_wait_for_batch(self, kind: WriteKind) -> bool:
-        """True if a caller may wait for a batch itself: kinds mix and no write is running."""
+        """True if a caller may wait one tick for others: kinds mix and no write is running."""
         idle = not (self._starting or self._running)
         return idle and self._store.mixes and not kind.leads
 
@@ -158,6 +158,7 @@ class Batcher:
             task.add_done_callback(self._on_task_done)
 
     async def _run_next_batch(self) -> None:
+        """Writes the next batch; first starts the one after it, if a writer is free."""
         # One tick after the first caller: writes that arrived by now join the batch.
         self._starting = False
         batch = self._take_batch()
@@ -166,6 +167,7 @@ class Batcher:
             await self._run(batch)
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        """Removes an ended batch, raises its internal error if it had one, and starts the next."""
         self._running.discard(task)
         if not task.cancelled():
             task.result()
@@ -232,7 +234,7 @@ class Batcher:
                 _set_result(write.future, answer)
 
     async def _try_single_statement(self, first: _QueuedWrite, others: list[_QueuedWrite]) -> bool:
-        """True if the first write could be done in one statement; then the others are done, too."""
+        """Writes the first item in one statement, then the others; False if nothing was written."""
         create_script = first.kind.single
         if create_script is None or (others and others[0].kind is first.kind):
             return False
@@ -259,10 +261,12 @@ class Batcher:
         crash_point("engine.before_commit")
         plain = len(items) == 1 and items[0][0].one_statement
         run = self._store.transact_one if plain else self._store.transact
-        return run(lambda: _scripts(items, single=self._store.mixes))
+        return run(lambda: _run_scripts(items, single=self._store.mixes))
 
 
-def _scripts(items: list[tuple[WriteKind, list[Any]]], *, single: bool) -> Script[list[Answers]]:
+def _run_scripts(
+    items: list[tuple[WriteKind, list[Any]]], *, single: bool
+) -> Script[list[Answers]]:
     """Runs the scripts of all kinds in one transaction; returns their results by kind."""
     answers: list[Answers] = []
     for kind, group in items:

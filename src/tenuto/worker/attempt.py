@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -99,6 +99,7 @@ class AttemptRunner:
                 running.get_loop().call_soon_threadsafe(self._warn)
 
     def _warn(self) -> None:
+        """Tells a running session, in its transcript, that it seems to hang."""
         if not self._lease.ended:
             self._context.warned = True
             self._context.log(HUNG_WARNING, "WARN")
@@ -241,7 +242,7 @@ class AttemptRunner:
 
         Of a lost attempt it reports only that the session has stopped.
         """
-        delays = retry_delays()
+        delays: Iterator[float] | None = None
         is_plain_failure = False
         while True:
             if self._lease.reason == "lost":
@@ -255,6 +256,7 @@ class AttemptRunner:
                     self._work.fence.task,
                     error,
                 )
+                delays = delays or retry_delays()
                 await self._engine.clock.sleep(next(delays))
             except Conflict as error:
                 # The heartbeat may have received another request during this report.

@@ -54,6 +54,7 @@ class Context:
 
     @cached_property
     def _usage_lock(self) -> asyncio.Lock:
+        """Held while a usage report is sent: they are numbered and must arrive in order."""
         return asyncio.Lock()
 
     @cached_property
@@ -63,10 +64,12 @@ class Context:
 
     @cached_property
     def _wait_keys(self) -> WaitKeys:
+        """The names of this attempt's waits; created at first use."""
         return WaitKeys()
 
     @property
     def task_id(self) -> UUID:
+        """The id of the task."""
         return self._work.fence.task
 
     @property
@@ -313,11 +316,13 @@ class SyncContext:
         self._loop_thread = threading.get_ident()
 
     def __getattribute__(self, name: str) -> Any:
+        """Returns the async context's attribute on the event loop's thread, else the own one."""
         if not name.startswith("_") and threading.get_ident() == self._loop_thread:
             return getattr(self._context, name)
         return super().__getattribute__(name)
 
     def __getattr__(self, name: str) -> Any:
+        """Returns an attribute that only the async context has."""
         return getattr(self._context, name)
 
     @property
@@ -330,33 +335,41 @@ class SyncContext:
         self._context.stopping = value
 
     def log(self, text: str, level: str = "INFO") -> None:
+        """Adds text to the attempt's transcript; does not wait."""
         if not self._context.is_full:
             self._loop.call_soon_threadsafe(self._context.log, text, level)
 
     def progress(self, percent: float | None = None, step: str | None = None) -> None:
+        """Reports the attempt's progress."""
         self._wait(self._context.progress(percent, step))
 
     def used(self, **usage: Any) -> None:
+        """Reports a model's usage since the last report."""
         self._wait(self._context.used(**usage))
 
     def save(self, checkpoint: Any) -> None:
+        """Saves a checkpoint; the next attempt starts with it."""
         self._wait(self._context.save(checkpoint))
 
     def step(self, key: str, work: Callable[[], T]) -> T:
+        """Runs `work` on this thread once per key and returns its value, also in later attempts."""
         steps = self._wait(self._context._load_steps())  # noqa: SLF001  two forms of one class
         output = None if self._context._is_recorded(steps, key) else work()  # noqa: SLF001  the same
         value: T = self._wait(self._context.step(key, lambda: output))
         return value
 
     def spawn(self, key: str, new: NewTask) -> UUID:
+        """Creates a child task once per key and returns its id."""
         child: UUID = self._wait(self._context.spawn(key, new))
         return child
 
     def wait(self, children: Names, timeout: float | None = None) -> list[Child]:
+        """Returns the results of these children; ends the attempt until they have finished."""
         results: list[Child] = self._wait(self._context.wait(children, timeout))
         return results
 
     def wait_all(self, timeout: float | None = None) -> list[Child]:
+        """Waits like `wait`, for all children that were spawned so far."""
         results: list[Child] = self._wait(self._context.wait_all(timeout))
         return results
 
@@ -369,6 +382,7 @@ class SyncContext:
         *,
         default: bool = False,
     ) -> Decision:
+        """Asks a person once per key to approve; ends the attempt until there is a decision."""
         pending = self._context.approve(key, title, body, timeout, default=default)
         decision: Decision = self._wait(pending)
         return decision
@@ -381,6 +395,7 @@ class SyncContext:
         timeout: float | None = None,
         default: Any = None,
     ) -> Any:
+        """Asks a person once per key; returns the answer, or ends the attempt to wait for it."""
         return self._wait(self._context.ask(key, question, body, timeout, default))
 
     def _wait(self, work: Any) -> Any:

@@ -25,6 +25,7 @@ class Decision(msgspec.Struct, frozen=True):
     comment: str | None = None
 
     def __bool__(self) -> bool:
+        """True if approved, so that `if context.approve(...)` works."""
         return self.approved
 
 

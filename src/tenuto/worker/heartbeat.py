@@ -9,7 +9,6 @@ process is the only way to stop such code.
 
 import asyncio
 import logging
-import math
 import os
 import threading
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from tenuto.model.errors import TenutoError, Unavailable
 from tenuto.periodic import run_periodically
 from tenuto.settings import Settings
 from tenuto.worker.engine_protocol import WorkerEngine
-from tenuto.worker.leases import HeldLease, HeldLeases, StopReason
+from tenuto.worker.leases import HeldLease, HeldLeases, StopReason, lease_seconds
 
 log = logging.getLogger("tenuto.worker")
 
@@ -32,11 +31,6 @@ SWEEP_EVERY = 6
 """Heartbeats between checks for ended sessions that are still unconfirmed."""
 STUCK_EXIT = 70
 """Exit status of a worker that ended itself because a handler would not stop."""
-
-
-def lease_seconds(settings: Settings) -> int:
-    """Returns the length of a lease: whole seconds, at least three heartbeats."""
-    return max(settings.lease_s, math.ceil(3 * settings.heartbeat_s))
 
 
 class HeartbeatLoop:
@@ -224,6 +218,7 @@ class HeartbeatThread:
         self._thread = threading.Thread(target=self._main, name="tenuto-heartbeat", daemon=True)
 
     def start(self) -> None:
+        """Starts the thread and returns at once."""
         self._thread.start()
 
     def wake(self) -> None:
@@ -244,6 +239,7 @@ class HeartbeatThread:
                 loop.call_soon_threadsafe(callback)
 
     def _main(self) -> None:
+        """Runs the heartbeat's event loop on the new thread, until `close`."""
         asyncio.run(self._run())
 
     async def _run(self) -> None:

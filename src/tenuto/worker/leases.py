@@ -8,12 +8,18 @@ from uuid import UUID
 import msgspec
 
 from tenuto.model.tasks.task import Fence
+from tenuto.settings import Settings
 
 StopReason = Literal["cancel", "pause", "lost", "timeout", "drain"]
 
 
 def _ignore_warning() -> None:
     """Does nothing: the session has ended or accepts no warning."""
+
+
+def lease_seconds(settings: Settings) -> int:
+    """Returns the length of a lease: whole seconds, at least three heartbeats."""
+    return max(settings.lease_s, math.ceil(3 * settings.heartbeat_s))
 
 
 class HeldLease(msgspec.Struct, eq=False):
@@ -70,4 +76,5 @@ class HeldLeases:
         return [lease for attempts in list(self._by_task.values()) for lease in attempts]
 
     def __len__(self) -> int:
+        """Returns the number of tasks with a lease."""
         return len(self._by_task)

@@ -144,5 +144,6 @@ class WorkerPool:
 
 
 async def _set_when_exited(child: asyncio.subprocess.Process, ended: asyncio.Event) -> None:
+    """Waits for the child's exit, then sets `ended`."""
     await child.wait()
     ended.set()

@@ -72,6 +72,7 @@ class _ControlChannel(NamedTuple):
             return b""
 
     def send(self, message: dict[str, Any]) -> None:
+        """Queues a message for the session supervisor; does not wait until it is sent."""
         self.writer.write(json.dumps(message).encode() + b"\n")
 
 
@@ -122,7 +123,7 @@ class Session:
         return self._end.done() and all(pipe.is_closing() for pipe in self._transports)
 
     def drop(self) -> None:
-        """Closes the pipes, read or not."""
+        """Closes the pipes at once; output that was not read is lost."""
         for transport in self._transports:
             transport.close()
 
@@ -218,6 +219,7 @@ class Supervisor:
         raise SpawnError("spawn_failed", "no session supervisor could be started")
 
     async def _running_zygote(self) -> _Zygote:
+        """Returns the zygote; starts one if there is none."""
         # Shielded, so that a cancelled spawn leaves no half-started zygote behind.
         return await asyncio.shield(self._ensure_zygote())
 
@@ -235,6 +237,7 @@ class Supervisor:
 
 
 async def _start_zygote() -> _Zygote:
+    """Starts a zygote; raises `SpawnError` if the system cannot start a process."""
     try:
         return await _spawn_zygote()
     except OSError as error:
@@ -315,6 +318,7 @@ def _open_session_fds(
 
 
 def _close(file: FileIO) -> None:
+    """Closes a file; does nothing if its descriptor is closed already."""
     # An event loop may have closed the file's descriptor together with its transport.
     with contextlib.suppress(OSError):
         file.close()

@@ -350,7 +350,7 @@ class SessionSupervisor:
                 self._kill_at = now  # a session ends with its main process
             if self._kill_at is not None and now > self._kill_at + GIVE_UP_S:
                 return False
-            self._wait(self._kill_if_due(now))
+            self._wait_and_handle_kills(self._kill_if_due(now))
         return True
 
     def result(self, *, gone: bool) -> dict[str, Any]:
@@ -386,7 +386,7 @@ class SessionSupervisor:
             self._how = "SIGKILL" if self._kill_requested else "exited"
         return self._backoff.seconds_left()
 
-    def _wait(self, timeout: float | None) -> None:
+    def _wait_and_handle_kills(self, timeout: float | None) -> None:
         sources = [CONTROL_FD] if self._control.is_open else []
         if not wait_for(sources, self._events, timeout):
             return
@@ -478,7 +478,7 @@ class Zygote:
         while not (self._reap() and self._worker_gone) and time.monotonic() < self._give_up_at:
             sources = [] if self._worker_gone else [self._worker.fileno()]
             if wait_for(sources, self._events, self._kill_strays_if_due()):
-                self._receive()
+                self._receive_request()
 
     def _reap(self) -> bool:
         """Reaps ended children; returns True if no child is left.
@@ -508,7 +508,8 @@ class Zygote:
             self._stray_backoff.on_scanned()
         return self._stray_backoff.seconds_left()
 
-    def _receive(self) -> None:
+    def _receive_request(self) -> None:
+        """Forks a session supervisor for each request; starts to end when the worker is gone."""
         try:
             data, fds, _, _ = socket.recv_fds(self._worker, 1, len(RECEIVED))
         except OSError:
@@ -516,7 +517,7 @@ class Zygote:
         if not data:
             self._on_worker_gone()
         elif len(fds) == len(RECEIVED):
-            self._fork(fds)
+            self._fork_session(fds)
         for fd in fds:
             os.close(fd)
 
@@ -528,7 +529,7 @@ class Zygote:
             self._supervisors.clear()
             self._stray_backoff = ScanBackoff()
 
-    def _fork(self, fds: list[int]) -> None:
+    def _fork_session(self, fds: list[int]) -> None:
         try:
             pid = os.fork()
         except OSError:

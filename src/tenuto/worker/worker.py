@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -24,8 +25,8 @@ from tenuto.periodic import NextTick, wait_first_event
 from tenuto.settings import Settings
 from tenuto.worker.attempt import AttemptRunner
 from tenuto.worker.engine_protocol import WorkerEngine
-from tenuto.worker.heartbeat import HeartbeatLoop, HeartbeatThread, lease_seconds
-from tenuto.worker.leases import HeldLease, HeldLeases, StopReason
+from tenuto.worker.heartbeat import HeartbeatLoop, HeartbeatThread
+from tenuto.worker.leases import HeldLease, HeldLeases, StopReason, lease_seconds
 from tenuto.worker.runtime.function import FunctionRuntime
 from tenuto.worker.runtime.protocol import Handler, Runtime
 
@@ -218,12 +219,12 @@ class Worker:
         )
 
     def _limit_to_capacity(self, index: int, n: int) -> int:
-        """Returns how many of n sessions the agent's runtime can start now."""
+        """Reserves up to n sessions of the agent's runtime; returns how many can start now."""
         free = self._hosted[index].runtime.free_sessions(self._session_count + self._reserved)
         return n if free is None else min(n, free)
 
     def _next_agent(self) -> int | None:
-        """Returns the next agent's index, in turn, without those that wait for a hint or poll."""
+        """Moves to the next agent and returns its index; `None` if all wait for a hint or poll."""
         for _ in self._hosted:
             self._last_agent_index = (self._last_agent_index + 1) % len(self._hosted)
             if self._last_agent_index not in self._agents_without_tasks:
@@ -236,7 +237,7 @@ class Worker:
         self._agents_without_tasks.clear()
 
     async def _claim(self, index: int, n: int) -> None:
-        """Claims up to n tasks for an agent and starts them."""
+        """Claims up to n tasks for the agent with this index; starts them and the next claims."""
         hosted, wake_count = self._hosted[index], self._wake_count
         claimed = self._release_unsupported(
             hosted.profile.means, await self._claim_from_store(index, n)
@@ -263,7 +264,7 @@ class Worker:
             return claimed
         kinds = {_work_kind(work) for work in claimed}
         missing_by_kind = {
-            kind: missing for kind in kinds if (missing := supported.missing_support(*kind))
+            kind: missing for kind in kinds if (missing := _missing_support(supported, *kind))
         }
         if not missing_by_kind:
             return claimed
@@ -278,7 +279,7 @@ class Worker:
         return [work for work in claimed if _work_kind(work) not in missing_by_kind]
 
     async def _claim_from_store(self, index: int, n: int) -> list[ClaimedTask]:
-        """Claims up to n tasks for an agent; returns none if the claim fails."""
+        """Claims up to n tasks for an agent and returns them; an empty list if the claim fails."""
         hosted = self._hosted[index]
         try:
             crash_point("worker.before_claim")
@@ -357,6 +358,7 @@ class Worker:
             self._loop.call_soon(self._start_claims)
 
     def _wake_heartbeat(self) -> None:
+        """Sends a heartbeat now, on whichever loop it runs."""
         if isinstance(self._heartbeat, HeartbeatThread):
             self._heartbeat.wake()
         elif self._heartbeat is not None:
@@ -425,6 +427,7 @@ class Worker:
             )
 
     async def _release_all(self, claimed: Sequence[ClaimedTask]) -> None:
+        """Releases all of these claimed tasks at once; failures are logged."""
         await asyncio.gather(*(self._release(work) for work in claimed))
 
     async def _release(self, work: ClaimedTask) -> None:
@@ -467,6 +470,15 @@ class Worker:
     def holds(self, task: UUID) -> bool:
         """True if this worker runs an attempt at the task."""
         return self._leases.is_running(task)
+
+
+@lru_cache(maxsize=4096)
+def _missing_support(supported: SupportedWork, task_type: str, has_command: bool) -> str | None:
+    """Returns why a worker cannot run a kind of work, or `None` if it can.
+
+    Cached: it is asked for each claimed task.
+    """
+    return supported.missing_support(task_type, has_command)
 
 
 def _work_kind(work: ClaimedTask) -> tuple[str, bool]:

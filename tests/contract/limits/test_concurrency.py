@@ -409,7 +409,7 @@ async def test_permit_of_a_finished_task_is_granted_to_the_next(
     first, second = await submit(engine), await submit(engine)
     await raw.execute(f"update task set watched = false where id = '{first}'")
     claimed = await claim_all(engine)
-    engine.core.claim_snapshots.pop(first)
+    engine.core.known_attempts.pop_snapshot(first)
     await engine.complete(claimed[0].fence)
     assert await status(engine, second) == "WAITING"
     clock.advance(120)

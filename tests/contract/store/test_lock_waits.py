@@ -38,7 +38,7 @@ from tenuto.engine.tenancy.secrets import NamedSecrets
 from tenuto.engine.webhooks.endpoints import WebhookChange
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.limits.rate_limits import RateLimit
-from tenuto.model.tasks.decide import token_hash
+from tenuto.model.tasks.task import token_hash
 from tenuto.model.tenancy.access import SCOPES, Caller, Role
 
 T = TypeVar("T")

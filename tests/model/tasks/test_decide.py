@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tenuto.model.errors import Conflict
 from tenuto.model.tasks import commands as c
 from tenuto.model.tasks.commands import AttemptCommand, Command, DecisionContext, Failure
-from tenuto.model.tasks.decide import _DECIDERS, decide, due_command, token_hash
+from tenuto.model.tasks.decide import _DECIDERS, decide, due_command
 from tenuto.model.tasks.retry import ATTEMPT_CAP, RULES, ErrorClass, Rule
 from tenuto.model.tasks.task import (
     LEASED,
@@ -26,6 +26,7 @@ from tenuto.model.tasks.task import (
     TaskChange,
     next_due_at,
     rank,
+    token_hash,
 )
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -31,13 +31,10 @@ from tenuto.engine.views import (
     LogLine,
     TaskSummary,
     TaskView,
-    new_task_view,
 )
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 from tenuto.model.limits.quota import Quota
-from tenuto.model.tasks.submission import NewTask
-from tenuto.model.tenancy.secrets import KEY, may_have_secrets
 
 Limit = Annotated[int, QueryParameter(ge=1, le=bounds.MAX_PAGE)]
 IfMatch = Annotated[str | None, HeaderParameter(name="If-Match", required=False)]
@@ -92,20 +89,9 @@ async def create_task(
     await count_submit(ctx, 1)
     new_task = data.new_task(key)
     submitted = await ctx.engine.submit(new_task)
-    if submitted.at is None or _may_hold_secrets(new_task):
-        view = await ctx.engine.show(submitted.id)
-    else:
-        view = new_task_view(new_task, submitted.id, submitted.at, ctx.workspace, ctx.caller.actor)
+    view = await ctx.engine.show_submitted(new_task, submitted)
     headers = {"Location": f"/api/v1/agent-tasks/{submitted.id}", "ETag": f'"{view.version}"'}
     return Response(view, status_code=201 if submitted.created else 200, headers=headers)
-
-
-def _may_hold_secrets(new_task: NewTask) -> bool:
-    """True if input or environment may contain secrets; the view must then come from the store."""
-    if new_task.input is None and new_task.env is None:
-        return False
-    text = msgspec.json.encode([new_task.input, new_task.env]).decode()
-    return may_have_secrets(text) or f'"{KEY}"' in text
 
 
 @operation("POST", "/agent-tasks/bulk", WRITE, idempotent=True)

@@ -69,6 +69,11 @@ class RemoteEngine(RemoteWorkerEngine, EngineCalls):
         """Submits a task. Once this returns, the task is stored, exactly once."""
         return (await self.submit_many([new]))[0]
 
+    async def show_submitted(self, new: NewTask, submitted: Submitted) -> TaskView:
+        """Returns a task just submitted."""
+        del new  # the server answered with the id only
+        return await self.show(submitted.id)
+
     async def submit_many(self, new_tasks: Sequence[NewTask]) -> list[Submitted]:
         """Submits all of the tasks or none, in one transaction."""
         if not new_tasks:

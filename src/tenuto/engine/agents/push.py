@@ -23,8 +23,7 @@ from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.commands import Command, Failure
-from tenuto.model.tasks.decide import token_hash
-from tenuto.model.tasks.task import GATEWAY_PREFIX, LEASED, Fence, Outcome, Status, Task
+from tenuto.model.tasks.task import GATEWAY_PREFIX, LEASED, Fence, Outcome, Status, Task, token_hash
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 ASSUME_NO_SESSION_AFTER = timedelta(minutes=5)
@@ -161,7 +160,7 @@ class PushSessions:
             return
         with suppress(Conflict):
             await self._core.apply_command(fence.task, command, actor=actor)
-            self._secrets.evict(fence)
+            self._core.known_attempts.evict(fence.task)
             return
         # A stop was requested before the session started.
         session = SessionToKill(fence.task, fence.attempt, "", None)

@@ -25,8 +25,7 @@ from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.limits.budgets import HOLD as BUDGET
 from tenuto.model.tasks import commands
-from tenuto.model.tasks.decide import token_hash
-from tenuto.model.tasks.task import LEASED, TERMINAL, Fence, Outcome, Status, Task
+from tenuto.model.tasks.task import LEASED, TERMINAL, Fence, Outcome, Status, Task, token_hash
 from tenuto.store.protocol import Row, Script, Statement
 
 _MAX_PATH = 10_000
@@ -255,7 +254,7 @@ class AttemptWaits:
                 task.id, self._core.now(), changes[-1].event.actor, kept=BUDGET
             )
             yield from escalate(self._core.clock, failed)
-        self._secrets.evict(park.fence)
+        self._core.known_attempts.evict(park.fence.task)
 
 
 def _already_parked(row: Row, fence: Fence) -> bool:

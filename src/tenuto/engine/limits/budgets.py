@@ -26,8 +26,7 @@ from tenuto.model.limits.budgets import (
 from tenuto.model.printable import printable
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.commands import Command
-from tenuto.model.tasks.decide import token_hash
-from tenuto.model.tasks.task import LEASED, Fence, Task
+from tenuto.model.tasks.task import LEASED, Fence, Task, token_hash
 from tenuto.store.protocol import Row, Script, Statement
 
 if TYPE_CHECKING:

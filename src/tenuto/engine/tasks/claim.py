@@ -11,13 +11,12 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.agents.lanes import OpenLanes
-from tenuto.engine.core import Core
+from tenuto.engine.core import Core, KnownAttempt
 from tenuto.engine.flows.chains import claim_snapshot
 from tenuto.engine.flows.inputs import InputBuilder
 from tenuto.engine.flows.plans import may_have_references
 from tenuto.engine.limits import rate_limits
 from tenuto.engine.limits.rate_limits import RateLimitedClaim
-from tenuto.engine.rows import decode_json
 from tenuto.engine.tenancy.encryption import DecryptedInput, TaskSecrets
 from tenuto.engine.tenancy.secret_use import Claimant
 from tenuto.model import bounds
@@ -27,11 +26,16 @@ from tenuto.model.errors import Forbidden, TenutoError, Unavailable
 from tenuto.model.limits.quota import effective_quota, parse_quota
 from tenuto.model.limits.rate_limits import LimitNames
 from tenuto.model.tasks import commands
-from tenuto.model.tasks.decide import token_hash
 from tenuto.model.tasks.retry import ErrorClass, RetryPolicy
-from tenuto.model.tasks.task import DEFAULT_LEASE_S, Fence, Status
+from tenuto.model.tasks.task import DEFAULT_LEASE_S, Fence, Status, token_hash
 from tenuto.model.tenancy.access import Caller
-from tenuto.model.tenancy.secrets import SecretReference, may_have_secrets
+from tenuto.model.tenancy.redact import Redactor
+from tenuto.model.tenancy.secrets import (
+    REFERENCE_MARK,
+    SECRETS_MARK,
+    SecretReference,
+    may_have_secrets,
+)
 from tenuto.store.batching import Answers, WriteKind
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
@@ -359,6 +363,7 @@ class TaskClaimer:
         tasks = []
         secret_rows = []
         flow_rows = []
+        snapshots = {}
         for row in sorted(rows, key=_BY_RANK):
             try:
                 tasks.append(_parse_row(row, token))
@@ -367,7 +372,9 @@ class TaskClaimer:
                 continue
             watched, input_text, env, flow = _CHECKED_COLUMNS(row)
             if watched:
-                self._core.claim_snapshots.add(row["id"], claim_snapshot(row))
+                snapshots[row["id"]] = claim_snapshot(row)
+            if flow is None and env is None and _is_literal(input_text):
+                continue
             if may_have_secrets(input_text) or may_have_secrets(env):
                 secret_rows.append(row)
             if flow is not None or may_have_references(input_text):
@@ -380,7 +387,9 @@ class TaskClaimer:
         if flow_rows:
             tasks = await self._add_flow_inputs(tasks, flow_rows)
         for task in tasks:
-            self._task_secrets.cache_redactor(task.fence, task.secrets)
+            redactor = Redactor(task.secrets) if task.secrets else None
+            known = KnownAttempt(task.fence.attempt, redactor, snapshots.get(task.fence.task))
+            self._core.known_attempts.add(task.fence.task, known)
         return tasks
 
     async def _add_flow_inputs(self, tasks: list[ClaimedTask], rows: Rows) -> list[ClaimedTask]:
@@ -451,6 +460,11 @@ class TaskClaimer:
         await self._core.store.transact_one(script)
 
 
+def _is_literal(input_text: str | None) -> bool:
+    """True if the input's JSON text certainly has no references and no secrets."""
+    return input_text is None or not (REFERENCE_MARK in input_text or SECRETS_MARK in input_text)
+
+
 def _claim_statement(params: dict[str, Any], lanes: list[int]) -> Statement:
     """Returns the claim query; one lane has a query of its own."""
     if len(lanes) == 1:
@@ -511,11 +525,11 @@ def _parse_row(row: Row, token: str) -> ClaimedTask:
         None if command is None else msgspec.json.decode(command, type=list[str]),
         cwd,
         {} if env is None else msgspec.json.decode(env, type=dict[str, str | SecretReference]),
-        decode_json(input_text),
+        None if input_text is None else msgspec.json.decode(input_text),
         {} if metadata is None else msgspec.json.decode(metadata, type=dict[str, Any]),
         parent,
         trace_id,
-        decode_json(checkpoint),
+        None if checkpoint is None else msgspec.json.decode(checkpoint),
         flow,
         key,
     )

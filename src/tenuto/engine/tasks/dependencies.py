@@ -125,6 +125,19 @@ class SubmitDependencies:
             if need not in self._existing:
                 raise Invalid(f"dependsOn: no task {need}", "dependency_unknown", field="dependsOn")
 
+    def check_all_inserted(self, ids: Sequence[UUID], inserted: set[UUID]) -> None:
+        """Raises `Conflict` if a new task depends on a task of this submit that existed before."""
+        own = set(ids)
+        pairs = [(task, need) for task, needs in self._graph.needs.items() for need in needs]
+        pairs += [(other, task) for task, others in self._graph.blocks.items() for other in others]
+        for task, need in pairs:
+            if task in inserted and need in own and need not in inserted:
+                raise Conflict(
+                    f"new task {task} depends on task {need} of this submit, which exists already;"
+                    " refer to it by its id",
+                    "idempotency_conflict",
+                )
+
     def add_dependency_rows(
         self, rows: dict[str, list[tuple[Any, ...]]]
     ) -> dict[str, list[tuple[Any, ...]]]:

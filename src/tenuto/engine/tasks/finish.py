@@ -15,7 +15,6 @@ from tenuto.engine.limits.budgets import count_in_metrics, record_usage
 from tenuto.engine.tenancy.encryption import TaskSecrets
 from tenuto.engine.tenancy.output_redaction import (
     REPORTED_TEXT_FIELDS,
-    check_fence,
     check_report,
     redact_command,
 )
@@ -23,8 +22,7 @@ from tenuto.model import bounds
 from tenuto.model.flows.progress import ControlTaskFailed
 from tenuto.model.limits.budgets import Usage, check_usage
 from tenuto.model.tasks import commands
-from tenuto.model.tasks.decide import token_hash
-from tenuto.model.tasks.task import Fence, Status, TaskChange
+from tenuto.model.tasks.task import Fence, Status, TaskChange, check_fence, token_hash
 from tenuto.store.batching import Answers, WriteKind
 from tenuto.store.protocol import Script, Statement
 
@@ -73,15 +71,17 @@ class AttemptFinisher:
     ) -> None:
         """Stores the result; accepted once, and only from the attempt that owns the task."""
         check_fence(fence)
-        redactor = self._task_secrets.cached_redactor(fence) or await self._task_secrets.redactor(
-            fence
-        )
         if summary is not None:
-            summary = redactor.redact_text(bounds.check_text("summary", summary, bounds.MAX_TEXT))
-        text = redactor.redact_json(bounds.to_json_text("output", output))
+            bounds.check_text("summary", summary, bounds.MAX_TEXT)
+        text = bounds.to_json_text("output", output)
+        known = self._core.known_attempts.find(fence)
+        if known is None or known.redactor is not None:
+            redactor = await self._task_secrets.redactor(fence)
+            summary = None if summary is None else redactor.redact_text(summary)
+            text = redactor.redact_json(text)
         command = commands.Complete(fence=fence, output=text, summary=summary)
         _check_usage(usage)
-        snapshot = self._core.claim_snapshots.pop(fence.task)
+        snapshot = self._core.known_attempts.pop_snapshot(fence.task)
         needs_cascade = snapshot is not None or usage is not None
         completion = _Completion(command, workspace, actor, usage, snapshot)
         is_stored = not needs_cascade and await self._core.batcher.submit(
@@ -89,7 +89,7 @@ class AttemptFinisher:
         )
         if not is_stored:
             await self._complete_with_cascade(completion)
-        self._task_secrets.evict(fence)
+        self._core.known_attempts.evict(fence.task)
 
     async def _complete_with_cascade(self, completion: _Completion) -> None:
         """Completes a task and writes all follow-ups in the same transaction."""
@@ -233,7 +233,7 @@ class AttemptFinisher:
         if usage is not None and change is not None:
             count_in_metrics(usage)
         if not isinstance(command, commands.Begin):
-            self._task_secrets.evict(command.fence)
+            self._core.known_attempts.evict(command.fence.task)
         return change
 
     async def redact_receipt(self, fence: Fence, receipt: dict[str, Any]) -> dict[str, Any]:

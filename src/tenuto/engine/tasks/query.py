@@ -338,6 +338,7 @@ class TaskQueries:
         return rows[0]
 
     async def _fetch(self, query: Statement) -> Sequence[Row]:
+        """Runs one read and returns its rows."""
         return await self._core.store.fetch(query)
 
 

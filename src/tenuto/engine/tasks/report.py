@@ -18,18 +18,19 @@ from tenuto.engine.limits.concurrency import check_ancestors
 from tenuto.engine.rows import CorruptRow, decode_json, parse_task
 from tenuto.engine.tasks.submit import TaskSubmitter, submit_script
 from tenuto.engine.tenancy.encryption import TaskSecrets, redact_child
-from tenuto.engine.tenancy.output_redaction import (
-    LEASE_LOST,
-    check_fence,
-    check_key,
-    check_progress,
-    is_valid_fence,
-)
+from tenuto.engine.tenancy.output_redaction import check_key, check_progress
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
-from tenuto.model.tasks.decide import token_hash
 from tenuto.model.tasks.submission import NewTask, check
-from tenuto.model.tasks.task import DEFAULT_LEASE_S, LEASED, Fence, Task
+from tenuto.model.tasks.task import (
+    DEFAULT_LEASE_S,
+    LEASE_LOST,
+    LEASED,
+    Fence,
+    Task,
+    check_fence,
+    token_hash,
+)
 from tenuto.model.tasks.transcript import Line, fit_lines
 from tenuto.store.batching import Answers, WriteKind
 from tenuto.store.protocol import Row, Rows, Script, Statement
@@ -81,7 +82,7 @@ class AttemptReporter:
     ) -> HeartbeatResult:
         """Renews all leases in one statement and returns which are still held."""
         bounds.check_number("lease_s", lease_s, 1, bounds.MAX_LEASE_S)
-        valid = [fence for fence in fences if is_valid_fence(fence)]
+        valid = [fence for fence in fences if fence.is_possible()]
         if not valid:
             return HeartbeatResult({}, list(fences))
         rows = sorted((f.task, f.attempt, token_hash(f.token)) for f in valid)

@@ -45,7 +45,7 @@ from tenuto.model.limits.concurrency import HOLD
 from tenuto.model.tasks.fingerprint import fingerprint, fingerprints
 from tenuto.model.tasks.submission import NewTask, check, is_same_lane, requirements
 from tenuto.model.tasks.task import Status, rank
-from tenuto.model.tenancy import secrets
+from tenuto.model.tenancy.secrets import REFERENCE_MARK, SECRETS_MARK
 from tenuto.store.batching import Answers, WriteKind
 from tenuto.store.protocol import Script, Statement
 
@@ -65,7 +65,7 @@ class Submitted(msgspec.Struct, frozen=True, gc=False):
     id: UUID
     created: bool = True
     at: datetime | None = None
-    """The creation time, if it is known without reading the task again."""
+    """The creation time, if the stored task has exactly the fields of its request; else `None`."""
 
 
 class PreparedSubmit(msgspec.Struct, frozen=True):
@@ -84,6 +84,8 @@ class PreparedSubmit(msgspec.Struct, frozen=True):
     waits: DependencyGraph = NO_DEPENDENCIES
     keyed: bool = False
     """True if some of the tasks have a concurrency key."""
+    is_as_requested: bool = False
+    """True if one task is stored as requested: without secrets, trace or complexity rules."""
 
 
 class TaskSubmitter:
@@ -284,7 +286,7 @@ class TaskSubmitter:
         with_rows = msgspec.structs.replace(prepared, rows=rows)
         submitted = yield from submit_script(self._core, with_rows, workspace)
         inserted = {task.id for task in submitted if task.created}
-        _check_no_partial_submit(prepared, inserted)
+        dependencies.check_all_inserted(prepared.ids, inserted)
         hot = [row for row in rows["hot"] if row[0] in inserted]
         yield from dependencies.apply_effects(cascade, hot)
         for row in hot:
@@ -301,7 +303,8 @@ class TaskSubmitter:
             return await self._core.store.transact(
                 lambda: submit_script(self._core, prepared, workspace)
             )
-        return [Submitted(task_id, at=at) for task_id in prepared.ids]
+        stored_at = at if prepared.is_as_requested else None
+        return [Submitted(task_id, at=stored_at) for task_id in prepared.ids]
 
     def _plain_script(self, batch: list[PreparedSubmit]) -> Script[Answers]:
         """Inserts the tasks of several submits in one statement; answers with the time of each."""
@@ -361,28 +364,29 @@ class TaskSubmitter:
         ]
         wakes = {row[LANE_COLUMN] for row in rows["hot"] if row[STATUS_COLUMN] is Status.PENDING}
         keyed = any(new.concurrency is not None for new in new_tasks)
-        return PreparedSubmit(ids, keys, prints, rows, wakes, now, graph, keyed)
+        as_requested = (
+            len(ids) == 1
+            and trace is None
+            and rules.policy != "require"
+            and _is_literal(rows["body"][0])
+        )
+        return PreparedSubmit(ids, keys, prints, rows, wakes, now, graph, keyed, as_requested)
 
     def _prepare_plain_task(
         self, new: NewTask, workspace: UUID, actor: str | None
     ) -> PreparedSubmit | None:
         """Builds the rows of one plain task, the usual case; `None` if it needs a query."""
-        now = self._core.now()
+        now = self._core.clock.now()
         lane = self._core.lanes.lane_by_type(workspace, new.task_type, now)
-        if (
-            lane is None
-            or tracing.current_traceparent() is not None
-            or secrets.has_secrets(new.input)
-        ):
+        if lane is None or tracing.current_traceparent() is not None:
             return None
         [task] = self._core.clock.new_ids(1, now)
         body_cells = plain_body_row(new, task, workspace, actor)
-        if secrets.may_have_references(body_cells[_INPUT_COLUMN]):
+        if not _is_literal(body_cells):
             return None
-        _check_no_references(body_cells[_INPUT_COLUMN : _INPUT_COLUMN + 1])
         hot_cells = plain_hot_row(new, task, workspace, lane, actor, rank(new.priority, now))
         rows: Rows = {"body": [body_cells], "hot": [hot_cells]}
-        return PreparedSubmit([task], [None], [()], rows, {lane}, now)
+        return PreparedSubmit([task], [None], [()], rows, {lane}, now, is_as_requested=True)
 
     async def _prepare_plain_tasks(
         self, encrypted: EncryptedTasks, ids: list[UUID], workspace: UUID, actor: str | None
@@ -444,6 +448,15 @@ def _check_all(new_tasks: Sequence[NewTask]) -> bool:
     return plain
 
 
+def _is_literal(body_cells: tuple[Any, ...]) -> bool:
+    """True if a task's input and environment certainly have no references and no secrets."""
+    env = body_cells[_ENV_COLUMN] if len(body_cells) > _ENV_COLUMN else None
+    for text in (body_cells[_INPUT_COLUMN], env):
+        if text is not None and (REFERENCE_MARK in text or SECRETS_MARK in text):
+            return False
+    return True
+
+
 def _check_no_references(texts: Iterable[str | None]) -> None:
     """Raises `Invalid` if the input of a task without dependencies refers to a result."""
     if any(map(may_have_references, texts)):
@@ -454,20 +467,6 @@ def _check_no_references(texts: Iterable[str | None]) -> None:
 def _needs_lookup(new: NewTask) -> bool:
     """True if a task may exist already, or has dependencies or a concurrency key."""
     return bool(new.id or new.idempotency_key or new.depends_on or new.blocks or new.concurrency)
-
-
-def _check_no_partial_submit(prepared: PreparedSubmit, inserted: set[UUID]) -> None:
-    """Raises `Conflict` if a new task depends on a task of this submit that existed before."""
-    own = set(prepared.ids)
-    pairs = [(task, need) for task, needs in prepared.waits.needs.items() for need in needs]
-    pairs += [(other, task) for task, blocked in prepared.waits.blocks.items() for other in blocked]
-    for task, need in pairs:
-        if task in inserted and need in own and need not in inserted:
-            raise Conflict(
-                f"new task {task} depends on task {need} of this submit, which exists already;"
-                " refer to it by its id",
-                "idempotency_conflict",
-            )
 
 
 def _fingerprints(encrypted: EncryptedTasks, rules: ComplexityRules) -> list[tuple[str, ...]]:

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.encryption_keys import Encrypted, KeyRing
-from tenuto.engine.core import Core
+from tenuto.engine.core import Core, KnownAttempt
 from tenuto.engine.rows import decode_json
 from tenuto.engine.tenancy.secret_use import Claimant, secret_errors
 from tenuto.logs import mask_in_logs
@@ -21,7 +21,6 @@ from tenuto.model.tenancy import secrets
 from tenuto.model.tenancy.redact import MASK, NO_SECRETS, Redactor
 from tenuto.store.protocol import Row, Statement
 
-_MAX_CACHED = 20_000
 _LIKE_PATTERNS = {"mask": f'%"{MASK}"%', "reference": f'%"{secrets.REFERENCE}"%'}
 
 
@@ -60,11 +59,10 @@ def require_key_ring(core: Core) -> KeyRing:
 
 
 class TaskSecrets:
-    """Encrypts and decrypts the secrets of tasks; caches redactors of tasks leased here."""
+    """Encrypts and decrypts the secrets of tasks, and redacts them in reports."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._redactors: dict[int, tuple[int, Redactor]] = {}
 
     def encrypt_secrets(
         self, new_tasks: Sequence[NewTask], ids: Sequence[UUID], workspace: UUID
@@ -145,42 +143,26 @@ class TaskSecrets:
             tuple(dict.fromkeys([*own.values(), *named.values()])),
         )
 
-    def cache_redactor(self, fence: Fence, values: Sequence[str] = ()) -> None:
-        """Caches a redactor for the secret values that an attempt received."""
-        if self._core.key_ring is not None:
-            redactor = Redactor(values) if values else NO_SECRETS
-            self._redactors[fence.task.int] = (fence.attempt, redactor)
-            if len(self._redactors) > _MAX_CACHED:
-                del self._redactors[next(iter(self._redactors))]
-
-    def evict(self, fence: Fence) -> None:
-        """Drops the cached redactor of an attempt that has ended."""
-        self._redactors.pop(fence.task.int, None)
-
-    def cached_redactor(self, fence: Fence) -> Redactor | None:
-        """Returns the cached redactor of an attempt; `None` if the store must be read."""
-        if self._core.key_ring is None:
-            return NO_SECRETS
-        attempt, redactor = self._redactors.get(fence.task.int, (0, NO_SECRETS))
-        return redactor if attempt == fence.attempt else None
-
     async def redactor(self, fence: Fence) -> Redactor:
         """Returns the redactor of an attempt's secrets; raises if a secret cannot be decrypted.
 
         For an attempt that another process claimed, the named secrets have their current values.
         """
-        if (cached := self.cached_redactor(fence)) is not None:
-            return cached
-        attempt, _ = self._redactors.get(fence.task.int, (0, NO_SECRETS))
+        if (known := self._core.known_attempts.find(fence)) is not None:
+            return known.redactor or NO_SECRETS
+        if self._core.key_ring is None:
+            return NO_SECRETS
         rows = await self._core.store.fetch(
             Statement("task_secret_marks", {"id": fence.task, **_LIKE_PATTERNS})
         )
         if not rows:
             return NO_SECRETS
         values = await self._all_values(rows[0])
-        if attempt < fence.attempt:
-            self.cache_redactor(fence, values)
-        return Redactor(values)
+        redactor = Redactor(values)
+        if fence.is_possible():
+            known = KnownAttempt(fence.attempt, redactor if values else None)
+            self._core.known_attempts.add(fence.task, known)
+        return redactor
 
     async def _all_values(self, row: Row) -> list[str]:
         """Returns the secret values of a task, except secrets that were deleted."""

@@ -6,30 +6,17 @@ from typing import TypeVar
 import msgspec
 
 from tenuto.model import bounds
-from tenuto.model.errors import Conflict, Invalid
+from tenuto.model.errors import Invalid
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.changes import ENGINE_HOLDS
-from tenuto.model.tasks.retry import ATTEMPT_CAP
-from tenuto.model.tasks.task import PRUNED, Fence
+from tenuto.model.tasks.task import PRUNED, check_fence
 from tenuto.model.tenancy.redact import Redactor
 
-LEASE_LOST = "lease_lost"
 ENGINE_PREFIX = "$"
 """Prefix of the keys of steps that the engine stores for itself."""
 REPORTED_TEXT_FIELDS = ("failure", "receipt", "hold", "session_key")
 """Fields of commands with text from the attempt."""
 F = TypeVar("F", bound=commands.AttemptCommand)
-
-
-def is_valid_fence(fence: Fence) -> bool:
-    """True if the attempt number is in the possible range."""
-    return 0 < fence.attempt <= ATTEMPT_CAP
-
-
-def check_fence(fence: Fence) -> None:
-    """Raises `Conflict` (`lease_lost`) if the attempt number is out of range."""
-    if not is_valid_fence(fence):
-        raise Conflict(f"no attempt {fence.attempt} owns task {fence.task}", LEASE_LOST)
 
 
 def check_key(key: str, redactor: Redactor) -> None:

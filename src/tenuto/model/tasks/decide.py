@@ -4,10 +4,8 @@
 and gets the same response as the first one.
 """
 
-import hashlib
 from collections.abc import Callable
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, cast
 
 from tenuto.model.errors import Conflict
@@ -29,16 +27,8 @@ from tenuto.model.tasks.task import (
     is_stop_overdue,
     queue_expires_at,
     run_deadline,
+    token_hash,
 )
-
-
-@lru_cache(maxsize=4096)
-def token_hash(token: str) -> str:
-    """Returns the hash of a lease token, as stored.
-
-    Text that cannot be a token (a lone surrogate) gets a hash that no token has.
-    """
-    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def decide(task: Task, command: Command, context: DecisionContext) -> TaskChange | None:

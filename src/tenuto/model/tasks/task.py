@@ -3,17 +3,22 @@
 `decide.py` applies one command to a task.
 """
 
+import hashlib
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from itertools import product
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
-from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.errors import Conflict
+from tenuto.model.tasks.retry import ATTEMPT_CAP, RetryPolicy
 
 DEFAULT_LEASE_S = 20
+LEASE_LOST = "lease_lost"
+"""Code of the error for an attempt that does not own its task."""
 GATEWAY_PREFIX = "gateway:"
 """Prefix of `Task.worker` if a gateway runs the task."""
 KILL_GRACE_S = 10
@@ -183,6 +188,25 @@ class Fence(msgspec.Struct, frozen=True):
     task: UUID
     attempt: int
     token: str
+
+    def is_possible(self) -> bool:
+        """True if a task can have an attempt with this number."""
+        return 0 < self.attempt <= ATTEMPT_CAP
+
+
+def check_fence(fence: Fence) -> None:
+    """Raises `Conflict` (`lease_lost`) if no task can have an attempt with the fence's number."""
+    if not fence.is_possible():
+        raise Conflict(f"no attempt {fence.attempt} owns task {fence.task}", LEASE_LOST)
+
+
+@lru_cache(maxsize=4096)
+def token_hash(token: str) -> str:
+    """Returns the hash of a lease token, as stored.
+
+    Text that cannot be a token (a lone surrogate) gets a hash that no token has.
+    """
+    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):

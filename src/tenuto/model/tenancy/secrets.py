@@ -12,7 +12,11 @@ from tenuto.model.tenancy.redact import MASK
 
 KEY = "secrets"
 _FIELD = f"input.{KEY}"
+SECRETS_MARK = f'"{KEY}"'
+"""Part of the JSON text of every input with own secrets."""
 REFERENCE = "$secret"
+REFERENCE_MARK = '"$'
+"""Part of the JSON text of every reference: to a secret, and to the result of a task."""
 _QUOTED_REFERENCE = f'"{REFERENCE}"'
 _QUOTED_MASK = f'"{MASK}"'
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{bounds.MAX_NAME}}}")

@@ -1,6 +1,5 @@
 """SQLite: one file, one writer, parallel readers.
 
-store: the store.
+store: the store, and the store of one tenant, which restricts every statement to a workspace.
 connection: one connection, with its prepared queries.
-tenant: restricts every statement to one workspace.
 """

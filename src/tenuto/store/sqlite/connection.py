@@ -16,6 +16,7 @@ from tenuto.store.protocol import Row, Rows, Statement
 
 
 def _json(value: Any) -> str:
+    """Returns the value as JSON text."""
     return msgspec.json.encode(value).decode()
 
 
@@ -44,6 +45,7 @@ _BOOLEANS = frozenset({"watched", "unconfirmed", "met", "enabled"})
 
 @lru_cache(maxsize=256)
 def _decode_time(value: Any) -> Any:
+    """Returns the time of a column in microseconds; an impossible value unchanged."""
     try:
         return from_micros(value)
     except (OverflowError, TypeError):
@@ -52,6 +54,7 @@ def _decode_time(value: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def _decode_uuid(value: Any) -> Any:
+    """Returns the id of a column's text; text that is no id unchanged."""
     try:
         return UUID(value)
     except (ValueError, AttributeError, TypeError):
@@ -107,7 +110,12 @@ class _PreparedQuery:
         columns = self._columns[step.label]
         if len(rows) == 1:
             [row] = rows
-            return [[_encode_cell(row[index], encode) for index, encode in columns]]
+            return [
+                [
+                    row[index] if encode is None or row[index] is None else encode(row[index])
+                    for index, encode in columns
+                ]
+            ]
         uses = step.uses
         encoders = [(index, encode) for index, encode in columns if encode is not None]
         if not encoders:
@@ -163,10 +171,6 @@ class _PreparedQuery:
         return answers
 
 
-def _encode_cell(value: Any, encode: Callable[[Any], Any] | None) -> Any:
-    return value if encode is None or value is None else encode(value)
-
-
 class StepRows(Rows):
     """Rows returned by a step, by position in `cells`; by name as the answer of a query.
 
@@ -190,6 +194,7 @@ class StepRows(Rows):
         return self._content
 
     def _rows(self) -> list[Row]:
+        """Returns the rows by column name; decodes them at the first call."""
         if self._decoded is None:
             self._decoded = self.decode(self.cells, self.description)
         return self._decoded

@@ -19,18 +19,18 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
 from tenuto import private
 from tenuto.clock import Clock
-from tenuto.folder_stamp import Stamp, folder_stamp
+from tenuto.folder_stamp import WatchedFiles
 from tenuto.model.errors import Conflict, Invalid, Unavailable
-from tenuto.store import schema
+from tenuto.store import schema, sql
 from tenuto.store.protocol import Row, SchemaState, Script, Statement, Store, collect_script
 from tenuto.store.sqlite.connection import Connection, WriterBusy
-from tenuto.store.sqlite.tenant import SqliteTenant
 
 T = TypeVar("T")
 
@@ -50,48 +50,6 @@ _SLOW_S = 0.005
 _THREAD_FACTOR = 3
 """After a slow transaction, the thread writes for this many times its duration."""
 _SQLITE_ERRORS = (sqlite3.DatabaseError, OSError, OverflowError)
-
-
-class _DatabaseFiles:
-    """Detects that the database file or its journal was removed or replaced.
-
-    SQLite continues to write to a file that was removed or replaced: its commits would be lost.
-    """
-
-    def __init__(self, *paths: str, clock: Clock) -> None:
-        self._seen: dict[str, tuple[int, int] | None] = dict.fromkeys(paths)
-        self._folders = {str(Path(path).parent) for path in paths}
-        self._clock = clock
-        self._checked_stamps: list[Stamp | None] = [None]
-        """Stamps of their folders at the last check that found the files unchanged."""
-
-    def are_unchanged(self) -> bool:
-        """True if none of the files was removed or replaced."""
-        try:
-            stamps = [folder_stamp(folder, self._clock) for folder in self._folders]
-        except OSError:
-            stamps = [None]
-        if stamps == self._checked_stamps and None not in stamps:
-            return True
-        unchanged = self._compare_files()
-        self._checked_stamps = stamps if unchanged else [None]
-        return unchanged
-
-    def _compare_files(self) -> bool:
-        """True if all files are those seen first; a new file is recorded."""
-        for path, before in self._seen.items():
-            try:
-                stat = Path(path).stat()
-            except FileNotFoundError:
-                if before is not None:
-                    return False
-                continue
-            now = (stat.st_dev, stat.st_ino)
-            if before is None:
-                self._seen[path] = now
-            elif before != now:
-                return False
-        return True
 
 
 class SqliteStore:
@@ -115,7 +73,8 @@ class SqliteStore:
         self._in_thread_until = 0.0
         # SQLite puts it beside the file itself, not beside a link to it.
         self._journal = Path(f"{os.path.realpath(self.path)}-wal")
-        self._files: _DatabaseFiles | None = None
+        self._files: WatchedFiles | None = None
+        """Watched, because SQLite writes on to a removed file: its commits would be lost."""
         self._written = 0
         self._can_preallocate = not self._inline
         self._readers: ThreadPoolExecutor | None = None
@@ -123,16 +82,19 @@ class SqliteStore:
         self._reader_connections: list[Connection] = []
 
     def for_workspace(self, workspace: UUID) -> Store:
+        """Returns a store on the same file that sees one workspace only."""
         return SqliteTenant(self, workspace)
 
     def for_maintenance(self) -> "SqliteStore":
         return self  # SQLite has no statement timeouts
 
     async def open(self) -> None:
+        """Raises `Incompatible` unless the file's schema fits; creates a missing file, empty."""
         state = await self.schema()
         schema.check_fit(state.schema, state.compat)
 
     async def close(self) -> None:
+        """Ends the threads after their work, and closes all connections and the lock file."""
         self._closing = True
         if self._writer is not None:
             self._jobs.put(None)
@@ -154,12 +116,16 @@ class SqliteStore:
         self._closing = False
 
     async def migrate(self) -> list[int]:
+        """Applies missing migrations on the writer thread; returns their numbers."""
         return await self._on_writer(self._migrate)
 
     async def schema(self) -> SchemaState:
+        """Returns the schema state of the file; zeros for an empty one."""
         return await self._on_writer(self._schema)
 
     async def describe(self) -> dict[str, str]:
+        """Returns version, path and durability settings of the file, for operators."""
+
         def read_settings() -> dict[str, str]:
             raw = self._writer_connection().raw
             levels = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
@@ -173,6 +139,7 @@ class SqliteStore:
         return await self._on_writer(read_settings)
 
     async def fetch(self, statement: Statement) -> list[Row]:
+        """Runs one read on a reader thread and returns its rows."""
         if self._inline:
             return self._with_mapped_errors(lambda: list(self._writer_connection().run(statement)))
         if self._readers is None:
@@ -181,6 +148,7 @@ class SqliteStore:
         return await loop.run_in_executor(self._readers, self._read, statement)
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
+        """Runs a script in one transaction: here if no write is running, else on the thread."""
         if self._try_lock_writer():
             try:
                 return self._transact(script, wait=False)
@@ -235,10 +203,10 @@ class SqliteStore:
         except (sqlite3.Error, OSError, Unavailable):  # the journal stays as it is
             self._can_preallocate = False
 
-    async def transact_one(self, script: Callable[[], Script[T]]) -> T:
-        return await self.transact(script)
+    transact_one = transact
 
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
+        """Collects all statements, then runs them in one transaction."""
         await self.transact(await collect_script(statements))
 
     async def _on_writer(self, job: Callable[[], T]) -> T:
@@ -272,10 +240,12 @@ class SqliteStore:
         self._jobs.put(job)
 
     def _write_loop(self) -> None:
+        """Runs the queued jobs on the writer thread, until `None` is queued."""
         while (job := self._jobs.get()) is not None:
             job()
 
     def _read(self, statement: Statement) -> list[Row]:
+        """Runs one read on this reader thread's own connection, which the first read opens."""
         connection = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._with_mapped_errors(lambda: Connection(self.path))
@@ -313,7 +283,7 @@ class SqliteStore:
                 with open(os.path.realpath(self.path), "xb", opener=private.opener):
                     pass
             connection = Connection(self.path)
-            self._files = _DatabaseFiles(self.path, str(self._journal), clock=self.clock)
+            self._files = WatchedFiles(self.path, str(self._journal), clock=self.clock)
             self._check_files()
             return connection
         finally:
@@ -359,6 +329,8 @@ class SqliteStore:
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
     def _migrate(self) -> list[int]:
+        """Applies missing migrations in one transaction; returns their numbers."""
+
         def body(connection: Connection) -> list[int]:
             raw = connection.raw
             raw.execute(schema.MIGRATION_TABLE)
@@ -379,6 +351,7 @@ class SqliteStore:
         return self._transaction(body)
 
     def _schema(self) -> SchemaState:
+        """Reads the schema state from the migration table; zeros if there is no such table."""
         raw = self._writer_connection().raw
         table = raw.execute(
             "select 1 from sqlite_master where name = 'schema_migration'"
@@ -412,6 +385,93 @@ class SqliteStore:
         if re.match(r"no such (table|column): |table \w+ has no column named ", str(error)):
             return schema.missing_column_error(error)
         return Unavailable(f"cannot use the database {self.path}: {error}")
+
+
+class SqliteTenant:
+    """A `SqliteStore` restricted to the rows of one workspace.
+
+    PostgreSQL separates tenants by a role and row policies. SQLite has neither, so the tenant's
+    store passes `:workspace` with each statement, and the queries compare it with every row.
+    """
+
+    def __init__(self, store: SqliteStore, workspace: UUID) -> None:
+        self._store = store
+        self._workspace = workspace
+        self._workspace_queries = _workspace_queries()
+        self.writers = store.writers
+        self.mixes = store.mixes
+        self.clock = store.clock
+
+    def for_workspace(self, workspace: UUID) -> Store:
+        """Returns this store; a tenant's store cannot change its workspace."""
+        assert workspace == self._workspace, "a tenant's store serves one workspace only"
+        return self
+
+    def for_maintenance(self) -> Store:
+        """Always fails: the whole store runs maintenance."""
+        raise AssertionError("only the system runs maintenance")
+
+    async def open(self) -> None:
+        """Opens the whole store."""
+        await self._store.open()
+
+    async def close(self) -> None:
+        """Does nothing: the caller that opened the whole store closes it."""
+
+    async def migrate(self) -> list[int]:
+        """Applies missing migrations to the whole file; returns their numbers."""
+        return await self._store.migrate()
+
+    async def schema(self) -> SchemaState:
+        """Returns the schema state of the file."""
+        return await self._store.schema()
+
+    async def describe(self) -> dict[str, str]:
+        """Returns version, path and durability settings of the file."""
+        return await self._store.describe()
+
+    async def fetch(self, statement: Statement) -> list[Row]:
+        """Runs one read, restricted to the workspace, and returns its rows."""
+        return await self._store.fetch(self._bind(statement))
+
+    async def transact(self, script: Callable[[], Script[T]]) -> T:
+        """Runs a script in one transaction, each of its statements restricted to the workspace."""
+        return await self._store.transact(lambda: self._bind_script(script()))
+
+    transact_one = transact
+
+    async def stream(self, statements: AsyncIterator[Statement]) -> None:
+        """Runs statements in one transaction, each restricted to the workspace."""
+        await self._store.stream(self._bind(statement) async for statement in statements)
+
+    def _bind(self, statement: Statement) -> Statement:
+        """Returns the statement with the workspace, if its query has that parameter."""
+        if statement.query not in self._workspace_queries:
+            return statement
+        workspace = statement.params.get("workspace")
+        if workspace is not None:
+            assert workspace == self._workspace, f"{statement.query} is for another workspace"
+            return statement
+        params = statement.params | {"workspace": self._workspace}
+        return Statement(statement.query, params, statement.rows, statement.literals)
+
+    def _bind_script(self, script: Script[T]) -> Script[T]:
+        """Returns the script with each of its statements bound to the workspace."""
+        try:
+            statement = next(script)
+            while True:
+                statement = script.send((yield self._bind(statement)))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+
+@cache
+def _workspace_queries() -> frozenset[str]:
+    """Returns the names of the queries that have a workspace parameter."""
+    return frozenset(
+        name for name, query in sql.load(sql.SQLITE).items() if "workspace" in query.params
+    )
 
 
 def _run_script(script: Script[T], connection: Connection) -> T:

@@ -105,12 +105,15 @@ class CommandRuntime:
         self._capacity = SessionCapacity()
 
     def free_sessions(self, busy: int) -> int | None:
+        """Reserves and returns the sessions that the machine can start while `busy` are running."""
         return self._capacity.free_sessions(busy)
 
     def release_reservation(self) -> None:
+        """Releases what `free_sessions` reserved, because no task was claimed for it."""
         self._capacity.release_reservation()
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
+        """Starts the command, copies its output, and returns its result after it ended."""
         try:
             session = await self._spawn(context)
         except asyncio.CancelledError:
@@ -343,6 +346,7 @@ async def _try_report_key(key: str, value: Any, context: Context) -> None:
 
 
 async def _apply_report_key(key: str, value: Any, context: Context) -> None:
+    """Passes one key of a report to the context; ignores unknown keys."""
     match key:
         case "progress":
             await context.progress(value)

@@ -41,13 +41,15 @@ class FunctionRuntime:
         self._async: dict[str, tuple[Handler, bool]] = {}
 
     def free_sessions(self, busy: int) -> int | None:
+        """Returns `None`: only the slots limit handlers in this process."""
         del busy
         return None
 
     def release_reservation(self) -> None:
-        pass
+        """Does nothing: `free_sessions` reserves nothing."""
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
+        """Calls the task type's handler and returns its result; its exceptions fail the attempt."""
         handler = self.handlers.get(context.work.task_type) or self.handlers[None]
         try:
             if self._is_async(context.work.task_type, handler):
@@ -183,7 +185,7 @@ class _ThreadCall:
             return None, error
 
     def _disallow_interrupt(self) -> None:
-        """After this nothing is raised in the thread."""
+        """Prevents that anything is raised in the thread from now on."""
         with self._lock:
             self._thread_id = None
 
