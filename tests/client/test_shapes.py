@@ -9,7 +9,9 @@ import pytest
 from tests.model.test_limits import FIELDS
 
 from tenuto.api.routes import agent_protocol, operations, worker_protocol
-from tenuto.api.routes.bodies import FilterBody, TaskBody, TaskPatch
+from tenuto.api.routes.bodies import TaskPatch
+from tenuto.api.routes.task_bodies import TaskBody
+from tenuto.api.routes.task_filter import FilterBody
 from tenuto.client import accounts as told
 from tenuto.client import client
 from tenuto.client.remote import worker as told_work

@@ -17,6 +17,7 @@ from tenuto.model.flows.definition import (
     Order,
 )
 from tenuto.model.limits.budgets import Budget
+from tenuto.model.tasks.fields import Field
 
 KINDS: dict[str, type] = {
     "foreach": Foreach,
@@ -43,6 +44,20 @@ FLAT_FIELDS: dict[str, dict[str, str]] = {
 
 class StrictBody(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """Body from a user or program: unknown fields are refused."""
+
+
+def optional(type_: Any) -> Any:
+    """Returns the type, or `None` beside it."""
+    return type_ if type_ is Any else type_ | None
+
+
+def body_fields(field: Field) -> list[tuple[str, Any, Any]]:
+    """Returns name, type and default of a field of the model under each of its REST names."""
+    if len(field.rest) > 1:
+        return [(name, optional(field.type), None) for name in field.rest]
+    if field.default == ():
+        return [(field.rest[0], list[str], [])]
+    return [(field.rest[0], field.type, field.default)]
 
 
 class ControlBody(StrictBody):

@@ -28,7 +28,8 @@ from tenuto.api.routes.agent_protocol import (
     task_status,
 )
 from tenuto.api.routes.agents import profile_of
-from tenuto.api.routes.bodies import AgentBody, AttemptBody, FailBody, LenientBody, TaskBody
+from tenuto.api.routes.bodies import AgentBody, AttemptBody, FailBody, LenientBody
+from tenuto.api.routes.task_bodies import TaskBody
 from tenuto.api.routes.tasks import Limit, LogPage
 from tenuto.api.service import InjectedContext
 from tenuto.engine.agents.registry import AgentView

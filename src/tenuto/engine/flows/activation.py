@@ -21,6 +21,7 @@ from tenuto.engine.flows.outcomes import hold_if_paused
 from tenuto.engine.flows.plans import PlanCache
 from tenuto.engine.flows.rows import context_of, flow_of, group_of, is_paused, waiters_statement
 from tenuto.engine.rows import (
+    LANE_COLUMN,
     STATUS_COLUMN,
     FlowPosition,
     Rows,
@@ -498,7 +499,7 @@ class ActivationBatch:
             self._build_rows(flow, child, rows, lanes, flow_input, counts[child.id] or None)
             row = rows["hot"][-1]
             if row[STATUS_COLUMN] is Status.PENDING:
-                result.lanes.add(row[2])
+                result.lanes.add(row[LANE_COLUMN])
             elif child.hold == "act" and all(met for _, met in child.dependencies):
                 result.acts.append((child.id, flow.workspace))
         stale = {reqs: lane for reqs, lane in lanes.items() if not self._is_fresh(reqs, self._now)}

@@ -4,7 +4,7 @@ import string
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
@@ -35,6 +35,7 @@ from tenuto.model import bounds
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.limits.concurrency import HOLD
+from tenuto.model.tasks.fields import INSTANT, Field, Limit, fields_of, text_limit
 from tenuto.model.tasks.task import LEASED, Outcome, Status
 from tenuto.store.protocol import Row, Statement
 
@@ -46,37 +47,46 @@ _ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 """The part of `lower` that both databases do alike: ASCII letters only."""
 
 
+def _check_tags(field: str, tags: Sequence[str]) -> None:
+    for tag in tags:
+        bounds.check_text(field, tag, bounds.MAX_NAME)
+
+
+_TAGS = Limit(_check_tags)
+_PRIORITY = Limit(lambda field, value: bounds.check_number(field, value, 1, 10))
+_TEXT = text_limit(bounds.MAX_TITLE)
+
+
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Selects tasks. All given fields must match; a task matches any of several statuses."""
 
     status: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    min_priority: int | None = None
-    priority: int | None = None
-    task_type: str | None = None
-    agent: UUID | None = None
-    parent: UUID | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    text: str | None = None
+    tags: Annotated[tuple[str, ...], Field(limit=_TAGS)] = ()
+    priority: Annotated[int | None, Field(limit=_PRIORITY)] = None
+    min_priority: Annotated[int | None, Field(limit=_PRIORITY)] = None
+    task_type: Annotated[str | None, Field(limit=_TEXT)] = None
+    agent: Annotated[UUID | None, Field(rest=("agent_id",))] = None
+    parent: Annotated[UUID | None, Field(rest=("parent_id",))] = None
+    since: Annotated[datetime | None, Field(limit=INSTANT)] = None
+    until: Annotated[datetime | None, Field(limit=INSTANT)] = None
+    text: Annotated[str | None, Field(limit=_TEXT)] = None
+
+
+FILTER_FIELDS = fields_of(Filter)
+"""The fields of a filter by name, with their limits and REST names."""
+_OWN_PARAMS = ("status", "tags", "text")
+"""Fields that `list_statement` passes in another form than as a parameter of the same name."""
 
 
 def list_statement(
     name: str, where: Filter, workspace: UUID, limit: int, before: UUID | None
 ) -> Any:
     """Returns the statement of query `name` that lists the tasks of a filter, newest first."""
+    _check_filter(where)
     params: dict[str, Any] = {
-        "workspace": workspace,
-        "most": limit,
-        "before": before,
-        "min_priority": where.min_priority,
-        "priority": where.priority,
-        "task_type": where.task_type,
-        "agent": where.agent,
-        "parent": where.parent,
-        "since": where.since,
-        "until": where.until,
+        name: getattr(where, name) for name in FILTER_FIELDS if name not in _OWN_PARAMS
     }
+    params |= {"workspace": workspace, "most": limit, "before": before}
     literals: dict[str, tuple[str, ...]] = {}
     statuses, outcomes, archived = _parse_statuses(where.status)
     if statuses:
@@ -93,7 +103,6 @@ def list_statement(
     if where.tags:
         params["labels"] = list(dict.fromkeys(where.tags))
         params["label_count"] = len(params["labels"])
-    _check_filter(where)
     if where.text is not None:
         escaped = where.text.translate(_ASCII_LOWER)
         for char in "!%_":
@@ -104,16 +113,9 @@ def list_statement(
 
 def _check_filter(where: Filter) -> None:
     """Raises `Invalid` if a value of the filter is out of its bounds."""
-    for tag in where.tags:
-        bounds.check_text("tags", tag, bounds.MAX_NAME)
-    for field in ("text", "task_type"):
-        if (value := getattr(where, field)) is not None:
-            bounds.check_text(field, value, bounds.MAX_TITLE)
-    for field in ("priority", "min_priority"):
-        if (number := getattr(where, field)) is not None:
-            bounds.check_number(field, number, 1, 10)
-    bounds.check_instant("since", where.since)
-    bounds.check_instant("until", where.until)
+    for name, field in FILTER_FIELDS.items():
+        if field.limit is not None and (value := getattr(where, name)) is not None:
+            field.limit.check(name, value)
 
 
 def _parse_statuses(names: Sequence[str]) -> tuple[frozenset[str], frozenset[str], bool]:

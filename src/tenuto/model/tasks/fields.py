@@ -6,7 +6,8 @@ reruns, rows and columns, and the removal of payloads are derived from these ann
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -14,7 +15,7 @@ from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import check_key
 
-Part = Literal["body", "body.rare", "body.placed", "hot", "hot.timed"]
+Part = Literal["body", "body.rare", "body.placed", "hot", "hot.timed", "hot.placed"]
 """A part of the new rows in `task_body` (body) or `task` (hot).
 
 Most tasks fill the columns of `body` and `hot`; an insert leaves out a part that no task fills.
@@ -77,6 +78,13 @@ def _field(info: msgspec.structs.FieldInfo) -> Field:
         rest=about.rest or (info.name,),
         yaml=about.yaml or (info.name,),
     )
+
+
+def value_type(field: Field) -> Any:
+    """Returns the type of a field's values without `None`."""
+    if get_origin(field.type) not in (Union, UnionType):
+        return field.type
+    return Union[tuple(kind for kind in get_args(field.type) if kind is not NoneType)]  # noqa: UP007
 
 
 def text_limit(max_length: int, *, empty: bool = True) -> Limit:
