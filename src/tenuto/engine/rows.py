@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from operator import attrgetter, itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -12,37 +13,44 @@ from tenuto.model.tasks.commands import Command, Complete, Resolve
 from tenuto.model.tasks.submission import FIELDS, NewTask
 from tenuto.model.tasks.task import Status, Task, TaskChange, next_due_at, rank, watch_seconds
 from tenuto.store.protocol import Row, Statement
-from tenuto.store.task_columns import COLUMNS, Column, columns_of_rows, is_json
+from tenuto.store.task_columns import COLUMNS, columns_of_rows, is_json
 
 Rows = dict[str, list[tuple[Any, ...]]]
 
 
-def _names(columns: Sequence[Column]) -> tuple[str, ...]:
-    return tuple(column.name for column in columns)
+class _RowBuilder:
+    """The columns of the rows `body` or `hot` in order, and the quickest ways to read them."""
+
+    def __init__(self, name: str, *first: str) -> None:
+        self.columns = (*first, *(column.name for column in columns_of_rows(name)))
+        self.requested = tuple(name for name in self.columns if name in FIELDS and name != "id")
+        self.json_columns = tuple(name for name in self.requested if name in _JSON_FIELDS)
+        self.read_request = attrgetter(*self.requested)
+        self.pick = itemgetter(*self.columns)
 
 
-_BODY_COLUMNS = ("task", "workspace", "created_by", *_names(columns_of_rows("body")))
-_HOT_COLUMNS = ("id", "workspace", "actor", *_names(columns_of_rows("hot")))
-"""The columns of the rows of the query `submit`, in order."""
+_JSON_FIELDS = {
+    name: msgspec.json.Decoder(field.type) for name, field in FIELDS.items() if is_json(field)
+}
+"""The fields of a request that are stored as JSON, with their decoders."""
+_BODY = _RowBuilder("body", "task", "workspace", "created_by")
+_HOT = _RowBuilder("hot", "id", "workspace", "actor")
+"""The rows of the query `submit`."""
 _COMMON_BODY_END = 3 + len(COLUMNS["body"])
 _RARE_BODY_END = _COMMON_BODY_END + len(COLUMNS["body.rare"])
 _COMMON_HOT_END = 3 + len(COLUMNS["hot"])
 _TIMED_HOT_END = _COMMON_HOT_END + len(COLUMNS["hot.timed"])
 """The first columns are those that most tasks fill."""
-INPUT_COLUMN = _BODY_COLUMNS.index("input")
-ENV_COLUMN = _BODY_COLUMNS.index("env")
+INPUT_COLUMN = _BODY.columns.index("input")
+ENV_COLUMN = _BODY.columns.index("env")
 """Column indexes in the rows of `body_row`."""
-LANE_COLUMN = _HOT_COLUMNS.index("lane")
-STATUS_COLUMN = _HOT_COLUMNS.index("status")
-RANK_COLUMN = _HOT_COLUMNS.index("rank")
-RUN_AT_COLUMN = _HOT_COLUMNS.index("run_at")
-HOLD_COLUMN = _HOT_COLUMNS.index("hold")
-UNMET_COLUMN = _HOT_COLUMNS.index("unmet")
+LANE_COLUMN = _HOT.columns.index("lane")
+STATUS_COLUMN = _HOT.columns.index("status")
+RANK_COLUMN = _HOT.columns.index("rank")
+RUN_AT_COLUMN = _HOT.columns.index("run_at")
+HOLD_COLUMN = _HOT.columns.index("hold")
+UNMET_COLUMN = _HOT.columns.index("unmet")
 """Column indexes in the rows of `hot_row`."""
-_JSON_FIELDS = {
-    name: msgspec.json.Decoder(field.type) for name, field in FIELDS.items() if is_json(field)
-}
-"""The fields of a request that are stored as JSON, with their decoders."""
 _STATUSES = {status.value: status for status in Status}
 _CHANGED_COLUMNS = (
     "id version lane status hold unmet watched rank priority tries free_ends free_mark losses"
@@ -253,7 +261,7 @@ def hot_row(
         "wait_until": wait_until,
         "awaited": waiter_count,
     }
-    return _row(new, values, _HOT_COLUMNS)
+    return _build_row(new, values, _HOT)
 
 
 def plain_hot_row(
@@ -308,21 +316,19 @@ def body_row(
         "context": position.context,
         "on_dependency_failure": new.on_dependency_failure if new.depends_on else None,
     }
-    return _row(new, values, _BODY_COLUMNS)
+    return _build_row(new, values, _BODY)
 
 
-def _row(new: NewTask, values: dict[str, Any], columns: tuple[str, ...]) -> tuple[Any, ...]:
+def _build_row(new: NewTask, values: dict[str, Any], rows: _RowBuilder) -> tuple[Any, ...]:
     """Returns a row: the `values` by column name, and the request's fields for the others."""
-    return tuple([values[name] if name in values else _request_cell(new, name) for name in columns])
-
-
-def _request_cell(new: NewTask, name: str) -> Any:
-    """Returns a field of the request as it is stored; JSON columns as text."""
-    value = getattr(new, name)
-    if value is None or name not in _JSON_FIELDS:
-        return value
-    is_struct = isinstance(value, msgspec.Struct)
-    return _encode_json(value) if is_struct else bounds.to_json_text(name, value)
+    cells = dict(zip(rows.requested, rows.read_request(new), strict=True))
+    for name in rows.json_columns:
+        if (value := cells[name]) is not None:
+            is_struct = isinstance(value, msgspec.Struct)
+            cells[name] = _encode_json(value) if is_struct else bounds.to_json_text(name, value)
+    cells |= values
+    row: tuple[Any, ...] = rows.pick(cells)
+    return row
 
 
 def stored_request(row: Row, names: Iterable[str]) -> dict[str, Any]:

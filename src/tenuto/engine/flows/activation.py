@@ -529,18 +529,9 @@ class ActivationBatch:
         if lane is None:
             lane = lanes[reqs] = lane_id(reqs.key())
         unmet = sum(not met for _, met in child.dependencies)
-        rows["body"].append(
-            body_row(
-                new,
-                child.id,
-                flow.workspace,
-                child.fingerprint,
-                self._actor,
-                None,
-                flow.trace_id,
-                child.position,
-            )
-        )
+        trace, position = flow.trace_id, child.position
+        identity = (child.id, flow.workspace, child.fingerprint, self._actor)
+        rows["body"].append(body_row(new, *identity, None, trace, position))
         rows["hot"].append(
             hot_row(
                 new,
