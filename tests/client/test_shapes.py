@@ -17,12 +17,11 @@ from tenuto.client import client
 from tenuto.client.remote import worker as told_work
 from tenuto.client.remote.bodies import change_body, filter_body, task_body
 from tenuto.engine.tasks.edit import TaskChanges
-from tenuto.engine.tasks.query import Filter
 from tenuto.model.flows.definition import Approval, Condition, Control, Foreach, Goto
 from tenuto.model.limits.budgets import Budget
 from tenuto.model.limits.concurrency import Concurrency
 from tenuto.model.tasks.retry import RetryPolicy
-from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.submission import Filter, NewTask
 
 WHEN = datetime(2030, 1, 1, tzinfo=UTC)
 TASK = NewTask(

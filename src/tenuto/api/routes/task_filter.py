@@ -8,8 +8,8 @@ import msgspec
 from litestar.params import QueryParameter
 
 from tenuto.api.routes.flow_bodies import StrictBody, body_fields, to_camel
-from tenuto.engine.tasks.query import FILTER_FIELDS, Filter
 from tenuto.model import bounds
+from tenuto.model.tasks.submission import FILTER_FIELDS, Filter
 
 _LISTS = tuple(name for name, field in FILTER_FIELDS.items() if field.default == ())
 """Fields with several values; in a query they are separated by commas."""

@@ -21,7 +21,6 @@ from tenuto.api.routes.task_bodies import BulkBody, TaskBody
 from tenuto.api.routes.task_filter import with_filter_parameters
 from tenuto.api.service import InjectedContext
 from tenuto.engine.tasks.edit import TaskChanges
-from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import (
     AttemptView,
     Explanation,
@@ -33,7 +32,7 @@ from tenuto.engine.views import (
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 from tenuto.model.limits.quota import Quota
-from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.submission import Filter, NewTask
 from tenuto.model.tenancy.secrets import KEY, may_have_secrets
 
 Limit = Annotated[int, QueryParameter(ge=1, le=bounds.MAX_PAGE)]

@@ -36,12 +36,12 @@ from tenuto.engine.agents.registry import AgentView
 from tenuto.engine.agents.subtasks import Question
 from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.engine.tasks.maintenance import TaskMaintenance
-from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import Page
 from tenuto.model import bounds
 from tenuto.model.agents.lifecycle import validate_profile
 from tenuto.model.agents.matching import AgentProfile, SupportedWork
 from tenuto.model.errors import NotFound
+from tenuto.model.tasks.submission import Filter
 from tenuto.store.protocol import Statement
 
 MIN_TOKEN_LENGTH = 32

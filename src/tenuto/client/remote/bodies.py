@@ -5,10 +5,9 @@ from typing import Any
 import msgspec
 
 from tenuto.engine.tasks.edit import TaskChanges
-from tenuto.engine.tasks.query import FILTER_FIELDS, Filter
 from tenuto.model.agents.matching import AgentProfile, SupportedWork
 from tenuto.model.tasks.commands import Failure
-from tenuto.model.tasks.submission import FIELDS, NewTask
+from tenuto.model.tasks.submission import FIELDS, FILTER_FIELDS, Filter, NewTask
 from tenuto.model.tasks.task import Fence
 
 _DEFAULT_TASK = NewTask(title="")

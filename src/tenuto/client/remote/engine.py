@@ -20,7 +20,6 @@ from tenuto.engine.limits.budgets import UsageStats
 from tenuto.engine.schedules.events import EventView
 from tenuto.engine.tasks.control import Action, ActionResult
 from tenuto.engine.tasks.edit import TaskChanges
-from tenuto.engine.tasks.query import Filter
 from tenuto.engine.tasks.submit import Submitted
 from tenuto.engine.views import (
     AttemptView,
@@ -32,7 +31,7 @@ from tenuto.engine.views import (
     WorkerView,
 )
 from tenuto.model.limits.complexity import ComplexityRules
-from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.submission import Filter, NewTask
 from tenuto.model.tenancy.secret_use import Use
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from tenuto.engine.agents.registry import AgentRegistry
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.rows import stored_request
-from tenuto.engine.tasks.query import Filter, TaskQueries
+from tenuto.engine.tasks.query import TaskQueries
 from tenuto.engine.tasks.retry import TaskRetry
 from tenuto.engine.tasks.submit import Submitted, TaskSubmitter
 from tenuto.engine.tenancy.encryption import TaskSecrets
@@ -17,7 +17,7 @@ from tenuto.engine.tenancy.secret_use import check_tasks
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.tasks import commands
-from tenuto.model.tasks.submission import FIELDS, NewTask, requirements
+from tenuto.model.tasks.submission import FIELDS, Filter, NewTask, requirements
 from tenuto.model.tasks.task import LEASED, TERMINAL, Status, TaskChange
 from tenuto.model.tasks.user_commands import check_payload_present
 from tenuto.model.tenancy.access import Caller

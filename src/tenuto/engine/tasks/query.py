@@ -4,7 +4,7 @@ import string
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -35,7 +35,7 @@ from tenuto.model import bounds
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.limits.concurrency import HOLD
-from tenuto.model.tasks.fields import INSTANT, Field, Limit, fields_of, text_limit
+from tenuto.model.tasks.submission import FILTER_FIELDS, Filter, check_filter
 from tenuto.model.tasks.task import LEASED, Outcome, Status
 from tenuto.store.protocol import Row, Statement
 
@@ -47,33 +47,6 @@ _ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 """The part of `lower` that both databases do alike: ASCII letters only."""
 
 
-def _check_tags(field: str, tags: Sequence[str]) -> None:
-    for tag in tags:
-        bounds.check_text(field, tag, bounds.MAX_NAME)
-
-
-_TAGS = Limit(_check_tags)
-_PRIORITY = Limit(lambda field, value: bounds.check_number(field, value, 1, 10))
-_TEXT = text_limit(bounds.MAX_TITLE)
-
-
-class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Selects tasks. All given fields must match; a task matches any of several statuses."""
-
-    status: tuple[str, ...] = ()
-    tags: Annotated[tuple[str, ...], Field(limit=_TAGS)] = ()
-    priority: Annotated[int | None, Field(limit=_PRIORITY)] = None
-    min_priority: Annotated[int | None, Field(limit=_PRIORITY)] = None
-    task_type: Annotated[str | None, Field(limit=_TEXT)] = None
-    agent: Annotated[UUID | None, Field(rest=("agent_id",))] = None
-    parent: Annotated[UUID | None, Field(rest=("parent_id",))] = None
-    since: Annotated[datetime | None, Field(limit=INSTANT)] = None
-    until: Annotated[datetime | None, Field(limit=INSTANT)] = None
-    text: Annotated[str | None, Field(limit=_TEXT)] = None
-
-
-FILTER_FIELDS = fields_of(Filter)
-"""The fields of a filter by name, with their limits and REST names."""
 _OWN_PARAMS = ("status", "tags", "text")
 """Fields that `list_statement` passes in another form than as a parameter of the same name."""
 
@@ -82,7 +55,7 @@ def list_statement(
     name: str, where: Filter, workspace: UUID, limit: int, before: UUID | None
 ) -> Any:
     """Returns the statement of query `name` that lists the tasks of a filter, newest first."""
-    _check_filter(where)
+    check_filter(where)
     params: dict[str, Any] = {
         name: getattr(where, name) for name in FILTER_FIELDS if name not in _OWN_PARAMS
     }
@@ -109,13 +82,6 @@ def list_statement(
             escaped = escaped.replace(char, f"!{char}")
         params["contains"] = f"%{escaped}%"
     return Statement(name, params, {}, literals)
-
-
-def _check_filter(where: Filter) -> None:
-    """Raises `Invalid` if a value of the filter is out of its bounds."""
-    for name, field in FILTER_FIELDS.items():
-        if field.limit is not None and (value := getattr(where, name)) is not None:
-            field.limit.check(name, value)
 
 
 def _parse_statuses(names: Sequence[str]) -> tuple[frozenset[str], frozenset[str], bool]:

@@ -118,6 +118,11 @@ def list_limit(items: Limit, most: int, json_schema: Mapping[str, Any]) -> Limit
     return Limit(check, json_schema, items)
 
 
+def _check_tags(field: str, tags: Sequence[str]) -> None:
+    for tag in tags:
+        bounds.check_text(field, tag, bounds.MAX_NAME)
+
+
 TITLE = text_limit(bounds.MAX_TITLE, empty=False)
 TEXT = text_limit(bounds.MAX_TEXT)
 NAME = text_limit(bounds.MAX_NAME, empty=False)
@@ -130,3 +135,6 @@ PRIORITY = whole_limit(1, 10)
 ATTEMPTS = whole_limit(1, bounds.MAX_ATTEMPTS)
 TURNS = Limit(lambda field, value: bounds.check_whole(field, value, 1, 1_000_000))
 INSTANT = Limit(bounds.check_instant)
+TAG_FILTER = Limit(_check_tags)
+TEXT_FILTER = text_limit(bounds.MAX_TITLE)
+PRIORITY_FILTER = Limit(lambda field, value: bounds.check_number(field, value, 1, 10))

@@ -1,4 +1,4 @@
-"""The request for a new task, and its validation."""
+"""The request for a new task and its validation, and the filter that selects tasks."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -34,8 +34,11 @@ from tenuto.model.tasks.fields import (
     MINUTES,
     NAME,
     PRIORITY,
+    PRIORITY_FILTER,
     SECONDS,
+    TAG_FILTER,
     TEXT,
+    TEXT_FILTER,
     TITLE,
     TURNS,
     Field,
@@ -177,8 +180,24 @@ class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
         return "agent" if self.control is None else KIND_OF[type(self.control)]
 
 
+class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Selects tasks. All given fields must match; a task matches any of several statuses."""
+
+    status: tuple[str, ...] = ()
+    tags: Annotated[tuple[str, ...], Field(limit=TAG_FILTER)] = ()
+    priority: Annotated[int | None, Field(limit=PRIORITY_FILTER)] = None
+    min_priority: Annotated[int | None, Field(limit=PRIORITY_FILTER)] = None
+    task_type: Annotated[str | None, Field(limit=TEXT_FILTER)] = None
+    agent: Annotated[UUID | None, Field(rest=("agent_id",))] = None
+    parent: Annotated[UUID | None, Field(rest=("parent_id",))] = None
+    since: Annotated[datetime | None, Field(limit=INSTANT)] = None
+    until: Annotated[datetime | None, Field(limit=INSTANT)] = None
+    text: Annotated[str | None, Field(limit=TEXT_FILTER)] = None
+
+
 FIELDS = fields_of(NewTask)
-"""The field table of tasks, by name."""
+FILTER_FIELDS = fields_of(Filter)
+"""The field tables of tasks and filters, by name."""
 _COMMON_FIELDS = ("title", "prompt", "input", "metadata", "task_type", "priority", "max_attempts")
 _SEQUENCE_FIELDS = ("tags", "task_tags", "capabilities", "depends_on", "blocks")
 _SEQUENCE_VALUES = attrgetter(*_SEQUENCE_FIELDS)
@@ -209,6 +228,13 @@ def check(new: NewTask) -> bool:
         return True
     _check_rare_fields(new)
     return False
+
+
+def check_filter(where: Filter) -> None:
+    """Raises `Invalid` if a value of the filter is out of its bounds."""
+    for name, field in FILTER_FIELDS.items():
+        if field.limit is not None and (value := getattr(where, name)) is not None:
+            field.limit.check(name, value)
 
 
 def _check_rare_fields(new: NewTask) -> None:
