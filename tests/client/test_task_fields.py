@@ -144,7 +144,7 @@ async def test_no_filter_is_dropped(name: str) -> None:
     async def handler(where: Filter) -> Filter:
         return where
 
-    names = {key: FILTER_FIELDS[key].rest[0] for key in FILTER_FIELDS}
+    names = {key: FILTER_FIELDS[key].names[0] for key in FILTER_FIELDS}
     sent = filter_params(where)
     values = {key: sent[to_camel(rest)] for key, rest in names.items()}
     assert await with_filter_parameters(handler)(**values) == where

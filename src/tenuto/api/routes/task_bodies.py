@@ -24,7 +24,7 @@ from tenuto.api.routes.flow_bodies import (
 )
 from tenuto.manifest.tasks import KIND_TASK_TYPES
 from tenuto.model.errors import Invalid
-from tenuto.model.flows.definition import Control, Join, Kind, Order
+from tenuto.model.flows.definition import Control, Kind
 from tenuto.model.tasks.commands import Escalation
 from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import FIELDS, NewTask
@@ -47,15 +47,11 @@ _OWN_FIELDS: dict[str, dict[str, Any]] = {
     "control": {
         "kind": Kind,
         "control": ControlBody,
-        "foreach_items": Any,
-        "foreach_template_task_id": str,
-        "foreach_order": Order,
-        "foreach_join": Join,
-        "goto_target_task_id": str,
-        "goto_prompt": str,
-        "condition": str,
-        "true_next_task_id": str,
-        "false_next_task_id": str,
+        **{
+            flat: ControlBody.__annotations__[field]
+            for fields in FLAT_FIELDS.values()
+            for flat, field in fields.items()
+        },
         "approval": ApprovalBody,
     },
     "escalation": {"escalation": EscalationBody},
@@ -142,7 +138,7 @@ def _read_escalation(body: Any) -> Escalation | None:
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    name: partial(_single, field.rest) for name, field in FIELDS.items() if len(field.rest) > 1
+    name: partial(_single, field.names) for name, field in FIELDS.items() if len(field.names) > 1
 } | {
     "target_agent": _read_target_agent,
     "task_type": _read_task_type,
@@ -155,7 +151,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 }
 """Functions that read a field of `NewTask` from a request; all other fields are copied."""
 _COPIED_FIELDS = tuple(name for name in FIELDS if name not in _READERS)
-_copied_values = attrgetter(*(FIELDS[name].rest[0] for name in _COPIED_FIELDS))
+_copied_values = attrgetter(*(FIELDS[name].names[0] for name in _COPIED_FIELDS))
 
 if TYPE_CHECKING:
     _TaskFields = StrictBody

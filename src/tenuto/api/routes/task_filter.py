@@ -32,7 +32,7 @@ class FilterBody(_FilterFields):
     """A filter of tasks; a task matches if it meets all fields that are set."""
 
     def to_filter(self) -> Filter:
-        values = {name: getattr(self, field.rest[0]) for name, field in FILTER_FIELDS.items()}
+        values = {name: getattr(self, field.names[0]) for name, field in FILTER_FIELDS.items()}
         return Filter(**values | {name: tuple(values[name]) for name in _LISTS})
 
 
@@ -61,7 +61,7 @@ def with_filter_parameters(handler: Any) -> Any:
 def _query_parameter(name: str) -> inspect.Parameter:
     """Returns the query parameter of a field of `Filter`, in the form of a function's parameter."""
     field = FILTER_FIELDS[name]
-    note = QueryParameter(name=to_camel(field.rest[0]), **_QUERY_LIMITS.get(name, {}))
+    note = QueryParameter(name=to_camel(field.names[0]), **_QUERY_LIMITS.get(name, {}))
     type_: Any = str | None if name in _LISTS else field.type
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[type_, note]

@@ -26,7 +26,7 @@ def task_body(new: NewTask) -> dict[str, Any]:
     for name, field in FIELDS.items():
         value = getattr(new, name)
         if value != getattr(_DEFAULT_TASK, name):
-            body[to_camel(field.rest[0])] = value
+            body[to_camel(field.names[0])] = value
     if new.retry is not None:
         fields = msgspec.structs.asdict(new.retry)
         body["retry"] = {to_camel(name): value for name, value in fields.items()}
@@ -55,7 +55,7 @@ def filter_body(where: Filter) -> dict[str, Any]:
 def _filter_values(where: Filter) -> dict[str, Any]:
     """Returns the values of a filter under their REST names."""
     fields = FILTER_FIELDS.items()
-    return {to_camel(field.rest[0]): getattr(where, name) for name, field in fields}
+    return {to_camel(field.names[0]): getattr(where, name) for name, field in fields}
 
 
 def change_body(changes: TaskChanges) -> dict[str, Any]:

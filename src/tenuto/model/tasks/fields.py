@@ -33,15 +33,18 @@ class Limit(msgspec.Struct, frozen=True):
     items: "Limit | None" = None
 
 
-class Field(msgspec.Struct, frozen=True, kw_only=True):
+class Field(msgspec.Struct, frozen=True):
     """What the program knows of one field. `fields_of` sets name, type and default."""
 
     limit: Limit | None = None
     """The check of every value but `None`."""
-    rest: tuple[str, ...] = ()
-    """Names in REST bodies, in snake_case; by default the field's own. Clients send the first."""
+    names: tuple[str, ...] = ()
+    """Names in REST bodies (there in camelCase) and YAML files; by default the field's own.
+
+    Clients send and exports write the first one.
+    """
     yaml: tuple[str, ...] = ()
-    """Names in YAML files; by default the field's own. Exports use the first."""
+    """Names in YAML files, if they differ from `names`."""
     definition: bool = True
     """False if a definition must not have the field, because it belongs to one run."""
     rerun: bool = True
@@ -75,8 +78,8 @@ def _field(info: msgspec.structs.FieldInfo) -> Field:
         name=info.name,
         type=type_,
         default=info.default,
-        rest=about.rest or (info.name,),
-        yaml=about.yaml or (info.name,),
+        names=about.names or (info.name,),
+        yaml=about.yaml or about.names or (info.name,),
     )
 
 

@@ -64,73 +64,68 @@ class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
     """
 
     title: Annotated[
-        str, Field(limit=TITLE, rest=("title", "name"), yaml=("name", "title"), column="body")
+        str, Field(TITLE, names=("title", "name"), yaml=("name", "title"), column="body")
     ]
     id: Annotated[UUID | None, Field(definition=False, rerun=False, column=None)] = None
-    description: Annotated[str | None, Field(limit=TEXT, payload=True)] = None
-    prompt: Annotated[str | None, Field(limit=TEXT, column="body", payload=True)] = None
-    system_prompt: Annotated[str | None, Field(limit=TEXT, payload=True)] = None
-    model: Annotated[str | None, Field(limit=NAME)] = None
-    max_turns: Annotated[int | None, Field(limit=TURNS)] = None
-    conversation: Annotated[str | None, Field(limit=NAME)] = None
-    task_type: Annotated[str, Field(limit=NAME, column="body", filter=True)] = "default"
-    agent_type: Annotated[str | None, Field(limit=NAME)] = None
+    description: Annotated[str | None, Field(TEXT, payload=True)] = None
+    prompt: Annotated[str | None, Field(TEXT, column="body", payload=True)] = None
+    system_prompt: Annotated[str | None, Field(TEXT, payload=True)] = None
+    model: Annotated[str | None, Field(NAME)] = None
+    max_turns: Annotated[int | None, Field(TURNS)] = None
+    conversation: Annotated[str | None, Field(NAME)] = None
+    task_type: Annotated[str, Field(NAME, column="body", filter=True)] = "default"
+    agent_type: Annotated[str | None, Field(NAME)] = None
     target_agent: Annotated[
-        UUID | None, Field(rest=("target_agent_id", "agent_id"), yaml=("target_agent", "agent_id"))
+        UUID | None, Field(names=("target_agent_id", "agent_id"), yaml=("target_agent", "agent_id"))
     ] = None
-    runtime: Annotated[str | None, Field(limit=NAME)] = None
+    runtime: Annotated[str | None, Field(NAME)] = None
     command: Annotated[list[str] | None, Field(payload=True)] = None
-    cwd: Annotated[str | None, Field(limit=TEXT)] = None
+    cwd: Annotated[str | None, Field(TEXT)] = None
     env: Annotated[Mapping[str, str | Mapping[str, str]] | None, Field(payload=True)] = None
     """Environment variables: texts, or references to stored secrets."""
-    priority: Annotated[int, Field(limit=PRIORITY, column="hot", sql="smallint", filter=True)] = 5
-    tags: Annotated[Sequence[str], Field(limit=LABELS, column=None)] = ()
-    task_tags: Annotated[Sequence[str], Field(limit=LABELS, column=None)] = ()
-    capabilities: Annotated[Sequence[str], Field(limit=LABELS, column=None)] = ()
-    container: Annotated[str | None, Field(limit=NAME)] = None
-    region: Annotated[str | None, Field(limit=NAME)] = None
+    priority: Annotated[int, Field(PRIORITY, column="hot", sql="smallint", filter=True)] = 5
+    tags: Annotated[Sequence[str], Field(LABELS, column=None)] = ()
+    task_tags: Annotated[Sequence[str], Field(LABELS, column=None)] = ()
+    capabilities: Annotated[Sequence[str], Field(LABELS, column=None)] = ()
+    container: Annotated[str | None, Field(NAME)] = None
+    region: Annotated[str | None, Field(NAME)] = None
     estimate_minutes: Annotated[
         int | None,
         Field(
-            limit=MINUTES,
-            rest=("estimate_minutes", "estimated_duration_minutes"),
+            MINUTES,
+            names=("estimate_minutes", "estimated_duration_minutes"),
             yaml=("resolve_time_estimate", "estimate_minutes", "estimated_duration_minutes"),
             column="hot.timed",
         ),
     ] = None
-    max_attempts: Annotated[int, Field(limit=ATTEMPTS, column="hot")] = 3
+    max_attempts: Annotated[int, Field(ATTEMPTS, column="hot")] = 3
     retry: Annotated[RetryPolicy | None, Field(column="hot.timed")] = None
     timeout_s: Annotated[
-        int | None,
-        Field(
-            limit=SECONDS,
-            rest=("timeout_s", "timeout_seconds"),
-            yaml=("timeout_s", "timeout_seconds"),
-            column="hot.timed",
-        ),
+        int | None, Field(SECONDS, names=("timeout_s", "timeout_seconds"), column="hot.timed")
     ] = None
-    queue_ttl_s: Annotated[int | None, Field(limit=SECONDS, column="hot.timed")] = None
-    lease_s: Annotated[int | None, Field(limit=SECONDS, column="hot.timed")] = None
+    queue_ttl_s: Annotated[int | None, Field(SECONDS, column="hot.timed")] = None
+    lease_s: Annotated[int | None, Field(SECONDS, column="hot.timed")] = None
     run_at: Annotated[
         datetime | None,
-        Field(limit=INSTANT, definition=False, rerun=False, column="hot.timed"),
+        Field(INSTANT, definition=False, rerun=False, column="hot.timed"),
     ] = None
-    parent: Annotated[UUID | None, Field(rest=("parent_id",), definition=False, filter=True)] = None
+    parent: Annotated[
+        UUID | None,
+        Field(names=("parent_id",), definition=False, filter=True),
+    ] = None
     key: Annotated[
-        str | None, Field(limit=KEY, yaml=("id", "key"), rerun=False, column="body.placed")
+        str | None, Field(KEY, yaml=("id", "key"), rerun=False, column="body.placed")
     ] = None
-    depends_on: Annotated[Sequence[str], Field(limit=KEYS, rerun=False, column=None)] = ()
+    depends_on: Annotated[Sequence[str], Field(KEYS, rerun=False, column=None)] = ()
     """Ids of tasks, or keys of tasks that are submitted together."""
-    blocks: Annotated[
-        Sequence[str], Field(limit=KEYS, definition=False, rerun=False, column=None)
-    ] = ()
+    blocks: Annotated[Sequence[str], Field(KEYS, definition=False, rerun=False, column=None)] = ()
     """Ids of tasks that will wait for this one."""
     on_dependency_failure: Annotated[OnFailure, Field(rerun=False, column="body.placed")] = "fail"
     next: Annotated[
         str | None,
         Field(
-            limit=KEY,
-            rest=("next", "next_task"),
+            KEY,
+            names=("next", "next_task"),
             yaml=("next_task", "next"),
             rerun=False,
             column="body.placed",
@@ -140,8 +135,8 @@ class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
     group: Annotated[
         str | None,
         Field(
-            limit=KEY,
-            rest=("group", "group_id"),
+            KEY,
+            names=("group", "group_id"),
             yaml=("group_id", "group"),
             definition=False,
             rerun=False,
@@ -152,7 +147,7 @@ class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
     complexity: Annotated[
         Complexity | None,
         Field(
-            rest=("complexity", "complexity_level"),
+            names=("complexity", "complexity_level"),
             yaml=("complexity_level", "complexity"),
             column="body.placed",
         ),
@@ -160,19 +155,13 @@ class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
     escalation: Annotated[Escalation | None, Field(column="body.placed", payload=True)] = None
     concurrency: Annotated[Concurrency | None, Field(definition=False, column="body.placed")] = None
     budget: Annotated[Budget | None, Field(column="body.placed")] = None
-    input: Annotated[
-        Any,
-        Field(
-            rest=("input", "input_context"),
-            yaml=("input", "input_context"),
-            column="body",
-            payload=True,
-        ),
-    ] = None
+    input: Annotated[Any, Field(names=("input", "input_context"), column="body", payload=True)] = (
+        None
+    )
     metadata: Annotated[dict[str, Any] | None, Field(column="body", payload=True)] = None
-    idempotency_key: Annotated[str | None, Field(limit=NAME, definition=False, rerun=False)] = None
-    trace_id: Annotated[str | None, Field(limit=NAME, definition=False)] = None
-    source: Annotated[str | None, Field(limit=NAME, column="body")] = None
+    idempotency_key: Annotated[str | None, Field(NAME, definition=False, rerun=False)] = None
+    trace_id: Annotated[str | None, Field(NAME, definition=False)] = None
+    source: Annotated[str | None, Field(NAME, column="body")] = None
 
     @property
     def kind(self) -> Kind:
@@ -184,15 +173,15 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Selects tasks. All given fields must match; a task matches any of several statuses."""
 
     status: tuple[str, ...] = ()
-    tags: Annotated[tuple[str, ...], Field(limit=TAG_FILTER)] = ()
-    priority: Annotated[int | None, Field(limit=PRIORITY_FILTER)] = None
-    min_priority: Annotated[int | None, Field(limit=PRIORITY_FILTER)] = None
-    task_type: Annotated[str | None, Field(limit=TEXT_FILTER)] = None
-    agent: Annotated[UUID | None, Field(rest=("agent_id",))] = None
-    parent: Annotated[UUID | None, Field(rest=("parent_id",))] = None
-    since: Annotated[datetime | None, Field(limit=INSTANT)] = None
-    until: Annotated[datetime | None, Field(limit=INSTANT)] = None
-    text: Annotated[str | None, Field(limit=TEXT_FILTER)] = None
+    tags: Annotated[tuple[str, ...], Field(TAG_FILTER)] = ()
+    priority: Annotated[int | None, Field(PRIORITY_FILTER)] = None
+    min_priority: Annotated[int | None, Field(PRIORITY_FILTER)] = None
+    task_type: Annotated[str | None, Field(TEXT_FILTER)] = None
+    agent: Annotated[UUID | None, Field(names=("agent_id",))] = None
+    parent: Annotated[UUID | None, Field(names=("parent_id",))] = None
+    since: Annotated[datetime | None, Field(INSTANT)] = None
+    until: Annotated[datetime | None, Field(INSTANT)] = None
+    text: Annotated[str | None, Field(TEXT_FILTER)] = None
 
 
 FIELDS = fields_of(NewTask)
