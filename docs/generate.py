@@ -29,7 +29,7 @@ from tenuto.cli.root import cli
 from tenuto.client import target
 from tenuto.crash_points import POINTS
 from tenuto.manifest.schema import json_schema as schema_of_yaml
-from tenuto.manifest.tasks import FIELD_NAMES as YAML_NAMES
+from tenuto.manifest.shapes import FIELD_NAMES as YAML_NAMES
 from tenuto.metrics import TABLE as METRICS
 from tenuto.model import errors
 from tenuto.model.tasks import commands

@@ -20,9 +20,9 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.query import Filter
 from tenuto.model.errors import CODES, TenutoError
 from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import Filter
 from tenuto.model.tasks.task import Fence
 from tenuto.model.tasks.transcript import Line
 

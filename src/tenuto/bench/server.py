@@ -15,7 +15,7 @@ from litestar.params import JSONBody
 from tenuto import app
 from tenuto.api import server as api_server
 from tenuto.api.operation import PUBLIC, operation
-from tenuto.api.routes.bodies import TaskBody
+from tenuto.api.routes.task_bodies import TaskBody
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.engine.views import TaskView, new_task_view
 from tenuto.model.tenancy.access import Role

@@ -1,4 +1,4 @@
-"""Parses arguments: durations, times, JSON, files, limits, filters. Adds shared options."""
+"""Parses arguments: durations, times, JSON, files, limits. Adds shared options."""
 
 import os
 import re
@@ -153,35 +153,6 @@ def absolute_folder(path: str | None) -> str:
         ) from error
 
 
-def relation_options(function: F) -> F:
-    """Adds options for dependencies, next task, group and key; see `resolve_task_ids`."""
-    options = (
-        click.option(
-            "--depends-on",
-            multiple=True,
-            metavar="ID",
-            help="A task that must finish first; repeatable.",
-        ),
-        click.option(
-            "--blocks",
-            multiple=True,
-            metavar="ID",
-            help="A task that must wait for this one; repeatable.",
-        ),
-        click.option(
-            "--on-dependency-failure",
-            type=click.Choice(["fail", "skip", "run"]),
-            help="What to do if a dependency fails; default: fail.",
-        ),
-        click.option("--next", metavar="KEY", help="Definition to run after this task succeeds."),
-        click.option("--group", metavar="G", help="Running group to add the task to: id or key."),
-        click.option("--key", metavar="KEY", help="Name by which other tasks refer to this one."),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
 def budget_options(function: F) -> F:
     """Adds the budget options; `pop_budget` reads them."""
     for option in (
@@ -248,45 +219,3 @@ async def resolve_task_ids(engine: "AnyEngine", fields: dict[str, Any]) -> None:
     """Replaces abbreviated task ids in `depends_on` and `blocks` by full ids."""
     for name in ("depends_on", "blocks"):
         fields[name] = [str(await engine.find(task)) for task in fields[name]]
-
-
-def filter_options(function: F) -> F:
-    """Adds the filter options for tasks; `build_filter` reads them."""
-    options = (
-        click.option(
-            "--status", multiple=True, help="Filter by status; repeat for several (any matches)."
-        ),
-        click.option(
-            "--tag", "tags", multiple=True, help="Filter by tag; repeat for several (all required)."
-        ),
-        click.option("--min-priority", type=click.IntRange(1, 10), help="Minimum priority."),
-        click.option("--type", "task_type", help="Filter by task type."),
-        click.option("--text", help="Filter by text in the title."),
-        click.option(
-            "--since",
-            type=parse_time_or_age,
-            metavar="TIME",
-            help="Created since: 1h, 2d, or an ISO 8601 time.",
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def has_filter(filters: dict[str, Any]) -> bool:
-    """True if at least one filter option was given."""
-    return any(value not in (None, ()) for value in filters.values())
-
-
-def build_filter(now: datetime, filters: dict[str, Any]) -> Any:
-    """Builds the engine's task filter from the filter options."""
-    from tenuto.engine.tasks.query import Filter
-    from tenuto.model import bounds
-
-    if filters["task_type"] is not None:
-        bounds.check_text("type", filters["task_type"], bounds.MAX_NAME)
-    statuses = (status for text in filters["status"] for status in text.split(","))
-    return Filter(
-        **{**filters, "status": tuple(statuses), "since": time_before(now, filters["since"])}
-    )

@@ -14,12 +14,12 @@ from tenuto.engine.agents.eligibility import AgentExplanation
 from tenuto.engine.agents.mailbox import Message, MessageBatch, MessagePage
 from tenuto.engine.agents.registry import AgentHealth, AgentRegistry, AgentToken, AgentView
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import TaskSummary
 from tenuto.model.agents.lifecycle import STALE_AFTER_S
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.agents.messages import NewMessage
 from tenuto.model.errors import Invalid, NotFound
+from tenuto.model.tasks.submission import Filter
 
 
 class _AgentBackend(Protocol):

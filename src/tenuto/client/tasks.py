@@ -10,11 +10,10 @@ from tenuto.client.paging import iterate_pages
 from tenuto.client.remote.engine import AnyEngine
 from tenuto.engine.tasks.control import Action, ActionResult
 from tenuto.engine.tasks.edit import TaskChanges
-from tenuto.engine.tasks.query import Filter
 from tenuto.engine.tasks.submit import Submitted
 from tenuto.engine.views import AttemptView, Explanation, LogLine, TaskSummary, TaskView
 from tenuto.model.errors import Invalid
-from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.submission import Filter, NewTask
 
 ID = UUID | str
 

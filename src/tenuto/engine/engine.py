@@ -31,7 +31,7 @@ from tenuto.engine.tasks.control import Action, ActionResult, TaskController
 from tenuto.engine.tasks.edit import TaskChanges, TaskEditor
 from tenuto.engine.tasks.finish import AttemptFinisher
 from tenuto.engine.tasks.maintenance import TaskMaintenance
-from tenuto.engine.tasks.query import Filter, TaskQueries
+from tenuto.engine.tasks.query import TaskQueries
 from tenuto.engine.tasks.report import AttemptReporter, HeartbeatResult, WorkerInfo
 from tenuto.engine.tasks.submit import REFUSALS, Submitted, TaskSubmitter
 from tenuto.engine.tenancy.encryption import TaskSecrets
@@ -51,7 +51,7 @@ from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.tasks import commands
-from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.submission import Filter, NewTask
 from tenuto.model.tasks.task import DEFAULT_LEASE_S, Fence
 from tenuto.model.tasks.transcript import Line
 from tenuto.model.tenancy.access import Caller

@@ -1,7 +1,8 @@
 """Maps rows to model objects and back: parses tasks, builds rows of changes and new tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from operator import attrgetter, itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -9,21 +10,46 @@ import msgspec
 
 from tenuto.model import bounds
 from tenuto.model.tasks.commands import Command, Complete, Resolve
-from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.submission import FIELDS, NewTask
 from tenuto.model.tasks.task import Status, Task, TaskChange, next_due_at, rank, watch_seconds
 from tenuto.store.protocol import Row, Statement
+from tenuto.store.task_columns import COLUMNS, columns_of_rows, is_json
 
 Rows = dict[str, list[tuple[Any, ...]]]
-_COMMON_BODY_COLUMNS = 9
-_COMMON_HOT_COLUMNS = 8
-"""Number of columns that most tasks fill; they come first in the rows of the query `submit`."""
-_RARE_BODY_END = 27
-_TIMED_HOT_END = 16
-"""Index of the first column about a task's position in a flow, group or dependency graph."""
-LANE_COLUMN = 2
-STATUS_COLUMN = 3
-RANK_COLUMN = 4
-UNMET_COLUMN = 17
+
+
+class _RowBuilder:
+    """The columns of the rows `body` or `hot` in order, and the quickest ways to read them."""
+
+    def __init__(self, name: str, *first: str) -> None:
+        self.columns = (*first, *(column.name for column in columns_of_rows(name)))
+        self.requested = tuple(name for name in self.columns if name in FIELDS and name != "id")
+        self.json_columns = tuple(name for name in self.requested if name in _JSON_FIELDS)
+        self.read_request = attrgetter(*self.requested)
+        self.pick = itemgetter(*self.columns)
+
+
+_JSON_FIELDS = {
+    name: msgspec.json.Decoder(field.type) for name, field in FIELDS.items() if is_json(field)
+}
+"""The fields of a request that are stored as JSON, with their decoders."""
+_BODY = _RowBuilder("body", "task", "workspace", "created_by")
+_HOT = _RowBuilder("hot", "id", "workspace", "actor")
+"""The rows of the query `submit`."""
+_COMMON_BODY_END = 3 + len(COLUMNS["body"])
+_RARE_BODY_END = _COMMON_BODY_END + len(COLUMNS["body.rare"])
+_COMMON_HOT_END = 3 + len(COLUMNS["hot"])
+_TIMED_HOT_END = _COMMON_HOT_END + len(COLUMNS["hot.timed"])
+"""The first columns are those that most tasks fill."""
+INPUT_COLUMN = _BODY.columns.index("input")
+ENV_COLUMN = _BODY.columns.index("env")
+"""Column indexes in the rows of `body_row`."""
+LANE_COLUMN = _HOT.columns.index("lane")
+STATUS_COLUMN = _HOT.columns.index("status")
+RANK_COLUMN = _HOT.columns.index("rank")
+RUN_AT_COLUMN = _HOT.columns.index("run_at")
+HOLD_COLUMN = _HOT.columns.index("hold")
+UNMET_COLUMN = _HOT.columns.index("unmet")
 """Column indexes in the rows of `hot_row`."""
 _STATUSES = {status.value: status for status in Status}
 _CHANGED_COLUMNS = (
@@ -136,8 +162,8 @@ def insert_statement(query: str, rows: Rows, now: datetime) -> Statement:
     """Returns the insert statement for the rows, without columns that are empty in all rows."""
     params = {
         "now": now,
-        "rare": _any_filled(rows["body"], _COMMON_BODY_COLUMNS, _RARE_BODY_END),
-        "timed": _any_filled(rows["hot"], _COMMON_HOT_COLUMNS, _TIMED_HOT_END),
+        "rare": _any_filled(rows["body"], _COMMON_BODY_END, _RARE_BODY_END),
+        "timed": _any_filled(rows["hot"], _COMMON_HOT_END, _TIMED_HOT_END),
         "placed": _any_filled(rows["body"], _RARE_BODY_END)
         or _any_filled(rows["hot"], _TIMED_HOT_END),
     }
@@ -220,29 +246,22 @@ def hot_row(
                 updated_at=now,
             )
         )
-    return (
-        task_id,
-        workspace,
-        lane,
-        status,
-        rank(new.priority, rank_time, new.estimate_minutes),
-        new.priority,
-        new.max_attempts,
-        actor,
-        _encode_json(new.retry),
-        new.lease_s,
-        new.timeout_s,
-        watch_s,
-        new.queue_ttl_s,
-        new.estimate_minutes,
-        new.run_at,
-        timer,
-        hold,
-        unmet,
-        watched,
-        wait_until,
-        waiter_count,
-    )
+    values = {
+        "id": task_id,
+        "workspace": workspace,
+        "actor": actor,
+        "lane": lane,
+        "status": status,
+        "rank": rank(new.priority, rank_time, new.estimate_minutes),
+        "watch_s": watch_s,
+        "due_at": timer,
+        "hold": hold,
+        "unmet": unmet,
+        "watched": watched,
+        "wait_until": wait_until,
+        "awaited": waiter_count,
+    }
+    return _build_row(new, values, _HOT)
 
 
 def plain_hot_row(
@@ -250,7 +269,7 @@ def plain_hot_row(
 ) -> tuple[Any, ...]:
     """Returns the hot row of a plain task that can start at once, without its empty columns."""
     status = Status.PENDING
-    return task_id, workspace, lane, status, row_rank, new.priority, new.max_attempts, actor
+    return task_id, workspace, actor, lane, status, row_rank, new.priority, new.max_attempts
 
 
 def plain_body_row(
@@ -260,13 +279,13 @@ def plain_body_row(
     return (
         task_id,
         workspace,
+        actor,
         new.title,
-        new.task_type,
         new.prompt,
+        new.task_type,
         bounds.to_json_text("input", new.input),
         bounds.to_json_text("metadata", new.metadata),
         new.source,
-        actor,
     )
 
 
@@ -281,42 +300,48 @@ def body_row(
     position: FlowPosition = NO_POSITION,
 ) -> tuple[Any, ...]:
     """Returns the row of a new task's rarely updated columns (table `task_body`)."""
-    return (
-        *plain_body_row(new, task_id, workspace, actor),
-        new.description,
-        new.system_prompt,
-        new.model,
-        new.max_turns,
-        new.conversation,
-        new.agent_type,
-        new.target_agent,
-        new.runtime,
-        None if new.command is None else bounds.to_json_text("command", new.command),
-        new.cwd,
-        None if new.env is None else bounds.to_json_text("env", new.env),
-        new.container,
-        new.region,
-        new.parent,
-        rerun_of,
-        new.idempotency_key,
-        fingerprint,
-        new.trace_id or trace_id,
-        new.key,
-        None if new.control is None else new.kind,
-        position.flow,
-        position.activation,
-        position.group,
-        position.slot,
-        position.follows,
-        new.next,
-        position.context,
-        _encode_json(new.control),
-        new.on_dependency_failure if new.depends_on else None,
-        new.complexity,
-        _encode_json(new.escalation),
-        _encode_json(new.concurrency),
-        _encode_json(new.budget),
-    )
+    values = {
+        "task": task_id,
+        "workspace": workspace,
+        "created_by": actor,
+        "rerun_of": rerun_of,
+        "fingerprint": fingerprint,
+        "trace_id": new.trace_id or trace_id,
+        "kind": None if new.control is None else new.kind,
+        "flow": position.flow,
+        "activation": position.activation,
+        "group_id": position.group,
+        "slot": position.slot,
+        "follows": position.follows,
+        "context": position.context,
+        "on_dependency_failure": new.on_dependency_failure if new.depends_on else None,
+    }
+    return _build_row(new, values, _BODY)
+
+
+def _build_row(new: NewTask, values: dict[str, Any], rows: _RowBuilder) -> tuple[Any, ...]:
+    """Returns a row: the `values` by column name, and the request's fields for the others."""
+    cells = dict(zip(rows.requested, rows.read_request(new), strict=True))
+    for name in rows.json_columns:
+        if (value := cells[name]) is not None:
+            is_struct = isinstance(value, msgspec.Struct)
+            cells[name] = _encode_json(value) if is_struct else bounds.to_json_text(name, value)
+    cells |= values
+    row: tuple[Any, ...] = rows.pick(cells)
+    return row
+
+
+def stored_request(row: Row, names: Iterable[str]) -> dict[str, Any]:
+    """Returns the request's fields with these names, from a row of the query `task_show`.
+
+    Raises a `msgspec.MsgspecError` for invalid JSON.
+    """
+    return {
+        name: _JSON_FIELDS[name].decode(row[name])
+        if name in _JSON_FIELDS and row[name] is not None
+        else row[name]
+        for name in names
+    }
 
 
 def _encode_json(value: Any) -> str | None:

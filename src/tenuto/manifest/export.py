@@ -8,7 +8,8 @@ import msgspec
 import yaml
 
 from tenuto.manifest.decoding import struct_fields
-from tenuto.manifest.tasks import CONTROL_FIELDS, FIELD_NAMES, TOOLS
+from tenuto.manifest.shapes import FIELD_NAMES
+from tenuto.manifest.tasks import CONTROL_FIELDS, TOOLS
 from tenuto.manifest.yaml_nodes import FLOAT, INT, SPECIAL_FLOAT
 from tenuto.model.flows.definition import Approval, Control, GroupSpec
 from tenuto.model.flows.plan import Spec

@@ -1,10 +1,11 @@
 """The fields of YAML files: names and types of tasks, groups, schedules and triggers.
 
 The decoder uses these classes, and the published JSON Schema is generated from them. A field of
-the model can have several names here; `tasks.py` lists them.
+the model can have several names here.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -12,25 +13,35 @@ from msgspec import Meta
 from tenuto.model import bounds
 from tenuto.model.flows.definition import Join
 from tenuto.model.schedules.schedule import ScheduleSpec
-from tenuto.model.tasks.submission import Complexity, OnFailure
+from tenuto.model.tasks.fields import (
+    ATTEMPTS,
+    KEY,
+    LABELS,
+    NAME,
+    SECONDS,
+    TEXT,
+    TITLE,
+    Field,
+    Limit,
+    value_type,
+    whole_limit,
+)
+from tenuto.model.tasks.submission import FIELDS
 
-_TEXT = {"maxLength": bounds.MAX_TEXT}
-_NAME = {"minLength": 1, "maxLength": bounds.MAX_NAME}
-_KEY = _NAME | {"pattern": "^[A-Za-z0-9][A-Za-z0-9._:/-]*$"}
-_SECONDS = {"minimum": 1, "maximum": bounds.MAX_SECONDS}
 
-Key = Annotated[str, Meta(extra_json_schema=_KEY)]
-Name = Annotated[str, Meta(extra_json_schema=_NAME)]
-Title = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": bounds.MAX_TITLE})]
-Text = Annotated[str, Meta(extra_json_schema=_TEXT)]
-Seconds = Annotated[int, Meta(extra_json_schema=_SECONDS)]
-Names = Annotated[list[Name], Meta(extra_json_schema={"maxItems": bounds.MAX_TAGS})]
-Attempts = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": bounds.MAX_ATTEMPTS})]
-Retries = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": bounds.MAX_ATTEMPTS - 1})]
-Minutes = Annotated[
-    int, Meta(extra_json_schema={"minimum": 1, "maximum": bounds.MAX_SECONDS // 60})
-]
-Priority = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 10})]
+def _meta(limit: Limit) -> Meta:
+    """Returns the limit for the published schema."""
+    return Meta(extra_json_schema=dict(limit.json_schema))
+
+
+Key = Annotated[str, _meta(KEY)]
+Name = Annotated[str, _meta(NAME)]
+Title = Annotated[str, _meta(TITLE)]
+Text = Annotated[str, _meta(TEXT)]
+Seconds = Annotated[int, _meta(SECONDS)]
+Names = Annotated[list[Name], _meta(LABELS)]
+Attempts = Annotated[int, _meta(ATTEMPTS)]
+Retries = Annotated[int, _meta(whole_limit(0, bounds.MAX_ATTEMPTS - 1))]
 
 
 class Shape(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -79,73 +90,80 @@ class ApprovalShape(Shape):
     on_reject: Literal["fail", "skip"] | None = None
 
 
-class TaskShape(Shape):
-    """A task definition. It can be started by its `id` any number of times."""
+_CONVERTED = ("max_attempts", "retry", "escalation", "budget", "control")
+"""Fields that `tasks.py` converts from several fields or another form."""
+_OWN_FIELDS: dict[str, dict[str, Any]] = {
+    "target_agent": {"target_agent": str, "agent_id": str},
+    "tools": {"tools": Names},
+    "max_attempts": {"max_attempts": Attempts, "attempts": Attempts, "max_retries": Retries},
+    "retry": {"retry": RetryShape, "retry_backoff_seconds": float},
+    "escalation": {"escalation": EscalationShape},
+    "budget": {"budget": BudgetShape},
+    "schedule": {"schedule": ScheduleSpec},
+    "next": {"next_task": Key | ChildRef, "next": Key | ChildRef},
+    "previous": {"previous_task": Key | ChildRef, "previous": Key | ChildRef},
+    "control": {
+        "foreach_items": Any,
+        "foreach_template_task_id": Key,
+        "foreach_order": Literal["sequential", "parallel"],
+        "foreach_join": Join,
+        "goto_target_task_id": Key,
+        "goto_prompt": Text,
+        "condition": Text,
+        "true_next_task_id": Key,
+        "false_next_task_id": Key,
+        "approval": ApprovalShape,
+    },
+}
+"""Fields whose types in files differ from those in `NewTask`, or that only files have."""
+FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
+    name: field.yaml
+    for name, field in FIELDS.items()
+    if (field.definition or name == "group") and name not in _CONVERTED
+}
+"""The other fields of `NewTask` and their names in files; exports use the first one.
 
-    id: Key | None = None
-    key: Key | None = None
-    name: Title | None = None
-    title: Title | None = None
-    description: Text | None = None
-    prompt: Text | None = None
-    system_prompt: Text | None = None
-    model: Name | None = None
-    max_turns: int | None = None
-    conversation: Name | None = None
-    task_type: Name | None = None
-    agent_type: Name | None = None
-    target_agent: str | None = None
-    agent_id: str | None = None
-    runtime: Name | None = None
-    command: list[str] | None = None
-    cwd: Text | None = None
-    env: dict[str, str | dict[str, str]] | None = None
-    priority: Priority | None = None
-    tags: Names | None = None
-    task_tags: Names | None = None
-    capabilities: Names | None = None
-    container: Name | None = None
-    tools: Names | None = None
-    region: Name | None = None
-    resolve_time_estimate: Minutes | None = None
-    estimate_minutes: Minutes | None = None
-    estimated_duration_minutes: Minutes | None = None
-    complexity_level: Complexity | None = None
-    complexity: Complexity | None = None
-    max_attempts: Attempts | None = None
-    attempts: Attempts | None = None
-    max_retries: Retries | None = None
-    retry: RetryShape | None = None
-    retry_backoff_seconds: float | None = None
-    timeout_s: Seconds | None = None
-    timeout_seconds: Seconds | None = None
-    queue_ttl_s: Seconds | None = None
-    lease_s: Seconds | None = None
-    input: Any = None
-    input_context: Any = None
-    metadata: dict[str, Any] | None = None
-    source: Name | None = None
-    escalation: EscalationShape | None = None
-    budget: BudgetShape | None = None
-    schedule: ScheduleSpec | None = None
-    group_id: Key | None = None
-    group: Key | None = None
-    depends_on: list[Key] | None = None
-    on_dependency_failure: OnFailure | None = None
-    next_task: Key | ChildRef | None = None
-    next: Key | ChildRef | None = None
-    previous_task: Key | ChildRef | None = None
-    previous: Key | ChildRef | None = None
-    foreach_items: Any = None
-    foreach_template_task_id: Key | None = None
-    foreach_order: Literal["sequential", "parallel"] | None = None
-    foreach_join: Join | None = None
-    goto_target_task_id: Key | None = None
-    goto_prompt: Text | None = None
-    condition: Text | None = None
-    true_next_task_id: Key | None = None
-    false_next_task_id: Key | None = None
-    approval: ApprovalShape | None = None
+A definition cannot have a `group`, but a file can say it: the group then has the task as a child.
+"""
+_ORDER = (
+    "key title description prompt system_prompt model max_turns conversation task_type agent_type"
+    " target_agent runtime command cwd env priority tags task_tags capabilities container tools"
+    " region estimate_minutes complexity max_attempts retry timeout_s queue_ttl_s lease_s input"
+    " metadata source escalation budget schedule group depends_on on_dependency_failure next"
+    " previous control"
+).split()
+"""The order of the fields in the published schema; fields that are not named follow."""
+
+
+def _field_type(field: Field) -> Any:
+    """Returns the type of a field's values, with the limits of the value and of its items."""
+    type_, limit = value_type(field), field.limit
+    if limit is None:
+        return type_
+    if limit.items is not None:
+        type_ = list[Annotated[str, _meta(limit.items)]]
+    return Annotated[type_, _meta(limit)]
+
+
+def _task_fields() -> Iterator[tuple[str, Any, None]]:
+    """Yields name, type and default of the fields of a task in a file."""
+    others = (name for name in FIELD_NAMES if name not in _ORDER)
+    for name in [*_ORDER, *others]:
+        types = _OWN_FIELDS.get(name)
+        if types is None:
+            types = dict.fromkeys(FIELD_NAMES[name], _field_type(FIELDS[name]))
+        for yaml_name, type_ in types.items():
+            yield yaml_name, type_ if type_ is Any else type_ | None, None
+
+
+if TYPE_CHECKING:
+    _TaskFields = Shape
+else:
+    _TaskFields = msgspec.defstruct("_TaskFields", list(_task_fields()), bases=(Shape,))
+
+
+class TaskShape(_TaskFields):
+    """A task definition. It can be started by its `id` any number of times."""
 
 
 class GroupShape(Shape):

@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.manifest.decoding import MappingFields, ShapeDecoder, struct_fields
-from tenuto.manifest.shapes import ChildRef, GroupShape, RetryShape, TaskShape
+from tenuto.manifest.shapes import FIELD_NAMES, ChildRef, GroupShape, RetryShape, TaskShape
 from tenuto.manifest.yaml_nodes import Node
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
@@ -26,34 +26,9 @@ from tenuto.model.flows.plan import Spec
 from tenuto.model.limits.budgets import Budget
 from tenuto.model.tasks.commands import Escalation
 from tenuto.model.tasks.retry import RetryPolicy
-from tenuto.model.tasks.submission import NewTask, check
+from tenuto.model.tasks.submission import FIELDS, NewTask, check
 from tenuto.model.tenancy.secrets import KEY as SECRETS
 
-SAME_NAMES = (
-    "description prompt system_prompt model max_turns conversation task_type agent_type runtime"
-    " command cwd env priority tags task_tags capabilities container region queue_ttl_s lease_s"
-    " source depends_on on_dependency_failure metadata"
-).split()
-"""Fields with the same name in files and in the model."""
-ALTERNATIVE_NAMES = {
-    "key": ("id", "key"),
-    "title": ("name", "title"),
-    "target_agent": ("target_agent", "agent_id"),
-    "estimate_minutes": (
-        "resolve_time_estimate",
-        "estimate_minutes",
-        "estimated_duration_minutes",
-    ),
-    "complexity": ("complexity_level", "complexity"),
-    "timeout_s": ("timeout_s", "timeout_seconds"),
-    "input": ("input", "input_context"),
-    "next": ("next_task", "next"),
-    "group": ("group_id", "group"),
-}
-"""Fields of the model that have several names in files; exports use the first one."""
-FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
-    name: (name,) for name in SAME_NAMES
-} | ALTERNATIVE_NAMES
 CONTROL_FIELDS: Mapping[type, Mapping[str, str]] = {
     Foreach: {
         "items": "foreach_items",
@@ -69,16 +44,7 @@ CONTROL_FIELDS: Mapping[type, Mapping[str, str]] = {
     },
 }
 """The fields of the control kinds (foreach, goto, condition) and their names in files."""
-RUN_ONLY_FIELDS = (
-    "id",
-    "parent",
-    "idempotency_key",
-    "trace_id",
-    "run_at",
-    "blocks",
-    "group",
-    "concurrency",
-)
+RUN_ONLY_FIELDS = tuple(name for name, field in FIELDS.items() if not field.definition)
 """Fields of a task that a definition must not have, because they belong to one run."""
 KIND_TASK_TYPES = frozenset({"agenttask", "foreachtask", "gototask", "conditiontask"})
 """Task types that only repeat the control kind; agents are not matched by them."""
@@ -156,7 +122,7 @@ def parse_task(
     if control is not None:
         values["control"] = control
     if "key" not in values:
-        if not any(node.get(name) for name in ALTERNATIVE_NAMES["key"]):
+        if not any(node.get(name) for name in FIELD_NAMES["key"]):
             decoder.errors.add(node.location, path, "id is missing")
         return fields, None
     spec = NewTask(**values)
@@ -176,7 +142,7 @@ def parse_group(
         return MappingFields(node, path), None
     key, title = field_value(decoder, fields, "key"), field_value(decoder, fields, "title")
     if key is None:
-        if not any(node.get(name) for name in ALTERNATIVE_NAMES["key"]):
+        if not any(node.get(name) for name in FIELD_NAMES["key"]):
             decoder.errors.add(node.location, path, "id is missing")
         return fields, None
     values: dict[str, Any] = {"key": key, "title": title or key}

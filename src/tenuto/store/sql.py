@@ -21,6 +21,8 @@ Its text can contain
     {moved}                 the rows that the step `moved` returned, as a table
     {places:moved}          SQLite only: their column `place` as a JSON array
     {columns:task}          the columns of Task, in order
+    {names:hot.timed} {values:…} {typed:…} {request:…} {cleared:…} {equal_filters}
+                            the columns of new tasks and their filters, see `task_columns.py`
     {fragment:name}         text under `-- fragment: name`, which may exist once per database; if
                             that leaves a step empty, the step belongs to the other database
     {seconds:expr} {greatest} {lock} {skip_locked} {xid} {place} {ascii} {each:lanes}
@@ -57,6 +59,7 @@ import msgspec
 
 from tenuto.model.flows.progress import GROUP_OPEN, GroupStatus
 from tenuto.model.tasks.task import LEASED, TERMINAL, Status, Task
+from tenuto.store import task_columns
 
 T = TypeVar("T")
 Column = tuple[str, str]
@@ -196,20 +199,22 @@ def _render(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
         "xid": dialect.xid,
         "place": dialect.place,
         "ascii": dialect.ascii,
+        "equal_filters": task_columns.filter_conditions(),
+        "equal_filter_params": task_columns.filter_params(),
     }
 
+    formats = {"seconds": dialect.seconds, "each": dialect.each, "own": dialect.own}
+
     def replace(match: re.Match[str]) -> str:
-        macro, argument = match[1], match[2]
+        macro, argument = match[1], match[2] or ""
         if macro == "columns":
             return ", ".join(f"{argument}.{field}" for field in Task.__struct_fields__)
         if macro == "fragment":
             return fragments[argument]
-        if macro == "seconds":
-            return dialect.seconds.format(argument)
-        if macro == "each":
-            return dialect.each.format(argument)
-        if macro == "own":
-            return dialect.own.format(argument)
+        if macro in formats:
+            return formats[macro].format(argument)
+        if macro in task_columns.MACROS:
+            return task_columns.expand(macro, argument)
         return plain.get(macro, match[0])
 
     rendered = _MACRO.sub(replace, text)
@@ -241,7 +246,8 @@ def _event_insert(source: str | None, given: str, dialect: Dialect) -> str:
 
 def _parse(chunk: str, render: Callable[[str], str]) -> Query:
     """Parses one `-- name:` chunk; `render` replaces the macros of a dialect."""
-    headers = re.findall(r"^-- (name|params|rows|answer): (.*)$", chunk, flags=re.M)
+    lines = re.findall(r"^-- (name|params|rows|answer): (.*)$", chunk, flags=re.M)
+    headers = [(key, render(value)) for key, value in lines]
     name = next(value for key, value in headers if key == "name")
     params = dict(
         _column(part) for key, value in headers if key == "params" for part in value.split(",")

@@ -13,15 +13,16 @@ from tenuto.engine.agents.subtasks import Child, Question, WaitResult
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.engine.tasks.edit import TaskChanges
-from tenuto.engine.tasks.query import Filter
 from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Invalid, NotFound, TenutoError, Unauthenticated
-from tenuto.model.tasks.commands import Failure
+from tenuto.model.limits.budgets import Budget
+from tenuto.model.tasks.commands import Escalation, Failure
 from tenuto.model.tasks.retry import ErrorClass, RetryPolicy
-from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.submission import FIELDS, Filter, NewTask
 from tenuto.model.tasks.task import Fence
 from tenuto.model.tasks.transcript import Line
+from tenuto.store.protocol import Statement
 
 WORKER = "host:1:worker"
 EVERYTHING = NewTask(
@@ -55,7 +56,19 @@ EVERYTHING = NewTask(
     idempotency_key="once",
     trace_id="t",
     source="s",
+    complexity="Hard",
+    escalation=Escalation("why", "what"),
+    budget=Budget(tokens=7),
+    key="k",
 )
+APART = {"id", "target_agent", "runtime", "parent", "depends_on", "blocks"} | {
+    "on_dependency_failure",
+    "next",
+    "group",
+    "control",
+    "concurrency",
+}
+"""Fields that refer to something else, or exclude others; tests of their own send them."""
 
 
 def an_agent(engine: AnyEngine, **more: Any) -> AgentProfile:
@@ -81,10 +94,28 @@ async def test_every_field_of_a_submit_arrives(far: RemoteEngine, near: Engine) 
     assert view.created_by == "token:bootstrap"
     asked = EVERYTHING.__struct_fields__
     shown = {name: getattr(view, name) for name in view.__struct_fields__ if name in asked}
-    expected = {name: getattr(EVERYTHING, name) for name in shown if name not in ("id", "retry")}
+    structs = ("id", "retry", "escalation", "budget")
+    expected = {name: getattr(EVERYTHING, name) for name in shown if name not in structs}
     expected["depends_on"] = list(EVERYTHING.depends_on)
     assert {name: shown[name] for name in expected} == expected
     assert view.retry == {"base_s": 2.0, "multiplier": 3.0, "cap_s": 60.0, "jitter": 0.1}
+
+
+async def stored(engine: Engine, task: UUID) -> dict[str, Any]:
+    """What the store has of a task's request."""
+    expected = Statement("task_show", {"id": task, "workspace": engine.workspace})
+    row = (await engine.core.store.fetch(expected))[0]
+    labels = await engine.query.labels([task])
+    return {name: row[name] for name, field in FIELDS.items() if field.column} | labels[task]
+
+
+async def test_what_is_stored_is_the_same_near_and_far(far: RemoteEngine, near: Engine) -> None:
+    plain = NewTask(title="")
+    unset = {name for name in FIELDS if getattr(EVERYTHING, name) == getattr(plain, name)}
+    assert unset == APART
+    asked = msgspec.structs.replace(EVERYTHING, idempotency_key=None)
+    one, other = (await far.submit(asked)).id, (await near.submit(asked)).id
+    assert await stored(near, one) == await stored(near, other)
 
 
 async def test_direct_and_remote_engine_return_the_same(far: RemoteEngine, near: Engine) -> None:

@@ -17,9 +17,8 @@ from tenuto.client.follow import OUTAGE_S, follow
 from tenuto.client.remote.engine import RemoteEngine, connect_to_server
 from tenuto.client.remote.http import ApiRequest, ServerConnection
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.query import Filter
 from tenuto.model.errors import Invalid, TooMany, Unavailable
-from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.submission import Filter, NewTask
 from tenuto.tls import verify_option
 
 WORKER = "host:1:worker"

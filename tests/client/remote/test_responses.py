@@ -9,18 +9,19 @@ import pytest
 from tests.model.test_bounds import FIELDS
 
 from tenuto.api.routes import agent_protocol, operations, worker_protocol
-from tenuto.api.routes.bodies import FilterBody, TaskBody, TaskPatch
+from tenuto.api.routes.bodies import TaskPatch
+from tenuto.api.routes.task_bodies import TaskBody
+from tenuto.api.routes.task_filter import FilterBody
 from tenuto.client import accounts as told
 from tenuto.client import client
 from tenuto.client.remote import worker as told_work
 from tenuto.client.remote.bodies import change_body, filter_body, task_body
 from tenuto.engine.tasks.edit import TaskChanges
-from tenuto.engine.tasks.query import Filter
 from tenuto.model.flows.definition import Approval, Condition, Control, Foreach, Goto
 from tenuto.model.limits.budgets import Budget
 from tenuto.model.limits.concurrency import Concurrency
 from tenuto.model.tasks.retry import RetryPolicy
-from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.submission import Filter, NewTask
 
 WHEN = datetime(2030, 1, 1, tzinfo=UTC)
 TASK = NewTask(

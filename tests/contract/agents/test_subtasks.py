@@ -29,8 +29,8 @@ from tenuto.engine.agents.subtask_tree import SpawnLimits
 from tenuto.engine.agents.subtasks import Child
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.claim import ClaimedTask
-from tenuto.engine.tasks.query import Filter
 from tenuto.model.errors import TooMany
+from tenuto.model.tasks.submission import Filter
 from tenuto.model.tasks.task import Fence
 
 KILLED = {"state": "killed"}

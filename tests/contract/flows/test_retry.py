@@ -9,9 +9,9 @@ from tests.contract.flows.helpers import Wrong, flow_status, group, start, statu
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.claim import ClaimedTask
-from tenuto.engine.tasks.query import Filter
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.flows.definition import Condition
+from tenuto.model.tasks.submission import Filter
 
 
 def failing(*keys: str) -> Callable[[ClaimedTask], Any]:

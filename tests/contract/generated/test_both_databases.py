@@ -23,10 +23,10 @@ from hypothesis.stateful import (
 from tests.contract.conftest import WORKER, ManualClock, Raw, failure, new, profile
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.query import Filter
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import TenutoError
 from tenuto.model.tasks.retry import ErrorClass, RetryPolicy
+from tenuto.model.tasks.submission import Filter
 from tenuto.model.tasks.task import Fence
 from tenuto.model.tasks.transcript import Line
 from tenuto.store.postgres.store import PostgresStore

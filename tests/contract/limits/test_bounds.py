@@ -20,7 +20,6 @@ from tenuto.engine.agents.subtasks import MAX_WAIT_S, Question
 from tenuto.engine.engine import Engine
 from tenuto.engine.limits import budgets
 from tenuto.engine.tasks.edit import TaskChanges
-from tenuto.engine.tasks.query import Filter
 from tenuto.engine.tenancy.accounts import Identity
 from tenuto.engine.tenancy.passwords import MAX_PASSWORD, MIN_PASSWORD
 from tenuto.metrics import PROCESS_METRICS
@@ -28,6 +27,7 @@ from tenuto.model import bounds
 from tenuto.model.limits import rate_limits
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.limits.rate_limits import RateLimit
+from tenuto.model.tasks.submission import Filter
 from tenuto.model.tenancy.access import Role
 
 Call = Callable[[Engine, int], Awaitable[Any]]

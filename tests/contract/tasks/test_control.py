@@ -29,7 +29,6 @@ from tests.contract.conftest import (
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.control import Action
 from tenuto.engine.tasks.edit import TaskChanges
-from tenuto.engine.tasks.query import Filter
 from tenuto.model.errors import Conflict
 from tenuto.model.limits.budgets import Budget
 from tenuto.model.limits.concurrency import Concurrency
@@ -37,7 +36,7 @@ from tenuto.model.tasks import commands
 from tenuto.model.tasks.commands import DecisionContext, Escalation
 from tenuto.model.tasks.decide import decide
 from tenuto.model.tasks.retry import RetryPolicy
-from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.submission import Filter, NewTask
 from tenuto.model.tasks.task import AGING_MS, Status, TaskChange
 from tenuto.model.tasks.transcript import Line
 from tenuto.store.protocol import Statement

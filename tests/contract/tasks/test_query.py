@@ -30,9 +30,9 @@ from tests.contract.conftest import (
 from tests.services.postgres import PostgresServer
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import TaskView
 from tenuto.model.errors import TenutoError
+from tenuto.model.tasks.submission import Filter
 from tenuto.model.tasks.task import Status
 from tenuto.model.tasks.transcript import Line
 from tenuto.store import sql

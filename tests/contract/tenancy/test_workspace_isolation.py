@@ -26,11 +26,11 @@ from tenuto.engine.agents.registry import AgentRegistry
 from tenuto.engine.agents.subtasks import Question
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
 from tenuto.engine.tasks.edit import TaskChanges
-from tenuto.engine.tasks.query import Filter
 from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.agents.messages import NewMessage
 from tenuto.model.errors import NotFound, TenutoError
 from tenuto.model.limits.budgets import Usage
+from tenuto.model.tasks.submission import Filter
 from tenuto.model.tasks.task import Fence
 from tenuto.model.tasks.transcript import Line
 

@@ -8,5 +8,6 @@ operations: health, statistics, workers and the coordinator.
 agent_protocol: claims, reports and heartbeats of agents and workers.
 worker_protocol: the other calls of remote workers, such as checkpoints, steps and subtasks.
 streams: server-sent events.
-bodies, flow_bodies: request bodies.
+bodies, task_bodies, flow_bodies: request bodies.
+task_filter: the filter of tasks, as a body and as query parameters.
 """

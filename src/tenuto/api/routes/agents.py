@@ -13,10 +13,10 @@ from tenuto.api.service import InjectedContext
 from tenuto.engine.agents.eligibility import AgentExplanation
 from tenuto.engine.agents.registry import AgentHealth, AgentToken, AgentView
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.query import Filter
 from tenuto.model.agents.lifecycle import parse_rules
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, NotFound
+from tenuto.model.tasks.submission import Filter
 from tenuto.model.tenancy.access import Role
 
 

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tenuto.manifest.tasks import CONTROL_FIELDS
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import (
     Approval,
@@ -17,6 +18,7 @@ from tenuto.model.flows.definition import (
     Order,
 )
 from tenuto.model.limits.budgets import Budget
+from tenuto.model.tasks.fields import Field
 
 KINDS: dict[str, type] = {
     "foreach": Foreach,
@@ -24,25 +26,30 @@ KINDS: dict[str, type] = {
     "condition": Condition,
     "approval": Approval,
 }
-FLAT_FIELDS: dict[str, dict[str, str]] = {
-    "foreach": {
-        "foreach_items": "items",
-        "foreach_template_task_id": "template",
-        "foreach_order": "order",
-        "foreach_join": "join",
-    },
-    "goto": {"goto_target_task_id": "target", "goto_prompt": "prompt"},
-    "condition": {
-        "condition": "expression",
-        "true_next_task_id": "on_true",
-        "false_next_task_id": "on_false",
-    },
+FLAT_FIELDS = {
+    name: {flat: field for field, flat in CONTROL_FIELDS[kind].items()}
+    for name, kind in KINDS.items()
+    if kind in CONTROL_FIELDS
 }
 """Flat fields of `TaskBody` for control tasks, by kind, with their names in the model."""
 
 
 class StrictBody(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """Body from a user or program: unknown fields are refused."""
+
+
+def optional(type_: Any) -> Any:
+    """Returns the type, or `None` beside it."""
+    return type_ if type_ is Any else type_ | None
+
+
+def body_fields(field: Field) -> list[tuple[str, Any, Any]]:
+    """Returns name, type and default of a field of the model under each of its REST names."""
+    if len(field.names) > 1:
+        return [(name, optional(field.type), None) for name in field.names]
+    if field.default == ():
+        return [(field.names[0], list[str], [])]
+    return [(field.names[0], field.type, field.default)]
 
 
 class ControlBody(StrictBody):

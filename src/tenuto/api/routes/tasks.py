@@ -1,7 +1,6 @@
 """Routes for tasks: submit, list, read, change and control them."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 from uuid import UUID
@@ -15,16 +14,15 @@ from tenuto.api.operation import READ, WRITE, operation
 from tenuto.api.routes.bodies import (
     ActionsBody,
     AssignBody,
-    BulkBody,
     ReasonBody,
     RetryTaskBody,
-    TaskBody,
     TaskPatch,
 )
+from tenuto.api.routes.task_bodies import BulkBody, TaskBody
+from tenuto.api.routes.task_filter import with_filter_parameters
 from tenuto.api.service import InjectedContext
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.edit import TaskChanges
-from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import (
     AttemptView,
     Explanation,
@@ -35,6 +33,7 @@ from tenuto.engine.views import (
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 from tenuto.model.limits.quota import Quota
+from tenuto.model.tasks.submission import Filter
 
 Limit = Annotated[int, QueryParameter(ge=1, le=bounds.MAX_PAGE)]
 IfMatch = Annotated[str | None, HeaderParameter(name="If-Match", required=False)]
@@ -125,45 +124,23 @@ async def count_submit(ctx: InjectedContext, count: int) -> None:
 
 
 @operation("GET", "/agent-tasks", READ)
+@with_filter_parameters
 async def list_tasks(
     request: Request[Any, Any, Any],
     ctx: InjectedContext,
+    where: Filter,
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
-    status: FromQuery[str | None] = None,
-    tags: FromQuery[str | None] = None,
-    priority: FromQuery[int | None] = None,
-    min_priority: Annotated[int | None, QueryParameter(name="minPriority", ge=1, le=10)] = None,
-    task_type: Annotated[str | None, QueryParameter(name="taskType")] = None,
-    agent_id: Annotated[UUID | None, QueryParameter(name="agentId")] = None,
-    parent_id: Annotated[UUID | None, QueryParameter(name="parentId")] = None,
-    since: FromQuery[datetime | None] = None,
-    until: FromQuery[datetime | None] = None,
-    text: Annotated[str | None, QueryParameter(max_length=bounds.MAX_TITLE)] = None,
 ) -> TaskPage:
     """Returns tasks, newest first.
 
     `status` and `tags` accept several values, separated by commas. `priority>=8` is the same as
     `minPriority=8`.
     """
-    task_filter = Filter(
-        status=_split_list(status),
-        tags=_split_list(tags),
-        min_priority=_min_priority(request, min_priority),
-        task_type=task_type,
-        agent=agent_id,
-        parent=parent_id,
-        since=since,
-        until=until,
-        text=text,
-        priority=priority,
-    )
-    page = await ctx.engine.list(task_filter, limit, cursor)
+    min_priority = _min_priority(request, where.min_priority)
+    where = msgspec.structs.replace(where, min_priority=min_priority)
+    page = await ctx.engine.list(where, limit, cursor)
     return TaskPage(page.tasks, page.next_cursor)
-
-
-def _split_list(text: str | None) -> tuple[str, ...]:
-    return tuple(item for item in (text or "").split(",") if item)
 
 
 def _min_priority(request: Request[Any, Any, Any], min_priority: int | None) -> int | None:

@@ -29,7 +29,8 @@ from tenuto.api.routes.agent_protocol import (
     task_status,
 )
 from tenuto.api.routes.agents import profile_of
-from tenuto.api.routes.bodies import AgentBody, AttemptBody, FailBody, LenientBody, TaskBody
+from tenuto.api.routes.bodies import AgentBody, AttemptBody, FailBody, LenientBody
+from tenuto.api.routes.task_bodies import TaskBody
 from tenuto.api.routes.tasks import Limit, LogPage
 from tenuto.api.service import InjectedContext
 from tenuto.engine.agents.registry import AgentView
@@ -37,12 +38,12 @@ from tenuto.engine.agents.subtasks import Question
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.engine.tasks.maintenance import TaskMaintenance
-from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import Page
 from tenuto.model import bounds
 from tenuto.model.agents.lifecycle import validate_profile
 from tenuto.model.agents.matching import AgentProfile, SupportedWork
 from tenuto.model.errors import NotFound
+from tenuto.model.tasks.submission import Filter
 from tenuto.store.protocol import Statement
 
 MIN_TOKEN_LENGTH = 32

@@ -132,7 +132,7 @@ TASKS = ["ID", "PROGRESS", "TIME", "AGENT", "TITLE", "STEP"]
 
 async def _read_snapshot(engine: "AnyEngine", tasks: int) -> SystemSnapshot:
     """Reads counts, workers and up to `tasks` running tasks."""
-    from tenuto.engine.tasks.query import Filter
+    from tenuto.model.tasks.submission import Filter
 
     page = await engine.list(Filter(status=RUNNING), tasks)
     return SystemSnapshot(

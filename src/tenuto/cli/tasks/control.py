@@ -8,8 +8,9 @@ import click
 
 from tenuto.cli.base import Command, GlobalOptions, command, task_argument, task_id_options
 from tenuto.cli.connection import call_client, call_engine
-from tenuto.cli.parse import build_filter, filter_options, has_filter, read_json
+from tenuto.cli.parse import read_json
 from tenuto.cli.tasks.create import print_submitted
+from tenuto.cli.tasks.fields import build_filter, filter_options, has_filter
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from tenuto.client.client import AsyncClient
     from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.tasks.control import Action, ActionResult
-    from tenuto.engine.tasks.query import Filter
     from tenuto.engine.tasks.submit import Submitted
     from tenuto.engine.views import TaskView
+    from tenuto.model.tasks.submission import Filter
 
 NO_CONFIRMATION = "do not ask for confirmation (never asked if stdin is not a terminal)."
 PAST_TENSE = {

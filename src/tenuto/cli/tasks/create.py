@@ -17,10 +17,10 @@ from tenuto.cli.parse import (
     parse_time_or_delay,
     read_json,
     read_text,
-    relation_options,
     resolve_task_ids,
     time_after,
 )
+from tenuto.cli.tasks.fields import request_options
 
 if TYPE_CHECKING:
     from tenuto.client.remote.engine import AnyEngine
@@ -96,7 +96,7 @@ def print_submitted(options: GlobalOptions, submitted: "Submitted") -> None:
 @click.option("--parent", metavar="ID", help="Parent task: this one becomes its subtask.")
 @click.option("--max-attempts", type=int, metavar="N", help="Maximum number of tries; default: 3.")
 @click.option("--idempotency-key", metavar="KEY", help="Repeated submits return the same task.")
-@relation_options
+@request_options
 @limit_options
 @click.pass_obj
 def create(

@@ -45,8 +45,8 @@ def dlq() -> None:
 
 async def _list_dead(engine: "AnyEngine", limit: int, cursor: "UUID | None" = None) -> "Page":
     """Returns up to `limit` dead tasks that are not archived, newest first."""
-    from tenuto.engine.tasks.query import Filter
     from tenuto.engine.views import Page
+    from tenuto.model.tasks.submission import Filter
 
     dead: list[TaskSummary] = []
     while True:

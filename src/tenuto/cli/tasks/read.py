@@ -1,6 +1,5 @@
 """`orchestrate task list`, `show`, `status`, `logs`, `attempts`, `explain`: read-only commands."""
 
-import shlex
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -8,7 +7,7 @@ import click
 
 from tenuto.cli.base import GlobalOptions, command, task_argument, task_id_options
 from tenuto.cli.connection import call_engine
-from tenuto.cli.parse import build_filter, filter_options
+from tenuto.cli.tasks.fields import build_filter, filter_options, request_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,80 +88,12 @@ def show(options: GlobalOptions, task: str | None, named: str | None) -> None:
 
 def print_view(options: GlobalOptions, view: "TaskView") -> None:
     """Prints all fields of a task; its history is in `task logs` and `task attempts`."""
-    from tenuto.cli.render import format_json, format_time, print_fields, print_json
+    from tenuto.cli.render import print_fields, print_json
 
     if options.json:
         print_json(view)
         return
-    print_fields(
-        [
-            *_state_fields(view),
-            ("type", view.task_type),
-            ("priority", str(view.priority)),
-            ("tags", ", ".join(view.tags)),
-            ("needs tags", ", ".join(view.task_tags)),
-            ("needs capabilities", ", ".join(view.capabilities)),
-            ("needs agent type", view.agent_type),
-            ("runtime", view.runtime),
-            ("model", view.model),
-            ("folder", view.cwd),
-            ("key", view.key),
-            ("kind", None if view.kind == "agent" else view.kind),
-            ("flow", _id_text(view.flow)),
-            ("group", _id_text(view.group_id)),
-            ("depends on", ", ".join(str(task) for task in view.depends_on)),
-            ("concurrency", _format_concurrency(view)),
-            ("budget", _format_budget(view)),
-            ("used", _format_usage(view)),
-            ("next", view.next),
-            ("complexity", view.complexity),
-            ("parent", _id_text(view.parent)),
-            ("rerun of", _id_text(view.rerun_of)),
-            ("created", format_time(view.created_at)),
-            ("created by", view.created_by),
-            ("archived", format_time(view.archived_at)),
-            ("timeout", None if view.timeout_s is None else f"{view.timeout_s}s"),
-            ("estimate", None if view.estimate_minutes is None else f"{view.estimate_minutes}min"),
-            ("idempotency key", view.idempotency_key),
-            ("description", view.description),
-            ("command", None if view.command is None else shlex.join(view.command)),
-            ("system prompt", view.system_prompt),
-            ("prompt", view.prompt),
-            ("input", format_json(view.input)),
-            ("metadata", format_json(view.metadata)),
-            ("checkpoint", format_json(view.checkpoint)),
-            ("summary", view.summary),
-            ("output", format_json(view.output)),
-        ]
-    )
-
-
-def _id_text(value: UUID | None) -> str | None:
-    return None if value is None else str(value)
-
-
-def _format_concurrency(view: "TaskView") -> str | None:
-    """Returns key, limit and policy in one line; `None` without a key."""
-    concurrency = view.concurrency
-    if concurrency is None:
-        return None
-    return f"{concurrency['key']} (limit {concurrency['limit']}, {concurrency['policy']})"
-
-
-def _format_budget(view: "TaskView") -> str | None:
-    """Returns the limits of the budget in one line; `None` without any."""
-    budget = view.budget or {}
-    parts = [] if budget.get("tokens") is None else [f"{budget['tokens']:,} tokens"]
-    parts += [] if budget.get("costUsd") is None else [f"${budget['costUsd']:,.4f}"]
-    return ", ".join(parts) or None
-
-
-def _format_usage(view: "TaskView") -> str | None:
-    """Returns tokens and cost in one line; `None` if nothing was used."""
-    if not (view.input_tokens or view.output_tokens or view.cost_usd):
-        return None
-    tokens = f"{view.input_tokens:,} tokens in, {view.output_tokens:,} out"
-    return f"{tokens}, ${view.cost_usd:,.4f}"
+    print_fields([*_state_fields(view), *request_rows(view)])
 
 
 def _state_fields(view: "TaskView") -> list[tuple[str, str | None]]:

@@ -11,10 +11,10 @@ from tenuto.cli.parse import (
     absolute_folder,
     parse_seconds,
     read_environment,
-    relation_options,
     resolve_task_ids,
 )
 from tenuto.cli.tasks.create import find_agent_id, print_submitted
+from tenuto.cli.tasks.fields import request_options
 
 if TYPE_CHECKING:
     from tenuto.client.remote.engine import AnyEngine
@@ -72,7 +72,7 @@ class _RunCommand(Command):
 )
 @click.option("--max-attempts", type=int, metavar="N", help="Maximum number of tries; default: 3.")
 @click.option("--agent", metavar="NAME", help="Only this agent may run it.")
-@relation_options
+@request_options
 @click.pass_context
 def run(
     ctx: click.Context, /, words: tuple[str, ...], agent: str | None, follow: bool, **fields: Any

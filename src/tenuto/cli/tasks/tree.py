@@ -80,7 +80,7 @@ async def read_tree(engine: "AnyEngine", task: "UUID") -> TaskTree:
 
 async def _read_children(engine: "AnyEngine", task: "UUID", limit: int) -> list[TaskNode]:
     """Returns up to `limit` subtasks, oldest first."""
-    from tenuto.engine.tasks.query import Filter
+    from tenuto.model.tasks.submission import Filter
 
     children: list[TaskNode] = []
     cursor = None

@@ -5,14 +5,11 @@ from typing import Any
 import msgspec
 
 from tenuto.engine.tasks.edit import TaskChanges
-from tenuto.engine.tasks.query import Filter
 from tenuto.model.agents.matching import AgentProfile, SupportedWork
 from tenuto.model.tasks.commands import Failure
-from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.submission import FIELDS, FILTER_FIELDS, Filter, NewTask
 from tenuto.model.tasks.task import Fence
 
-_TASK_NAMES = {"target_agent": "targetAgentId", "parent": "parentId"}
-_FILTER_NAMES = {"agent": "agentId", "parent": "parentId"}
 _DEFAULT_TASK = NewTask(title="")
 _UNSENT_FIELDS = frozenset({"id", "workspace", "version", "containers", "means"})
 
@@ -26,10 +23,10 @@ def to_camel(name: str) -> str:
 def task_body(new: NewTask) -> dict[str, Any]:
     """Returns the JSON body of a new task; fields with their default value are omitted."""
     body: dict[str, Any] = {"title": new.title}
-    for name in NewTask.__struct_fields__:
+    for name, field in FIELDS.items():
         value = getattr(new, name)
         if value != getattr(_DEFAULT_TASK, name):
-            body[_TASK_NAMES.get(name, to_camel(name))] = value
+            body[to_camel(field.names[0])] = value
     if new.retry is not None:
         fields = msgspec.structs.asdict(new.retry)
         body["retry"] = {to_camel(name): value for name, value in fields.items()}
@@ -43,23 +40,22 @@ def task_body(new: NewTask) -> dict[str, Any]:
 
 def filter_params(where: Filter) -> dict[str, Any]:
     """Returns a filter as query parameters."""
-    params = {
-        _FILTER_NAMES.get(name, to_camel(name)): getattr(where, name)
-        for name in Filter.__struct_fields__
+    return {
+        name: ",".join(value) or None if isinstance(value, tuple) else value
+        for name, value in _filter_values(where).items()
     }
-    for name in ("status", "tags"):
-        params[name] = ",".join(params[name]) or None
-    return params
 
 
 def filter_body(where: Filter) -> dict[str, Any]:
     """Returns a filter as the JSON body of a bulk action."""
-    values = {name: getattr(where, name) for name in Filter.__struct_fields__}
-    return {
-        _FILTER_NAMES.get(name, to_camel(name)): value
-        for name, value in values.items()
-        if value not in (None, ())
-    }
+    values = _filter_values(where)
+    return {name: value for name, value in values.items() if value not in (None, ())}
+
+
+def _filter_values(where: Filter) -> dict[str, Any]:
+    """Returns the values of a filter under their REST names."""
+    fields = FILTER_FIELDS.items()
+    return {to_camel(field.names[0]): getattr(where, name) for name, field in fields}
 
 
 def change_body(changes: TaskChanges) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from tenuto.engine.engine import Engine
 from tenuto.engine.limits.budgets import UsageStats
 from tenuto.engine.tasks.control import Action, ActionResult
 from tenuto.engine.tasks.edit import TaskChanges
-from tenuto.engine.tasks.query import Filter
 from tenuto.engine.tasks.submit import Submitted
 from tenuto.engine.views import (
     LogLine,
@@ -29,7 +28,7 @@ from tenuto.engine.views import (
     WorkerView,
 )
 from tenuto.model.limits.complexity import ComplexityRules
-from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.submission import Filter, NewTask
 from tenuto.model.tenancy.secret_use import Use
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from tenuto.engine.flows.outcomes import hold_if_paused
 from tenuto.engine.flows.plans import PlanCache
 from tenuto.engine.flows.rows import add_waiters_statement, context_of, flow_of, group_of, is_paused
 from tenuto.engine.rows import (
+    LANE_COLUMN,
     STATUS_COLUMN,
     FlowPosition,
     Rows,
@@ -484,7 +485,7 @@ class ActivationBatch:
             self._build_rows(flow, child, rows, lanes, flow_input, counts[child.id] or None)
             row = rows["hot"][-1]
             if row[STATUS_COLUMN] is Status.PENDING:
-                result.lanes.add(row[2])
+                result.lanes.add(row[LANE_COLUMN])
             elif child.hold == "act" and all(met for _, met in child.dependencies):
                 result.acts.append((child.id, flow.workspace))
         stale = {reqs: lane for reqs, lane in lanes.items() if not self._is_fresh(reqs, self._now)}
@@ -514,18 +515,9 @@ class ActivationBatch:
         if lane is None:
             lane = lanes[reqs] = lane_id(reqs.key())
         unmet = sum(not met for _, met in child.dependencies)
-        rows["body"].append(
-            body_row(
-                new,
-                child.id,
-                flow.workspace,
-                child.fingerprint,
-                self._actor,
-                None,
-                flow.trace_id,
-                child.position,
-            )
-        )
+        trace, position = flow.trace_id, child.position
+        identity = (child.id, flow.workspace, child.fingerprint, self._actor)
+        rows["body"].append(body_row(new, *identity, None, trace, position))
         rows["hot"].append(
             hot_row(
                 new,

@@ -14,7 +14,7 @@ from tenuto.engine.flows.activation import ActivationBatch, IsFreshLane
 from tenuto.engine.flows.activation_rows import ActivationRequest
 from tenuto.engine.flows.plans import PlanCache
 from tenuto.engine.flows.rows import context_of
-from tenuto.engine.rows import STATUS_COLUMN, Rows, insert_statement
+from tenuto.engine.rows import LANE_COLUMN, STATUS_COLUMN, Rows, insert_statement
 from tenuto.model.flows.plan import Plan
 from tenuto.model.flows.progress import is_next_child
 from tenuto.model.tasks.task import Status
@@ -112,7 +112,7 @@ def _chain_to_next_task(
     if rows is None:
         return None
     row = rows["hot"][0]
-    lanes = {row[2]} if row[STATUS_COLUMN] is Status.PENDING else set()
+    lanes = {row[LANE_COLUMN]} if row[STATUS_COLUMN] is Status.PENDING else set()
     statement = insert_statement("complete_and_activate", rows, clock.now())
     params = {"flow": snapshot.flow, "key": snapshot.next, "born": row[0]}
     return ChainedCompletion(statement.query, statement.params | params, rows, lanes)

@@ -1,6 +1,6 @@
 """User actions on tasks, for one task or by filter: cancel, retry, pause, assign, rerun."""
 
-from typing import Any, Literal, TypeVar
+from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -8,32 +8,27 @@ import msgspec
 from tenuto.engine.agents.registry import AgentRegistry
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.rows import decode_json
-from tenuto.engine.tasks.query import Filter, TaskQueries
+from tenuto.engine.rows import stored_request
+from tenuto.engine.tasks.query import TaskQueries
 from tenuto.engine.tasks.retry import TaskRetry
 from tenuto.engine.tasks.submit import Submitted, TaskSubmitter
 from tenuto.engine.tenancy.encryption import TaskSecrets
 from tenuto.engine.tenancy.secret_use import check_tasks
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, NotFound, TenutoError
-from tenuto.model.limits.budgets import Budget
-from tenuto.model.limits.concurrency import Concurrency
 from tenuto.model.tasks import commands
-from tenuto.model.tasks.retry import RetryPolicy
-from tenuto.model.tasks.submission import NewTask, requirements
+from tenuto.model.tasks.submission import FIELDS, Filter, NewTask, requirements
 from tenuto.model.tasks.task import LEASED, TERMINAL, Status, TaskChange
 from tenuto.model.tasks.user_commands import check_payload_present
 from tenuto.model.tenancy.access import Caller
 from tenuto.store.protocol import Script, Statement
 
-T = TypeVar("T")
 Action = Literal["cancel", "retry", "pause", "resume", "archive"]
 
-_RERUN_FIELDS = (
-    "title description prompt system_prompt model max_turns conversation task_type agent_type"
-    " target_agent runtime cwd container region priority estimate_minutes max_attempts timeout_s"
-    " queue_ttl_s lease_s parent trace_id source complexity"
-).split()
+_LABEL_KINDS = {"tags": "label", "task_tags": "tag", "capabilities": "capability"}
+_RERUN_FIELDS = tuple(
+    name for name, field in FIELDS.items() if field.rerun and name not in _LABEL_KINDS
+)
 
 
 class ActionResult(msgspec.Struct, frozen=True):
@@ -189,30 +184,12 @@ class TaskController:
         row = rows[0]
         check_payload_present(row["current_step"])
         labels = await self._queries.labels([task])
-        fields: dict[str, Any] = {name: row[name] for name in _RERUN_FIELDS}
-        retry = row["retry"]
         try:
-            return NewTask(
-                **fields,
-                command=decode_json(row["command"]),
-                env=decode_json(row["env"]),
-                input=decode_json(row["input"]),
-                metadata=decode_json(row["metadata"]),
-                retry=None if retry is None else msgspec.json.decode(retry, type=RetryPolicy),
-                escalation=_decode_optional(row["escalation"], commands.Escalation),
-                concurrency=_decode_optional(row["concurrency"], Concurrency),
-                budget=_decode_optional(row["budget"], Budget),
-                tags=labels[task].get("label", []),
-                task_tags=labels[task].get("tag", []),
-                capabilities=labels[task].get("capability", []),
-            )
+            fields = stored_request(row, _RERUN_FIELDS)
+            fields |= {name: labels[task].get(kind, []) for name, kind in _LABEL_KINDS.items()}
+            return NewTask(**fields)
         except msgspec.MsgspecError as error:
             raise Conflict(f"task {task} has an invalid row: {error}", "corrupt") from error
-
-
-def _decode_optional(text: str | None, kind: type[T]) -> T | None:
-    """Returns the decoded JSON; `None` for no text."""
-    return None if text is None else msgspec.json.decode(text, type=kind)
 
 
 def command_for(action: Action, reason: str | None) -> commands.Command:

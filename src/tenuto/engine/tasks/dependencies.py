@@ -10,7 +10,14 @@ import msgspec
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.outcomes import command_for_failed_dependency
 from tenuto.engine.flows.rows import MAX_RANK_STEPS, add_waiters_statement
-from tenuto.engine.rows import RANK_COLUMN, STATUS_COLUMN, UNMET_COLUMN, decode_json
+from tenuto.engine.rows import (
+    HOLD_COLUMN,
+    RANK_COLUMN,
+    RUN_AT_COLUMN,
+    STATUS_COLUMN,
+    UNMET_COLUMN,
+    decode_json,
+)
 from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.flows.definition import referenced_keys
 from tenuto.model.flows.plan import find_cycle
@@ -265,7 +272,7 @@ class SubmitDependencies:
 
 def _has_no_other_wait(row: tuple[Any, ...]) -> bool:
     """True if the task has neither a hold nor a start time."""
-    hold, run_at = row[UNMET_COLUMN - 1], row[UNMET_COLUMN - 3]
+    hold, run_at = row[HOLD_COLUMN], row[RUN_AT_COLUMN]
     return hold is None and run_at is None
 
 

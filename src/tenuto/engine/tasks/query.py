@@ -35,6 +35,7 @@ from tenuto.model import bounds
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.limits.concurrency import HOLD
+from tenuto.model.tasks.submission import FILTER_FIELDS, Filter, check_filter
 from tenuto.model.tasks.task import LEASED, Outcome, Status
 from tenuto.store.protocol import Row, Statement
 
@@ -46,37 +47,19 @@ _ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 """The part of `lower` that both databases do alike: ASCII letters only."""
 
 
-class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Selects tasks. All given fields must match; a task matches any of several statuses."""
-
-    status: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    min_priority: int | None = None
-    priority: int | None = None
-    task_type: str | None = None
-    agent: UUID | None = None
-    parent: UUID | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    text: str | None = None
+_OWN_PARAMS = ("status", "tags", "text")
+"""Fields that `list_statement` passes in another form than as a parameter of the same name."""
 
 
 def list_statement(
     name: str, where: Filter, workspace: UUID, limit: int, before: UUID | None
 ) -> Any:
     """Returns the statement of query `name` that lists the tasks of a filter, newest first."""
+    check_filter(where)
     params: dict[str, Any] = {
-        "workspace": workspace,
-        "most": limit,
-        "before": before,
-        "min_priority": where.min_priority,
-        "priority": where.priority,
-        "task_type": where.task_type,
-        "agent": where.agent,
-        "parent": where.parent,
-        "since": where.since,
-        "until": where.until,
+        name: getattr(where, name) for name in FILTER_FIELDS if name not in _OWN_PARAMS
     }
+    params |= {"workspace": workspace, "most": limit, "before": before}
     literals: dict[str, tuple[str, ...]] = {}
     statuses, outcomes, archived = _parse_statuses(where.status)
     if statuses:
@@ -93,27 +76,12 @@ def list_statement(
     if where.tags:
         params["labels"] = list(dict.fromkeys(where.tags))
         params["label_count"] = len(params["labels"])
-    _check_filter(where)
     if where.text is not None:
         escaped = where.text.translate(_ASCII_LOWER)
         for char in "!%_":
             escaped = escaped.replace(char, f"!{char}")
         params["contains"] = f"%{escaped}%"
     return Statement(name, params, {}, literals)
-
-
-def _check_filter(where: Filter) -> None:
-    """Raises `Invalid` if a value of the filter is out of its bounds."""
-    for tag in where.tags:
-        bounds.check_text("tags", tag, bounds.MAX_NAME)
-    for field in ("text", "task_type"):
-        if (value := getattr(where, field)) is not None:
-            bounds.check_text(field, value, bounds.MAX_TITLE)
-    for field in ("priority", "min_priority"):
-        if (number := getattr(where, field)) is not None:
-            bounds.check_number(field, number, 1, 10)
-    bounds.check_instant("since", where.since)
-    bounds.check_instant("until", where.until)
 
 
 def _parse_statuses(names: Sequence[str]) -> tuple[frozenset[str], frozenset[str], bool]:

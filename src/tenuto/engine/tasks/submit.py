@@ -16,6 +16,9 @@ from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.plans import may_have_references
 from tenuto.engine.limits.pending_quota import check_pending
 from tenuto.engine.rows import (
+    ENV_COLUMN,
+    HOLD_COLUMN,
+    INPUT_COLUMN,
     LANE_COLUMN,
     STATUS_COLUMN,
     UNMET_COLUMN,
@@ -49,9 +52,6 @@ from tenuto.model.tenancy.secrets import REFERENCE_MARK, SECRETS_MARK
 from tenuto.store.batching import Answers, WriteKind
 from tenuto.store.protocol import Script, Statement
 
-_INPUT_COLUMN = 5
-_ENV_COLUMN = 19
-"""Column indexes in the rows of `body_row`."""
 REFUSALS = (Forbidden, Invalid, NotFound)
 """Errors that a repeated submit can raise although its first try was accepted."""
 _PART_TASKS = 300
@@ -281,7 +281,7 @@ class TaskSubmitter:
         """Inserts tasks with dependencies or concurrency keys, within a transaction."""
         dependencies = SubmitDependencies(prepared.waits, workspace)
         yield from dependencies.lock_dependencies(prepared.ids)
-        dependencies.check_results(prepared.rows, _INPUT_COLUMN)
+        dependencies.check_results(prepared.rows, INPUT_COLUMN)
         rows = dependencies.add_dependency_rows(prepared.rows)
         with_rows = msgspec.structs.replace(prepared, rows=rows)
         submitted = yield from submit_script(self._core, with_rows, workspace)
@@ -290,7 +290,7 @@ class TaskSubmitter:
         hot = [row for row in rows["hot"] if row[0] in inserted]
         yield from dependencies.apply_effects(cascade, hot)
         for row in hot:
-            if row[UNMET_COLUMN - 1] == HOLD and not row[UNMET_COLUMN]:
+            if row[HOLD_COLUMN] == HOLD and not row[UNMET_COLUMN]:
                 cascade.permits.request_permit(row[0], workspace)
         return submitted
 
@@ -349,7 +349,7 @@ class TaskSubmitter:
             first = task_prints[0] if task_prints else None
             rows["body"].append(body_row(new, task_id, workspace, first, actor, rerun_of, trace))
             add_labels(rows, new, task_id, workspace)
-        texts = (text for row in rows["body"] for text in (row[_INPUT_COLUMN], row[_ENV_COLUMN]))
+        texts = (text for row in rows["body"] for text in (row[INPUT_COLUMN], row[ENV_COLUMN]))
         await self._task_secrets.check_names(texts, workspace)
         lane_indexes, lane_requirements = _by_lane(new_tasks, workspace)
         lane_ids = await self._core.lanes.ensure(set(lane_requirements))
@@ -357,7 +357,7 @@ class TaskSubmitter:
         now = self._core.now()
         graph = build_dependency_graph(new_tasks, ids)
         if not graph:
-            _check_no_references(row[_INPUT_COLUMN] for row in rows["body"])
+            _check_no_references(row[INPUT_COLUMN] for row in rows["body"])
         rows["hot"] = [
             _full_hot_row(new, task_id, workspace, lanes[lane_index], actor, now, graph)
             for new, task_id, lane_index in zip(new_tasks, ids, lane_indexes, strict=True)
@@ -397,7 +397,7 @@ class TaskSubmitter:
         body, hot = rows["body"], rows["hot"]
         for new, task_id in zip(encrypted.news, ids, strict=True):
             body.append(plain_body_row(new, task_id, workspace, actor))
-        texts = [row[_INPUT_COLUMN] for row in body]
+        texts = [row[INPUT_COLUMN] for row in body]
         await self._task_secrets.check_names(texts, workspace)
         _check_no_references(texts)
         types = {new.task_type: new for new in encrypted.news}
@@ -450,8 +450,8 @@ def _check_all(new_tasks: Sequence[NewTask]) -> bool:
 
 def _is_literal(body_cells: tuple[Any, ...]) -> bool:
     """True if a task's input and environment certainly have no references and no secrets."""
-    env = body_cells[_ENV_COLUMN] if len(body_cells) > _ENV_COLUMN else None
-    for text in (body_cells[_INPUT_COLUMN], env):
+    env = body_cells[ENV_COLUMN] if len(body_cells) > ENV_COLUMN else None
+    for text in (body_cells[INPUT_COLUMN], env):
         if text is not None and (REFERENCE_MARK in text or SECRETS_MARK in text):
             return False
     return True

@@ -1,6 +1,7 @@
 """Tasks: the row, the commands, and the pure functions that decide every transition.
 
 task: the row, its statuses and the table of legal transitions.
+fields: what the program knows of a field of a task, written once beside the field.
 submission: the request for a new task and its validation.
 commands: the commands that change a task.
 decide: applies one command to a task and returns the change.

@@ -1,9 +1,9 @@
-"""The request for a new task, and its validation."""
+"""The request for a new task and its validation, and the filter that selects tasks."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -19,13 +19,31 @@ from tenuto.model.flows.definition import (
     Goto,
     Kind,
     check_control,
-    check_key,
 )
 from tenuto.model.limits.budgets import Budget, check_budget
 from tenuto.model.limits.concurrency import Concurrency
 from tenuto.model.limits.concurrency import check as check_turns
 from tenuto.model.tasks.commands import Escalation
 from tenuto.model.tasks.environment import check_variable_names
+from tenuto.model.tasks.fields import (
+    ATTEMPTS,
+    INSTANT,
+    KEY,
+    KEYS,
+    LABELS,
+    MINUTES,
+    NAME,
+    PRIORITY,
+    PRIORITY_FILTER,
+    SECONDS,
+    TAG_FILTER,
+    TEXT,
+    TEXT_FILTER,
+    TITLE,
+    TURNS,
+    Field,
+    fields_of,
+)
 from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tenancy.secrets import referenced_name
 
@@ -40,57 +58,110 @@ KIND_OF: dict[type, Kind] = {
 
 
 class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """The request for a new task. Only `title` is required."""
+    """The request for a new task. Only `title` is required.
 
-    title: str
-    id: UUID | None = None
-    description: str | None = None
-    prompt: str | None = None
-    system_prompt: str | None = None
-    model: str | None = None
-    max_turns: int | None = None
-    conversation: str | None = None
-    task_type: str = "default"
-    agent_type: str | None = None
-    target_agent: UUID | None = None
-    runtime: str | None = None
-    command: list[str] | None = None
-    cwd: str | None = None
-    env: Mapping[str, str | Mapping[str, str]] | None = None
+    `Field` beside each field is all that the program knows of it; see `fields.py`.
+    """
+
+    title: Annotated[
+        str, Field(TITLE, names=("title", "name"), yaml=("name", "title"), column="body")
+    ]
+    id: Annotated[UUID | None, Field(definition=False, rerun=False, column=None)] = None
+    description: Annotated[str | None, Field(TEXT, payload=True)] = None
+    prompt: Annotated[str | None, Field(TEXT, column="body", payload=True)] = None
+    system_prompt: Annotated[str | None, Field(TEXT, payload=True)] = None
+    model: Annotated[str | None, Field(NAME)] = None
+    max_turns: Annotated[int | None, Field(TURNS)] = None
+    conversation: Annotated[str | None, Field(NAME)] = None
+    task_type: Annotated[str, Field(NAME, column="body", filter=True)] = "default"
+    agent_type: Annotated[str | None, Field(NAME)] = None
+    target_agent: Annotated[
+        UUID | None, Field(names=("target_agent_id", "agent_id"), yaml=("target_agent", "agent_id"))
+    ] = None
+    runtime: Annotated[str | None, Field(NAME)] = None
+    command: Annotated[list[str] | None, Field(payload=True)] = None
+    cwd: Annotated[str | None, Field(TEXT)] = None
+    env: Annotated[Mapping[str, str | Mapping[str, str]] | None, Field(payload=True)] = None
     """Environment variables: texts, or references to stored secrets."""
-    priority: int = 5
-    tags: Sequence[str] = ()
-    task_tags: Sequence[str] = ()
-    capabilities: Sequence[str] = ()
-    container: str | None = None
-    region: str | None = None
-    estimate_minutes: int | None = None
-    max_attempts: int = 3
-    retry: RetryPolicy | None = None
-    timeout_s: int | None = None
-    queue_ttl_s: int | None = None
-    lease_s: int | None = None
-    run_at: datetime | None = None
-    parent: UUID | None = None
-    input: Any = None
-    metadata: dict[str, Any] | None = None
-    idempotency_key: str | None = None
-    trace_id: str | None = None
-    source: str | None = None
-    key: str | None = None
-    depends_on: Sequence[str] = ()
+    priority: Annotated[int, Field(PRIORITY, column="hot", sql="smallint", filter=True)] = 5
+    tags: Annotated[Sequence[str], Field(LABELS, column=None)] = ()
+    task_tags: Annotated[Sequence[str], Field(LABELS, column=None)] = ()
+    capabilities: Annotated[Sequence[str], Field(LABELS, column=None)] = ()
+    container: Annotated[str | None, Field(NAME)] = None
+    region: Annotated[str | None, Field(NAME)] = None
+    estimate_minutes: Annotated[
+        int | None,
+        Field(
+            MINUTES,
+            names=("estimate_minutes", "estimated_duration_minutes"),
+            yaml=("resolve_time_estimate", "estimate_minutes", "estimated_duration_minutes"),
+            column="hot.timed",
+        ),
+    ] = None
+    max_attempts: Annotated[int, Field(ATTEMPTS, column="hot")] = 3
+    retry: Annotated[RetryPolicy | None, Field(column="hot.timed")] = None
+    timeout_s: Annotated[
+        int | None, Field(SECONDS, names=("timeout_s", "timeout_seconds"), column="hot.timed")
+    ] = None
+    queue_ttl_s: Annotated[int | None, Field(SECONDS, column="hot.timed")] = None
+    lease_s: Annotated[int | None, Field(SECONDS, column="hot.timed")] = None
+    run_at: Annotated[
+        datetime | None,
+        Field(INSTANT, definition=False, rerun=False, column="hot.timed"),
+    ] = None
+    parent: Annotated[
+        UUID | None,
+        Field(names=("parent_id",), definition=False, filter=True),
+    ] = None
+    key: Annotated[
+        str | None, Field(KEY, yaml=("id", "key"), rerun=False, column="body.placed")
+    ] = None
+    depends_on: Annotated[Sequence[str], Field(KEYS, rerun=False, column=None)] = ()
     """Ids of tasks, or keys of tasks that are submitted together."""
-    blocks: Sequence[str] = ()
+    blocks: Annotated[Sequence[str], Field(KEYS, definition=False, rerun=False, column=None)] = ()
     """Ids of tasks that will wait for this one."""
-    on_dependency_failure: OnFailure = "fail"
-    next: str | None = None
+    on_dependency_failure: Annotated[OnFailure, Field(rerun=False, column="body.placed")] = "fail"
+    next: Annotated[
+        str | None,
+        Field(
+            KEY,
+            names=("next", "next_task"),
+            yaml=("next_task", "next"),
+            rerun=False,
+            column="body.placed",
+        ),
+    ] = None
     """The key of the task or group that runs after this task succeeded."""
-    group: str | None = None
-    control: Control | None = None
-    complexity: Complexity | None = None
-    escalation: Escalation | None = None
-    concurrency: Concurrency | None = None
-    budget: Budget | None = None
+    group: Annotated[
+        str | None,
+        Field(
+            KEY,
+            names=("group", "group_id"),
+            yaml=("group_id", "group"),
+            definition=False,
+            rerun=False,
+            column=None,
+        ),
+    ] = None
+    control: Annotated[Control | None, Field(rerun=False, column="body.placed")] = None
+    complexity: Annotated[
+        Complexity | None,
+        Field(
+            names=("complexity", "complexity_level"),
+            yaml=("complexity_level", "complexity"),
+            column="body.placed",
+        ),
+    ] = None
+    escalation: Annotated[Escalation | None, Field(column="body.placed", payload=True)] = None
+    concurrency: Annotated[Concurrency | None, Field(definition=False, column="body.placed")] = None
+    budget: Annotated[Budget | None, Field(column="body.placed")] = None
+    input: Annotated[Any, Field(names=("input", "input_context"), column="body", payload=True)] = (
+        None
+    )
+    metadata: Annotated[dict[str, Any] | None, Field(column="body", payload=True)] = None
+    idempotency_key: Annotated[str | None, Field(NAME, definition=False, rerun=False)] = None
+    trace_id: Annotated[str | None, Field(NAME, definition=False)] = None
+    source: Annotated[str | None, Field(NAME, column="body")] = None
 
     @property
     def kind(self) -> Kind:
@@ -98,29 +169,36 @@ class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
         return "agent" if self.control is None else KIND_OF[type(self.control)]
 
 
-_NAME_FIELDS = (
-    "model",
-    "agent_type",
-    "runtime",
-    "container",
-    "region",
-    "source",
-    "idempotency_key",
-    "trace_id",
-    "conversation",
-)
-_TEXT_FIELDS = ("description", "system_prompt", "cwd")
-_SECONDS_FIELDS = ("timeout_s", "queue_ttl_s", "lease_s")
-_LABEL_FIELDS = ("tags", "task_tags", "capabilities")
+class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Selects tasks. All given fields must match; a task matches any of several statuses."""
+
+    status: tuple[str, ...] = ()
+    tags: Annotated[tuple[str, ...], Field(TAG_FILTER)] = ()
+    priority: Annotated[int | None, Field(PRIORITY_FILTER)] = None
+    min_priority: Annotated[int | None, Field(PRIORITY_FILTER)] = None
+    task_type: Annotated[str | None, Field(TEXT_FILTER)] = None
+    agent: Annotated[UUID | None, Field(names=("agent_id",))] = None
+    parent: Annotated[UUID | None, Field(names=("parent_id",))] = None
+    since: Annotated[datetime | None, Field(INSTANT)] = None
+    until: Annotated[datetime | None, Field(INSTANT)] = None
+    text: Annotated[str | None, Field(TEXT_FILTER)] = None
 
 
+FIELDS = fields_of(NewTask)
+FILTER_FIELDS = fields_of(Filter)
+"""The field tables of tasks and filters, by name."""
 _COMMON_FIELDS = ("title", "prompt", "input", "metadata", "task_type", "priority", "max_attempts")
-_SEQUENCE_FIELDS = (*_LABEL_FIELDS, "depends_on", "blocks")
+_SEQUENCE_FIELDS = ("tags", "task_tags", "capabilities", "depends_on", "blocks")
 _SEQUENCE_VALUES = attrgetter(*_SEQUENCE_FIELDS)
 _RARE_VALUES = attrgetter(
-    *(name for name in NewTask.__struct_fields__ if name not in _COMMON_FIELDS + _SEQUENCE_FIELDS)
+    *(name for name in FIELDS if name not in _COMMON_FIELDS + _SEQUENCE_FIELDS)
 )
 _RARE_DEFAULTS = _RARE_VALUES(NewTask(title="-"))
+_RARE_LIMITS = tuple(
+    (name, field.limit)
+    for name, field in FIELDS.items()
+    if field.limit is not None and name not in _COMMON_FIELDS
+)
 
 
 def check(new: NewTask) -> bool:
@@ -141,45 +219,26 @@ def check(new: NewTask) -> bool:
     return False
 
 
+def check_filter(where: Filter) -> None:
+    """Raises `Invalid` if a value of the filter is out of its bounds."""
+    for name, field in FILTER_FIELDS.items():
+        if field.limit is not None and (value := getattr(where, name)) is not None:
+            field.limit.check(name, value)
+
+
 def _check_rare_fields(new: NewTask) -> None:
-    for field in _SEQUENCE_FIELDS:
-        if isinstance(getattr(new, field), str):  # a text is a sequence of texts, too
-            raise Invalid(f"{field} must be a list of texts, not one text", field=field)
-    for field in _NAME_FIELDS:
-        if (value := getattr(new, field)) is not None:
-            bounds.check_text(field, value, bounds.MAX_NAME, empty=False)
-    for field in _TEXT_FIELDS:
-        if (value := getattr(new, field)) is not None:
-            bounds.check_text(field, value, bounds.MAX_TEXT)
-    for field in _LABEL_FIELDS:
-        if items := getattr(new, field):
-            _check_labels(field, items)
-    _check_numbers(new)
+    for name, limit in _RARE_LIMITS:
+        if (value := getattr(new, name)) is not None:
+            limit.check(name, value)
+    if new.retry is not None:
+        _check_retry(new.retry)
     _check_command(new)
-    _check_flow_fields(new)
-    _check_limits(new)
-    bounds.check_instant("run_at", new.run_at)
-
-
-def _check_flow_fields(new: NewTask) -> None:
-    """Checks the fields that connect the task with other tasks and with flows."""
-    for field in ("key", "next", "group"):
-        if (key := getattr(new, field)) is not None:
-            check_key(field, key)
-    for field in ("depends_on", "blocks"):
-        if len(getattr(new, field)) > bounds.MAX_DEPENDENCIES:
-            raise Invalid(
-                f"{field} has more than {bounds.MAX_DEPENDENCIES:,} entries",
-                "too_large",
-                field=field,
-            )
-        for key in getattr(new, field):
-            check_key(field, key)
     if new.control is not None:
         check_control(new.control)
     if new.escalation is not None:
         bounds.check_text("escalation.reason", new.escalation.reason, bounds.MAX_ERROR, empty=False)
         bounds.check_text("escalation.prompt", new.escalation.prompt, bounds.MAX_TEXT, empty=False)
+    _check_limits(new)
 
 
 def _check_limits(new: NewTask) -> None:
@@ -200,25 +259,6 @@ def _check_limits(new: NewTask) -> None:
             "a task cannot have both a concurrency key and run_at: it starts when it gets a permit",
             field="concurrency",
         )
-
-
-def _check_numbers(new: NewTask) -> None:
-    for field in _SECONDS_FIELDS:
-        if (seconds := getattr(new, field)) is not None:
-            bounds.check_whole(field, seconds, 1, bounds.MAX_SECONDS)
-    if new.estimate_minutes is not None:
-        bounds.check_whole("estimate_minutes", new.estimate_minutes, 1, bounds.MAX_SECONDS // 60)
-    if new.max_turns is not None:
-        bounds.check_whole("max_turns", new.max_turns, 1, 1_000_000)
-    if new.retry is not None:
-        _check_retry(new.retry)
-
-
-def _check_labels(field: str, items: Sequence[str]) -> None:
-    if len(items) > bounds.MAX_TAGS:
-        raise Invalid(f"{field} has more than {bounds.MAX_TAGS} entries", "too_large", field=field)
-    for item in items:
-        bounds.check_text(field, item, bounds.MAX_NAME, empty=False)
 
 
 def _check_command(new: NewTask) -> None:

@@ -164,8 +164,8 @@ where exists (select 1 from task where {fragment:can_complete} and task.awaited 
 -- the same moment.
 -- params: id uuid, attempt bigint, token text, workspace uuid, flow uuid, key text, born uuid, now timestamptz
 -- rows: result(task uuid, workspace uuid, output json, summary text)
--- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json, concurrency json, budget json)
--- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, hold text, unmet bigint, watched boolean, wait_until timestamptz, awaited bigint)
+-- rows: body(task uuid, workspace uuid, created_by text, {typed:body})
+-- rows: hot(id uuid, workspace uuid, actor text, {typed:hot})
 -- rows: label(task uuid, workspace uuid, label text)
 -- rows: tag(task uuid, workspace uuid, tag text)
 -- rows: capability(task uuid, workspace uuid, capability text)

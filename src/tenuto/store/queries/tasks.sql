@@ -58,28 +58,16 @@ from {gone} where workspace.id = gone.workspace;
 -- answer: gone(id)
 
 -- fragment: new_body
-insert into task_body (task, workspace, title, task_type, prompt, input, metadata, source,
-  created_by[rare: , description, system_prompt, model, max_turns, conversation, agent_type,
-  target_agent, runtime, command, cwd, env, container, region, parent, rerun_of, idempotency_key,
-  fingerprint, trace_id][placed: , key, kind, flow, activation, group_id, slot, follows, next,
-  context, control, on_dependency_failure, complexity, escalation, concurrency, budget])
-select body.task, body.workspace, body.title, body.task_type, body.prompt, body.input,
-  body.metadata, body.source, body.created_by[rare: , body.description, body.system_prompt,
-  body.model, body.max_turns, body.conversation, body.agent_type, body.target_agent, body.runtime,
-  body.command, body.cwd, body.env, body.container, body.region, body.parent, body.rerun_of,
-  body.idempotency_key, body.fingerprint, body.trace_id][placed: , body.key,
-  coalesce(body.kind, 'agent'), body.flow, body.activation, body.group_id, body.slot,
-  body.follows, body.next, body.context, body.control, body.on_dependency_failure,
-  body.complexity, body.escalation, body.concurrency, body.budget]
+insert into task_body (task, workspace, created_by, {names:body}[rare: , {names:body.rare}]
+  [placed: , {names:body.placed}])
+select body.task, body.workspace, body.created_by, {values:body}[rare: , {values:body.rare}]
+  [placed: , {values:body.placed}]
 
 -- fragment: new_task
-insert into task (id, workspace, lane, status, rank, priority, max_attempts, created_at,
-  updated_at[timed: , retry, lease_s, timeout_s, watch_s, queue_ttl_s, estimate_minutes, run_at,
-  due_at][placed: , hold, unmet, watched, wait_until, awaited])
-select hot.id, hot.workspace, hot.lane, hot.status, hot.rank, hot.priority, hot.max_attempts, :now,
-  :now[timed: , hot.retry, hot.lease_s, hot.timeout_s, hot.watch_s, hot.queue_ttl_s,
-  hot.estimate_minutes, hot.run_at, hot.due_at][placed: , hot.hold, coalesce(hot.unmet, 0),
-  coalesce(hot.watched, false), hot.wait_until, coalesce(hot.awaited, 0)]
+insert into task (id, workspace, {names:hot}, created_at, updated_at[timed: , {names:hot.timed}]
+  [placed: , {names:hot.placed}])
+select hot.id, hot.workspace, {values:hot}, :now, :now[timed: , {values:hot.timed}]
+  [placed: , {values:hot.placed}]
 
 -- fragment: new_label
 insert into task_label (task, workspace, label)
@@ -99,8 +87,8 @@ select capability.task, capability.workspace, capability.capability
 -- name: submit
 -- Inserts tasks that do not exist yet, with their first event; returns the ids that are new.
 -- params: now timestamptz
--- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json, concurrency json, budget json)
--- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, hold text, unmet bigint, watched boolean, wait_until timestamptz, awaited bigint)
+-- rows: body(task uuid, workspace uuid, created_by text, {typed:body})
+-- rows: hot(id uuid, workspace uuid, actor text, {typed:hot})
 -- rows: label(task uuid, workspace uuid, label text)
 -- rows: tag(task uuid, workspace uuid, tag text)
 -- rows: capability(task uuid, workspace uuid, capability text)
@@ -133,8 +121,8 @@ from {rows:dependency of inserted};
 -- Inserts tasks whose ids were never used, with their first event: all of them, or raises
 -- `Conflict`.
 -- params: now timestamptz
--- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json, concurrency json, budget json)
--- rows: hot(id uuid = body.task, workspace uuid = body.workspace, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text = body.created_by, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, hold text, unmet bigint, watched boolean, wait_until timestamptz, awaited bigint)
+-- rows: body(task uuid, workspace uuid, created_by text, {typed:body})
+-- rows: hot(id uuid = body.task, workspace uuid = body.workspace, actor text = body.created_by, {typed:hot})
 -- rows: label(task uuid, workspace uuid, label text)
 -- rows: tag(task uuid, workspace uuid, tag text)
 -- rows: capability(task uuid, workspace uuid, capability text)
@@ -766,8 +754,7 @@ where id in (select t.id from task t
   -- Checked again: the task may have been retried while this statement waited for its row.
   and archived_at is not null and finished_at < :before
 returning id, workspace;
-update task_body set description = null, prompt = null, system_prompt = null, input = null,
-  env = null, command = null, metadata = null, escalation = null
+update task_body set {cleared:body}
 from {old} where task_body.workspace = old.workspace and task_body.task = old.id;
 delete from transcript where task in (select old.id from {old});
 delete from transcript_size where task in (select old.id from {old});
@@ -782,9 +769,8 @@ delete from task_secret where task in (select old.id from {old});
 -- params: id uuid, workspace uuid
 update task set session_key = null, last_error = null, current_step = '(pruned)'
 where id = :id and workspace = :workspace;
-update task_body set title = '(deleted)', description = null, prompt = null, system_prompt = null,
-  input = null, env = null, command = null, cwd = null, metadata = null, escalation = null,
-  idempotency_key = null, fingerprint = null
+update task_body set {cleared:body}, title = '(deleted)', cwd = null, idempotency_key = null,
+  fingerprint = null
 where workspace = :workspace and task = :id;
 delete from transcript where task = :id and workspace = :workspace;
 delete from transcript_size where task = :id and workspace = :workspace;
@@ -867,12 +853,8 @@ from {noted};
 -- name: task_show
 -- Returns one task with all its fields, without its history.
 -- params: workspace uuid, id uuid
-select {columns:task}, body.title, body.description, body.prompt, body.system_prompt, body.model,
-  body.task_type, body.agent_type, body.target_agent, body.runtime, body.command, body.cwd,
-  body.env, body.container, body.region, body.parent, body.rerun_of, body.input, body.metadata,
-  body.idempotency_key, body.trace_id, body.source, body.created_by, body.max_turns,
-  body.conversation, body.key, body.flow, body.group_id, body.kind, body.next, body.control,
-  body.on_dependency_failure, body.complexity, body.escalation, body.concurrency, body.budget,
+select {columns:task}, {request:body}, body.rerun_of, body.created_by, body.flow, body.group_id,
+  body.kind,
   (select agent.name from agent where agent.id = task.agent) as agent_name,
   (select task_output.output from task_output where task_output.task = task.id) as output,
   (select task_output.summary from task_output where task_output.task = task.id) as summary,
@@ -910,10 +892,8 @@ order by 3;
 [attention: and task.status in
   ('WAITING', 'PAUSED', 'RETRY_WAIT', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')]
 [min_priority: and task.priority >= :min_priority]
-[priority: and task.priority = :priority]
-[task_type: and body.task_type = :task_type]
+{equal_filters}
 [agent: and task.agent = :agent]
-[parent: and body.parent = :parent]
 [since: and task.created_at >= :since]
 [until: and task.created_at < :until]
 [contains: and (lower(body.title{ascii}) like :contains escape '!')]
@@ -923,7 +903,7 @@ order by 3;
 
 -- name: task_list
 -- Returns tasks newest first, after a cursor.
--- params: workspace uuid, min_priority bigint, priority bigint, task_type text, agent uuid, parent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
+-- params: workspace uuid, {equal_filter_params}, min_priority bigint, agent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
 select {columns:task}, body.title, body.task_type, body.key, body.flow, body.group_id,
   (select agent.name from agent where agent.id = task.agent) as agent_name
 from task_body body join task on task.id = body.task
@@ -933,7 +913,7 @@ order by body.task desc limit :most;
 
 -- name: task_ids
 -- Returns the ids of tasks that match a filter, newest first.
--- params: workspace uuid, min_priority bigint, priority bigint, task_type text, agent uuid, parent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
+-- params: workspace uuid, {equal_filter_params}, min_priority bigint, agent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
 select task.id
 from task_body body join task on task.id = body.task
 where body.workspace = :workspace
