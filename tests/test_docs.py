@@ -138,7 +138,7 @@ def test_named_make_targets_exist() -> None:
 
 
 def misunderstood(words: list[str]) -> str | None:
-    """Why the command line would be refused as wrong usage."""
+    """Returns the reason why the command line is wrong usage."""
     command: click.Command = root
     path = ["orchestrate"]
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):

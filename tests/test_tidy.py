@@ -322,7 +322,7 @@ def test_names_use_no_replaced_word() -> None:
 
 
 def test_docstrings_of_functions_begin_with_a_verb_or_a_noun() -> None:
-    trees = modules(SOURCE)
+    trees = [*modules(SOURCE), *modules(TESTS)]
     assert [
         unclear_docstring
         for path, tree in trees
@@ -342,7 +342,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def is_dead(page: Path, link: str) -> bool:
-    """Whether a relative link leads nowhere: no such file, line or heading."""
+    """True if a relative link has no target: no such file, line or heading."""
     if re.match(r"[a-z][a-z+.-]*:", link):
         return False
     position, _, anchor = link.partition("#")

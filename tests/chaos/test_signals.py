@@ -23,7 +23,7 @@ def state_of(pid: int) -> str:
 
 
 def _set_signals(*, ignored: bool) -> None:
-    """Whatever the tests inherited, as `nohup` has SIGHUP ignored."""
+    """Resets signals that the tests inherited as ignored, for example SIGHUP by `nohup`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

@@ -50,7 +50,7 @@ class Orchestrate:
         return answer
 
     def ok(self, *words: str, stdin: str | bytes = b"") -> str:
-        """What a command that must succeed prints."""
+        """Runs a command that must succeed and returns its output."""
         answer = self(*words, stdin=stdin)
         assert answer.code == 0, answer
         return answer.out.strip()

@@ -98,7 +98,7 @@ def test_untrusted_text_is_escaped_on_a_terminal(
 
 
 def on_terminal(cli: Orchestrate, *words: str, answer: str = "", **environment: str) -> str:
-    """What a command shows when all its standard files are a terminal."""
+    """Returns the output of a command whose standard files are a terminal."""
     master, slave = os.openpty()
     cli.environment |= environment
     process = cli.start(*words, stdin=slave, stdout=slave, stderr=slave)

@@ -29,14 +29,14 @@ def methods(kind: type) -> dict[str, Callable[..., Any]]:
 
 
 def awaited(annotation: Any) -> Any:
-    """What a method that blocks must answer, where the awaited one is annotated so."""
+    """Returns the type that a blocking method must return for the awaited annotation."""
     if get_origin(annotation) is AsyncGenerator:
         return GenericAlias(Generator, (get_args(annotation)[0], None, None))
     return annotation
 
 
 def drifted(kinds: Sequence[type], twin: type) -> list[str]:
-    """How a class that blocks differs from the awaited ones; of several, what all have counts."""
+    """Returns how a blocking class differs from the async ones; names common to all count."""
     ours = methods(twin)
     common = set.intersection(*(set(methods(kind)) for kind in kinds))
     matches = [f"{name} is on one side only" for name in sorted(set(ours) ^ common)]

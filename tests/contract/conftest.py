@@ -125,7 +125,7 @@ class Raw:
         return int(await self.value(f"select count(*) from {table}"))
 
     async def counts(self) -> dict[str, int]:
-        """How many rows every table has."""
+        """Returns the number of rows of every table."""
         if self.path is not None:
             names = (
                 "select name from sqlite_master where type = 'table' and name not like 'sqlite%'"
@@ -296,7 +296,7 @@ async def check_timers(engine: Engine, raw: Raw) -> None:
 
 
 async def check_whole(raw: Raw) -> None:
-    """Nothing is stored of a task that does not exist."""
+    """Asserts that no part of a missing task is stored."""
     parts = ("body", "output", "label", "tag", "capability", "dependency", "step", "secret")
     orphans = " union all ".join(
         f"select '{part}', task from task_{part} where task not in (select id from task)"

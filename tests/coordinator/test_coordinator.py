@@ -397,7 +397,7 @@ async def leads(world: System) -> Leadership:
 
 
 async def told(world: System, kind: str) -> list[str]:
-    """What coordinators have noted themselves, of one kind."""
+    """Returns the log entries of coordinators, of one kind."""
     lines = await recent_logs(world.engine, "INFO", 100)
     return [line.text for line in lines if line.event == kind]
 

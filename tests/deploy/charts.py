@@ -49,7 +49,7 @@ def render(values: Object, release: str = "tenuto") -> list[Object]:
 
 
 def refusal(values: Object) -> str:
-    """Why Helm does not render the chart with these values."""
+    """Returns Helm's reason to refuse these values."""
     done = helm("template", "tenuto", str(CHART), values=values)
     assert done.returncode != 0, "it was rendered"
     return done.stderr

@@ -86,7 +86,7 @@ def rendered(name: str) -> list[Object]:
 
 @pytest.fixture(params=SETS)
 def things(request: pytest.FixtureRequest) -> list[Object]:
-    """What the chart makes of each set of values in turn."""
+    """Returns the rendered objects for each set of values in turn."""
     return rendered(request.param)
 
 

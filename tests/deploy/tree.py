@@ -36,7 +36,7 @@ def seconds(text: str) -> int:
 
 
 def misunderstood(words: list[str]) -> str | None:
-    """Why the program would refuse a command line, `None` when it would not."""
+    """Returns the reason to refuse a command line, `None` if it is valid."""
     program, *rest = words
     if Path(program).name != "orchestrate":
         return f"{program} is not the program"

@@ -17,7 +17,7 @@ from tenuto.model.errors import Invalid
 
 
 def outcome(text: str | bytes) -> Manifest | None:
-    """What is read; nothing where it is refused, with a place or the whole file's name."""
+    """Returns the manifest, or `None` if it is refused with a location or the file's name."""
     try:
         return read_manifest({"f.yaml": text})
     except Invalid as error:

@@ -73,7 +73,7 @@ CALLS = [call for place, tree in trees() for call in calls_in(place, tree)]
 
 
 def faults(call: Call) -> list[str]:
-    """What lets a call past the escaping, or past this test."""
+    """Returns the parts of a log call that avoid the escaping or this test."""
     matches = []
     if call.logger is None or call.logger.partition(".")[0] != "tenuto":
         matches.append(f"{call.place}: the logger must be a named one below `tenuto`")

@@ -145,7 +145,7 @@ _ENDS_AS = (
 
 
 def check_change(row: Row, command: Command, made: TaskChange) -> None:
-    """What must hold of every accepted command; raises `Violation`."""
+    """Checks an accepted command; raises `Violation`."""
     before, after, end, name = row.task, made.task, made.end, command.name
     was_leased, is_leased = before.status in LEASED, after.status in LEASED
     if isinstance(command, c.Complete):
@@ -176,7 +176,7 @@ def check_change(row: Row, command: Command, made: TaskChange) -> None:
 
 
 def check_row(row: Row) -> None:
-    """What must hold of every stored task; raises `Violation`."""
+    """Checks a stored task; raises `Violation`."""
     task, owner, status = row.task, row.owner, row.task.status
     demand(row.told == (task.version, status), "I13", f"the trail misses that it is {status}")
     if status in LEASED:
@@ -195,7 +195,7 @@ def check_row(row: Row) -> None:
 
 
 def check_repeated(row: Row, command: Command) -> None:
-    """What must hold of a command that is answered like an accepted one; raises `Violation`."""
+    """Checks a command that is answered like an accepted one; raises `Violation`."""
     mine = isinstance(command, AttemptCommand) and command.fence == row.owner
     demand(mine, "I6", f"a stranger's {command.name} was answered like the owner's")
     outcome = row.ended[1] if row.ended and row.ended[0] == row.task.attempt else "none yet"
@@ -258,7 +258,7 @@ def turned(world: World, index: int, phase: str, fence: Fence | None) -> World:
 
 
 def answers_of(task: Task) -> tuple[str, ...]:
-    """What the owner of a task has reason to say, besides how its run went."""
+    """Returns the reports that a task's owner can send besides the outcome of its run."""
     asked = (task.status is Status.ASSIGNED, task.cancel_requested_at, task.pause_requested_at)
     return tuple(compress(("begin", "confirm cancel", "confirm pause"), asked))
 

@@ -57,7 +57,7 @@ class Scale(msgspec.Struct, frozen=True):
 
     @property
     def hold_s(self) -> float:
-        """How long attackers wait for the server to close what they opened."""
+        """Returns how long attackers wait for the server to close their connections."""
         return self.deadlines.body_s + 15
 
 
@@ -197,7 +197,7 @@ Send = Callable[[asyncio.StreamWriter], Awaitable[None]]
 async def attack(
     served: Served, address: str, send: Send, hold_s: float, after_s: float = 0.0
 ) -> str:
-    """What one connection was told: a status, or how it ended. An open stream is kept open."""
+    """Returns the outcome of one connection, a status or its end. An open stream stays open."""
     await asyncio.sleep(after_s)
     try:
         reader, writer = await dial(served, address)

@@ -106,7 +106,7 @@ def chunk_of_items_made_twice(stack: ExitStack) -> None:
 
 @plant("I17")
 def dependents_told_before_the_end(stack: ExitStack) -> None:
-    """Whoever waits is told first; then the result is recorded, if it is."""
+    """Releases dependents first and records the result afterwards, if at all."""
     complete = AttemptFinisher._complete_with_cascade
 
     async def hasty(self: AttemptFinisher, result: Any) -> None:
@@ -160,7 +160,7 @@ def jumps_not_counted(stack: ExitStack) -> None:
 
 @plant("I18", "I24")
 def leftovers_forgotten(stack: ExitStack) -> None:
-    """What a cascade could not do is not written down."""
+    """Does not store the work that a cascade deferred."""
     swap(stack, Cascade, "defer", lambda *_args, **_kwargs: None)
 
 
@@ -188,7 +188,7 @@ def leftovers_done_first(stack: ExitStack) -> None:
 
 @plant("approval")
 def approval_decided_twice(stack: ExitStack) -> None:
-    """Whether somebody has answered is not looked at again."""
+    """Does not check again that an item was answered."""
 
     async def again(self: Inbox, item: UUID, *, approve: bool, comment: str | None = None) -> None:
         del approve, comment

@@ -116,7 +116,7 @@ def complete_after_a_cancel(stack: ExitStack) -> None:
 
 @plant("I16")
 def pause_overrules_a_cancel(stack: ExitStack) -> None:
-    """Who confirms a pause is not told that the task was cancelled since."""
+    """Confirms a pause without the check for a later cancel."""
     check = decide._check_fence
 
     def careless(task: Task, command: commands.AttemptCommand) -> None:
@@ -190,7 +190,7 @@ def expiry_not_audited(stack: ExitStack) -> None:
 
 @plant("I13")
 def audit_in_a_second_transaction(stack: ExitStack) -> None:
-    """What happened is written first, and told when there is time."""
+    """Writes the change first and its event in a later transaction."""
     queries = sql.load(sql.SQLITE)
     change = queries["tasks_update"]
     told_by = next(step for step in change.steps if step.text.startswith("insert into event"))

@@ -52,7 +52,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def check_flows(world: System, flows: int, ends: dict[str, int]) -> None:
-    """So many flows, completed; each key so often in all; each task by one attempt; joins once."""
+    """Checks the number of flows, of runs per key, of attempts per task, and of joins."""
     raw = Raw(world.url)
     rows = await raw.fetch("select status, count(*) from flow group by status")
     assert [tuple(row) for row in rows] == [("COMPLETED", flows)]

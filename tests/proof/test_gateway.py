@@ -117,7 +117,7 @@ class World:
         return [pid for pid in carrying(f"{self.base.mark} session") if pid != gateway.pid]
 
     async def claims(self) -> list[float]:
-        """When tasks were claimed, in seconds."""
+        """Returns the times at which tasks were claimed, in seconds."""
         rows = await Raw(self.base.url).fetch("select at from event where kind = 'claimed'")
         return sorted(
             (to_micros(at) if isinstance(at, datetime) else int(at)) / 1e6 for (at,) in rows
@@ -128,7 +128,7 @@ class World:
 
 
 def fullest_second(times: list[float]) -> int:
-    """How many of them lie within one second at most, wherever it begins."""
+    """Returns the greatest number of times within any one second."""
     most, first = 0, 0
     for last, time in enumerate(times):
         while times[first] <= time - 1:

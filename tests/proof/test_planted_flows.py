@@ -57,7 +57,7 @@ async def races(url: str, seeds: range) -> int:
 
 
 async def test_join_without_its_lock_is_detected(postgres_url: str) -> None:
-    """What only a database with several writers can show."""
+    """Only a database with several writers can show this fault."""
     assert await races(postgres_url, range(3)) == RACES
     queries = sql.load(sql.POSTGRES)
     before = queries["groups_locked"]

@@ -59,7 +59,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def kinds(world: System, task: UUID) -> list[str]:
-    """What the trail says happened, in order."""
+    """Returns the kinds of audit events, in order."""
     rows = await Raw(world.url).fetch(f"select kind from event where task = '{task}' order by seq")
     return [row[0] for row in rows]
 
@@ -216,7 +216,7 @@ async def test_6_hung_task_is_warned_then_aborted_and_runs_again_sooner(world: S
 
 
 def beats(world: System, task: UUID) -> list[float]:
-    """When the command of a task's first attempt was alive, in seconds since the boot."""
+    """Returns when the first attempt's command was alive, in seconds since the boot."""
     path = world.folder / f"{task}.beats"
     return [float(line) for line in path.read_text().split()] if path.exists() else []
 

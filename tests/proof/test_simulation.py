@@ -28,7 +28,7 @@ def regressions() -> list[int]:
 
 
 def complaint(result: Result) -> str:
-    """What went wrong, and how to see it again."""
+    """Returns the failure, and how to repeat it."""
     found = "\n".join(f"  {invariant}: {what}" for invariant, what in result.broken[:20])
     again = f"python -m tests.proof.sim --seed {result.seed} --verbose"
     return f"seed {result.seed} broke\n{found}\nagain: {again}\n"

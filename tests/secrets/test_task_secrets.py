@@ -38,7 +38,7 @@ STORED = {"url": "https://example.test", "secrets": {"token": "***"}}
 
 
 async def nowhere(raw: Raw) -> bool:
-    """Whether the canary is not stored, in any of its plain spellings."""
+    """True if the canary is not stored in any of its plain encodings."""
     spellings = [CANARY, CANARY.replace('"', '\\"'), "canary-7f3a"]
     result = await dump(raw)
     stored = stored_bytes(raw)

@@ -130,7 +130,7 @@ def ip(*words: str) -> None:
 
 
 def _as_account(account: pwd.struct_passwd | None) -> list[str]:
-    """What starts a program as the account, which may then read where only root may.
+    """Returns the start of a command that runs as the account and reads what only root may.
 
     Python and PostgreSQL may be installed below root's home.
     """

@@ -205,7 +205,7 @@ class Client:
         self._say([Message(b"E", fields.encode())])
 
     async def greet(self, *, ignores: bool) -> bool:
-        """Whether the client may go on."""
+        """True if the client may continue."""
         while True:
             size, code = struct.unpack("!ii", await self._reader.readexactly(8))
             if code == CANCEL_REQUEST:

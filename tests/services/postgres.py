@@ -148,7 +148,7 @@ class PostgresServer:
         return f"postgresql://{USER}:{self._password}@127.0.0.1:{self._port}/{database}"
 
     def program(self, name: str) -> Path:
-        """Where a program of this PostgreSQL is, such as `psql`."""
+        """Returns the path of a program of this PostgreSQL, such as `psql`."""
         return self._binaries / name
 
     @property
@@ -233,7 +233,7 @@ class PostgresServer:
             raise RuntimeError(f"{statement!r} failed: {reported}")
 
     def _ask_psql(self, statement: str) -> str | None:
-        """What psql says of the statement, nothing if all is well; `None` if it has ended.
+        """Returns psql's errors for the statement, empty on success; `None` if it has ended.
 
         One psql serves all statements: to start it takes longer than most of them. It ends by
         itself with a server that crashes.
@@ -292,7 +292,7 @@ def find_binaries() -> Path:
 
 
 def server_account() -> pwd.struct_passwd | None:
-    """Whom the server runs as: us, or for root, which PostgreSQL refuses, a lesser account."""
+    """Returns the server's account: ours, or for root, which PostgreSQL refuses, a lesser one."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -326,7 +326,7 @@ def _forbids_programs(folder: str) -> bool:
 
 
 def _open_to_all(folder: Path) -> bool:
-    """Whether every account may walk into `folder`, such as not below root's home."""
+    """True if every account can enter `folder`, unlike one below root's home."""
     real = folder.resolve()
     return all(step.stat().st_mode & stat.S_IXOTH for step in (real, *real.parents))
 
@@ -395,7 +395,7 @@ def _end_group(pid: int) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process still runs; one that waits for its parent's notice does not."""
+    """True if the process runs; a zombie that waits for its parent does not."""
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -31,7 +31,7 @@ def variants(query: sql.Query) -> Iterator[sql.Query]:
 
 
 def statements(query: sql.Query) -> set[str]:
-    """What SQLite is given for the query, for sets of one row and of many."""
+    """Returns SQLite's texts of the query, for sets of one row and of many."""
     return {
         text
         for variant in variants(query)

@@ -118,7 +118,7 @@ async def test_events_without_a_webhook_are_skipped(world: World) -> None:
 
 
 async def test_webhook_created_during_a_fan_out_misses_no_event(world: World) -> None:
-    """Whoever saw no webhook passes over the events only if there is still none."""
+    """A fan-out without webhooks skips events only if there is still none."""
     await world.deliveries.fan_out_once()
     created = (await world.hook(["task.completed"])).webhook
     await world.complete()

@@ -144,7 +144,7 @@ async def test_workers_drain_quietly_when_up_is_killed(world: System) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used of the processors; nothing when it is gone."""
+    """Returns the processor time of a process; 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -172,7 +172,7 @@ async def leads(world: System) -> bool:
 
 
 async def expired(world: System, task: UUID, seconds: float) -> bool:
-    """Whether the lease ended that long ago."""
+    """True if the lease ended that long ago."""
     until = (await world.engine.show(task)).lease_until
     assert until is not None, "the task is nobody's"
     return world.engine.clock.now() > until + timedelta(seconds=seconds)

@@ -23,7 +23,7 @@ FORBIDDEN, GONE = (403, "forbidden"), (401, "unauthenticated")
 
 
 async def made(client: httpx2.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
-    """What a request that makes something answers."""
+    """Creates something by a POST request and returns the response body."""
     answer = await client.post(f"{V1}/{path}", json=body)
     assert answer.status_code == 201, answer.text
     result: dict[str, Any] = answer.json()

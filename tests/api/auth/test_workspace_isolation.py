@@ -136,7 +136,7 @@ async def compare(api: Api, own: httpx2.AsyncClient, ids: dict[str, str]) -> Non
 
 
 async def untouched(hers: httpx2.AsyncClient, ids: dict[str, str]) -> None:
-    """Nothing of hers has changed."""
+    """Asserts that nothing of the other workspace has changed."""
     task = (await hers.get(f"{V1}/agent-tasks/{ids['task_id']}")).json()
     assert (task["title"], task["status"], task["version"]) == (SECRET, "PENDING", 1)
     assert (await hers.get(f"{V1}/agents/{ids['agent_id']}")).json()["status"] == "IDLE"

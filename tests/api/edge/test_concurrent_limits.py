@@ -265,5 +265,5 @@ async def test_waiting_claims_are_counted_per_token(settings: Settings) -> None:
 
 
 def held(api: Api) -> int:
-    """How many claims wait."""
+    """Returns how many claims wait."""
     return api.service.waiting_claims._counts.total()

@@ -59,7 +59,7 @@ class Raw:
         return int(head.split(b" ", 2)[1]), msgspec.json.decode(body) if body else None
 
     async def line(self) -> bytes:
-        """What comes before an answer: a first line and an empty one."""
+        """Reads the status line and the empty line before a response."""
         return await self._reader.readuntil(b"\r\n\r\n")
 
     async def until(self, text: bytes) -> bytes:
@@ -259,7 +259,7 @@ async def test_client_that_does_not_read_its_response_is_disconnected(settings: 
 
 
 def connections(api: Api) -> int:
-    """How many connections the server holds."""
+    """Returns how many connections the server holds."""
     return len(tables[-1])
 
 
@@ -378,7 +378,7 @@ async def unread(api: Api) -> AsyncIterator[Raw]:
 
 
 def served(api: Api) -> int:
-    """How many connections have sent the headers of a request."""
+    """Returns how many connections have sent the headers of a request."""
     return sum(bool(address.cycle) for address in tables[-1]._addresses)
 
 

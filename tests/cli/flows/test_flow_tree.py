@@ -57,6 +57,6 @@ def test_title_in_a_tree_is_escaped() -> None:
     assert "\n" not in line
 
 
-def test_truncated_tree_says_so() -> None:
+def test_truncated_tree_is_marked() -> None:
     graph = GraphView(nodes=[node("a")], edges=[], truncated=True)
     assert "the graph is truncated" in tree_lines(graph)[-1].text

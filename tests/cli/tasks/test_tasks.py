@@ -199,7 +199,7 @@ def test_missing_task_is_reported(cli: Orchestrate, command: str) -> None:
     assert (problem.code, problem.err) == (1, "")
 
 
-def test_explain_says_why_a_task_waits(cli: Orchestrate) -> None:
+def test_explain_prints_why_a_task_waits(cli: Orchestrate) -> None:
     created = cli.ok("task", "create", "--name", "x", "--run-at", "+1h")
     result = cli.json("task", "explain", created)
     assert [gate["gate"] for gate in result["gates"]] == ["schedule", "agent"]
@@ -322,7 +322,7 @@ def test_tree_shows_subtasks(cli: Orchestrate) -> None:
     assert cli("task", "tree", NOBODY).code == cli("task", "show", NOBODY).code != 0
 
 
-async def test_tree_says_that_it_is_truncated_only_if_it_is(
+async def test_tree_marks_its_truncation_only_if_truncated(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(sqlite_url, ManualClock()) as store:

@@ -27,7 +27,7 @@ REQUEST = httpx2.Request("GET", "http://server/api/v1/stats")
 
 
 def answered(error: Exception) -> httpx2.Response:
-    """What the server would answer to it."""
+    """Returns the response of the server for the error."""
     problem, headers = problems.problem_of(error)
     return httpx2.Response(
         problem.status,

@@ -41,7 +41,7 @@ async def shown(engine: Engine, agent: UUID = AGENT) -> AgentView:
 
 
 async def told(raw: Raw) -> list[tuple[Any, ...]]:
-    """What the trail says of agents, in order."""
+    """Returns the audit events of agents, in order."""
     rows = await raw.fetch(
         "select kind, level, message from event where kind like 'agent_%' order by position"
     )
@@ -268,7 +268,7 @@ async def test_worker_claims_nothing_that_it_cannot_run(engine: Engine, another:
         assert await other.claim(own, WORKER, 10, LEASE_S) == []  # each worker by its own means
 
 
-async def test_explain_says_why_a_worker_cannot_run_a_task_of_its_agent(engine: Engine) -> None:
+async def test_explain_shows_why_a_worker_cannot_run_a_task_of_its_agent(engine: Engine) -> None:
     await engine.register_agent(profile(accept_commands=True), managed=True)
     await engine.register_agent(profile(task_types=("mine",)))
     other = (await engine.submit(new(task_type="other"))).id

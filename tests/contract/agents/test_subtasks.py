@@ -402,7 +402,7 @@ async def test_cancel_of_a_large_tree_continues_in_the_next_transaction(
 async def test_retried_task_keeps_its_unfinished_subtasks(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was cancelled, and not all of its children yet."""
+    """The task was cancelled, but not yet all of its subtasks."""
     monkeypatch.setattr("tenuto.engine.agents.subtask_tree.MAX_CASCADE_ROWS", 2)
     fence = await running(engine)
     children = await spawned(engine, fence, *map(str, range(5)))

@@ -155,7 +155,7 @@ class _Drawing:
 
 
 def _leads(key: str, other: str, children: list[Node]) -> bool:
-    """Whether one child leads to the other, by what follows it or by who waits for it."""
+    """True if one child leads to the other by `next` or by a dependency."""
     if key == other:
         return True
     onward: list[str] = []

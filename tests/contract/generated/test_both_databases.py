@@ -310,7 +310,7 @@ async def _read(name: str, task: UUID, engine: Engine) -> Any:
 
 
 async def _relayed(engine: Engine) -> list[Any]:
-    """What a subscriber is handed next; the order among tasks is each database's own."""
+    """Returns the next events of a subscriber; the order among tasks depends on the database."""
     seen: list[Any] = []
 
     async def sink(events: Sequence[Row]) -> None:

@@ -50,7 +50,7 @@ class TasksWithBudgets:
         await do_rest(self._engine)
 
     def _possible(self, kind: str) -> str:
-        """What is done instead where there is nobody to do that to."""
+        """Returns the action that replaces one without a possible subject."""
         items = self._budgets.items
         if kind in ("approve", "reject") and not any(item.is_asked for item in items):
             kind = "used"

@@ -85,7 +85,7 @@ async def has_looked(url: str, calling: "asyncio.Future[Any]") -> None:
 
 
 async def meanwhile(raw: Raw, call: Awaitable[T], *written: str) -> T:
-    """What the call comes to if another transaction has written this and not committed it yet."""
+    """Returns the result of the call beside an uncommitted write of another transaction."""
     async with connected(raw.url) as other:
         async with other.transaction():
             for statement in written:

@@ -66,7 +66,7 @@ class World:
         )
 
     async def given(self, engine: Engine, agent: AgentProfile) -> ClaimedTask | str:
-        """What a claim brings, or why its task was given back."""
+        """Returns the secrets of a claim, or the reason why its task was released."""
         claimed = await engine.claim(agent, "worker")
         if claimed:
             return claimed[0]
@@ -82,7 +82,7 @@ class World:
         return await self.engine.flows.start(root, **more)
 
     async def may(self, engine: Engine, agent: AgentProfile) -> bool:
-        """Whether a new task with the secret, claimed like this, gets its value."""
+        """True if a new task with the secret gets its value when claimed like this."""
         submitted = await self.engine.submit(new(input=PAYROLL))
         got = await self.given(engine, agent)
         if isinstance(got, ClaimedTask):
@@ -164,7 +164,7 @@ async def test_other_tasks_of_the_same_claim_are_not_blocked(world: World) -> No
 
 
 async def _flow(world: World, *specs: Any, **more: Any) -> str | ClaimedTask:
-    """What a worker on the database is handed for the first agent's task of a flow."""
+    """Returns the claim of a worker on the database for the flow's task of the first agent."""
     await world.begin(specs[0].key, *specs, **more)
     return await world.given(world.engine, await world.agent("payer"))
 

@@ -245,7 +245,7 @@ _ID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
 
 
 async def answer(call: Call, engine: Engine, existing: Known) -> str:
-    """What a caller hears, but for the ids in it."""
+    """Returns the response to a caller without the ids in it."""
     try:
         reported = repr(await call(engine, existing))
     except TenutoError as error:

@@ -418,7 +418,7 @@ def test_depth_of_a_variable_does_not_count() -> None:
 
 
 def calls_of(text: str) -> int:
-    """How many functions were called, Python's own included, until the answer or the error."""
+    """Returns how many functions were called until the result, including Python's own."""
     counted = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:

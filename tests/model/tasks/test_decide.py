@@ -141,7 +141,7 @@ def test_every_command_is_covered() -> None:
 
 
 def check(before: Task, command: Command, created: TaskChange, now: datetime = NOW) -> None:
-    """What every change must satisfy."""
+    """Asserts what every change must satisfy."""
     after, event, end = created.task, created.event, created.end
     assert after.version == before.version + 1
     assert (event.previous, event.new) == (before.status, after.status)
@@ -311,7 +311,7 @@ def test_woken_task_can_wait_for_more() -> None:
 
 
 def claimed(before: Task, now: datetime) -> Task:
-    """What the store's claim makes of a PENDING row."""
+    """Returns the PENDING row as the store's claim changes it."""
     after = msgspec.structs.replace(
         before,
         status=Status.RUNNING,

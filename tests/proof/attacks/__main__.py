@@ -23,7 +23,7 @@ def main(words: list[str]) -> int:
 
 
 def _attack(here: World, number: str) -> bool:
-    """Whether the attack was answered as it should be; prints how."""
+    """True if the attack was answered as required; prints how."""
     try:
         state, told = "answered", HOLES[number](here)
     except Exception as error:  # noqa: BLE001  whatever breaks an attack's run leaves it unproven

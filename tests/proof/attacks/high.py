@@ -118,7 +118,7 @@ def foreign_lease(world: World) -> str:
 
 @hole("H5")
 def secrets_by_use(world: World) -> str:
-    """Who may use a secret can be restricted, and a member cannot get round it."""
+    """The users of a secret can be restricted, and a member cannot bypass it."""
     world.ok(
         world.owner, "PUT", "/secrets/payroll", {"value": "hers-alone", "use": {"role": "ADMIN"}}
     )

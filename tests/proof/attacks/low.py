@@ -68,7 +68,7 @@ def hint_sockets(world: World) -> str:
 
 @hole("L4")
 def file_modes(world: World) -> str:
-    """What the programs keep is for their owner."""
+    """The files of the programs are private to their owner."""
     data = world.cli.data
     modes = {
         path.name: oct(stat.S_IMODE(path.stat().st_mode))

@@ -16,7 +16,7 @@ HELD_UP_S = 1.0
 
 @hole("M1")
 def the_last_owner(world: World) -> str:
-    """Nobody ends a token above the own role, and the last owner stays."""
+    """A token of a higher role cannot be revoked, and the last owner stays."""
     tenant = world.tenant()
     [owned] = [each for each in world.ok(tenant, "GET", "/tokens") if each["role"] == "OWNER"]
     admin = world.key("ADMIN", tenant, scopes=["read", "write", "work", "admin"])["token"]
@@ -145,7 +145,7 @@ def endless_transcript(world: World) -> str:
 
 @hole("M6")
 def quota_of_children(world: World) -> str:
-    """What waits is counted wherever it comes from."""
+    """Waiting tasks count against the quota wherever they come from."""
     tenant = world.tenant()
     place = world.ok(tenant, "GET", "/me")["workspaceId"]
     task, _ = world.held(tenant)
@@ -219,7 +219,7 @@ def lock_out(world: World) -> str:
 
 @hole("M9")
 def names_across_tenants(world: World) -> str:
-    """Nobody learns who exists in another workspace."""
+    """User names of another workspace are not revealed."""
     name, _ = world.user("MEMBER")
     tenant = world.tenant()
     body = {"name": name, "password": PASSWORD}

@@ -62,7 +62,7 @@ class World:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Where the first API process listens."""
+        """Returns the address of the first API process."""
         parts = urlsplit(self.urls[0])
         assert parts.hostname is not None
         assert parts.port is not None
@@ -157,7 +157,7 @@ class World:
 
 
 def read_all(connection: socket.socket, seconds: float) -> bytes | None:
-    """What comes until the other side closes; `None` when it has not by then."""
+    """Reads until the other side closes; returns `None` if it has not by then."""
     until = time.monotonic() + seconds
     parts: list[bytes] = []
     while (left := until - time.monotonic()) > 0:

@@ -90,7 +90,7 @@ class Inside:
 
 @contextmanager
 def faults() -> Iterator[list[logging.LogRecord]]:
-    """What is logged with an exception meanwhile: always a fault of ours."""
+    """Returns the log records with an exception: each is an internal error."""
     found: list[logging.LogRecord] = []
 
     class Keep(logging.Handler):

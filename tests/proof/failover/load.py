@@ -242,7 +242,7 @@ class Witness:
 
 
 async def ask(url: str, statements: str) -> Any:
-    """What the statements answer, on a connection of its own."""
+    """Returns the rows of the statements, on a connection of its own."""
     connection = await asyncpg.connect(url, timeout=5)
     try:
         if statements.startswith("select"):

@@ -81,7 +81,7 @@ async def until_heard(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
 
 
 def worker_id(process: Process) -> str:
-    """What a worker calls itself."""
+    """Returns the id of a worker."""
     return f"{socket.gethostname()}:{process.pid}:{process.name}"
 
 
@@ -148,7 +148,7 @@ async def keep(scene: Scene, kind: str, slot: int) -> None:
 
 
 def _soon_over(loop: VirtualLoop, process: Process, _main: "asyncio.Task[None]") -> None:
-    """What was cancelled last gets a moment to end."""
+    """Waits a moment until the last cancelled task has finished."""
     later(loop, 0.01, process.end)
 
 

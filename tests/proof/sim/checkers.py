@@ -120,7 +120,7 @@ def check(recorder: Recorder, database: Database, more: Sequence["Oracle"] = ())
 
 
 def submits(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
-    """What was acknowledged is there, once; what has a key is there once for all its submits."""
+    """Checks that each acknowledged task is stored once, and once per key."""
     titles = Counter(task.title for task in outcome.tasks.values())
     for submit in recorder.submits:
         for answer in submit.answers:
@@ -315,7 +315,7 @@ def relayed(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
 
 
 def healthy(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
-    """What began when nothing was wrong any more neither loses its lease nor ends unconfirmed."""
+    """Checks that no attempt begun after the last fault lost its lease or ended unconfirmed."""
     if recorder.suicides:
         return  # a handler that would not stop took its worker with it
     from_then = to_micros(START) + (recorder.healed_at + SETTLED_S) * 1_000_000

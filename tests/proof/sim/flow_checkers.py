@@ -105,7 +105,7 @@ def _slots(outcome: Outcome) -> dict[tuple[str | None, int], list[Node]]:
 
 
 def _end(slot: list[Node]) -> str:
-    """How a slot ended: something follows only what ended well, so at most one did not."""
+    """Returns the outcome of a slot: at most one task in it did not end well."""
     return next((node.status for node in slot if node.status != GOOD), GOOD)
 
 
@@ -159,7 +159,7 @@ def items(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
 
 
 def skipped(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
-    """What was skipped has not run."""
+    """Checks that no skipped task has run."""
     del recorder
     for node in nodes(outcome):
         if node.status == NEITHER and node.attempt:
@@ -222,7 +222,7 @@ def approvals(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
 
 
 def waits(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
-    """Nothing starts before what it waits for has ended well; nothing waits for what has."""
+    """Checks that a task starts after its dependencies, and waits for no finished one."""
     del recorder
     places: dict[tuple[str, str], int] = {}
     for task, kind, position in outcome.database.rows(
@@ -268,7 +268,7 @@ ORACLES: tuple[Oracle, ...] = (
 
 
 def _retried_after_the_end(outcome: Outcome) -> bool:
-    """Whether a task was retried when the flow had failed for good."""
+    """True if a task was retried when the flow had failed for good."""
     retried = "select 1 from event where kind = 'retried' and at >="
     failed = "select max(at) from event where kind = 'flow_failed'"
     return bool(outcome.database.rows(f"{retried} ({failed}) limit 1"))

@@ -154,7 +154,7 @@ def _engine(key: str, control: Any, **fields: Any) -> NewTask:
 
 
 def expected(twist: Twist) -> Counter[str]:
-    """How often each key runs when nobody interferes; a foreach is a task and a group."""
+    """Returns how often each key runs without interference; a foreach is a task and a group."""
     counts = Counter({f"p{number}": 1 for number in range(CHILDREN - 3)})
     counts.update("list fan seq s0 s1 s2 even odd q q3 each each ok if final".split())
     counts["item"] = twist.items

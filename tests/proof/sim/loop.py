@@ -55,7 +55,7 @@ class Process:
             self.gone.set()
 
     def end(self) -> None:
-        """Its main coroutine is over: what it left behind goes with it, as at the exit of one."""
+        """Ends the process after its main coroutine: all that it left is dropped, as at an exit."""
         if self.state in ("running", "stopped"):
             self.state = "ended"
             self.parked.clear()

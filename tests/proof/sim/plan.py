@@ -172,7 +172,7 @@ class Faults:
         self.rng = random.Random(f"faults {plan.seed}")
 
     def strikes(self, chance: float, what: str) -> bool:
-        """Whether the fault happens now; counted if it does."""
+        """True if the fault happens now; counts it."""
         if not self.on or chance == 0.0 or self.rng.random() >= chance:
             return False
         self.happened[what] += 1

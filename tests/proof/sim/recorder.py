@@ -142,7 +142,7 @@ class Recorder:
             self.wrong("wait", f"{task} went on though {child.id} is {child.status}")
 
     def stuck(self, process: Process) -> bool:
-        """Whether the process has, or had a moment ago, a handler that does not stop."""
+        """True if the process has, or just had, a handler that does not stop."""
         heard = self._loop.time() - self.last_deaf.get(process.name, -1e9) > A_MOMENT_S
         return not heard or any(each.deaf and each.process is process for each in self.handling)
 

@@ -39,7 +39,7 @@ class Database:
         self.raw.execute("commit")
 
     def rows(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
-        """What a query of a checker finds."""
+        """Returns the rows of a checker's query."""
         return self.raw.execute(sql, params).fetchall()
 
 

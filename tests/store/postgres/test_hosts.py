@@ -267,7 +267,7 @@ def test_most_informative_error_is_raised() -> None:
 
 
 async def follows(standby: Standby, task: UUID) -> bool:
-    """Whether the standby has the task."""
+    """True if the standby has the task."""
     connection = await asyncpg.connect(standby.url("postgres"))
     try:
         return bool(await connection.fetchval("select true from task where id = $1", task))

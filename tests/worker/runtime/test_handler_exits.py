@@ -53,7 +53,7 @@ async def in_a_group(mode: BaseException) -> None:
 
 
 async def worked(database: str, handlers: dict[str | None, Any]) -> dict[str | None, Any]:
-    """How a task of each type ended, all in one worker at once."""
+    """Returns the outcome of a task of each type, all in one worker at once."""
     settings = Settings(database=database, **SHORT)
     stop = app.stop_on_signals()
     async with app.connect(settings) as engine:
