@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.cli.orchestrate import PATIENCE, PROGRAM
+from tests.cli.orchestrate import PROGRAM, WAIT_S
 from tests.services.postgres import alive
 from tests.waiting import eventually_sync
 
@@ -53,10 +53,10 @@ def _end_by(number: signal.Signals, position: Path, *, ignored: bool) -> None:
         return [int(pid) for pid in text.split()]
 
     try:
-        eventually_sync(lambda: any(state_of(pid) == "T" for pid in children()), PATIENCE)
+        eventually_sync(lambda: any(state_of(pid) == "T" for pid in children()), WAIT_S)
         started = children()
         running.send_signal(number)
-        assert running.wait(PATIENCE) == 130
+        assert running.wait(WAIT_S) == 130
     finally:
         running.kill()
         running.wait()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cli.conftest import Die
-from tests.cli.orchestrate import PATIENCE, Orchestrate
+from tests.cli.orchestrate import WAIT_S, Orchestrate
 
 from tenuto.cli import render
 from tenuto.cli.parse import parse_duration
@@ -105,13 +105,13 @@ def on_terminal(cli: Orchestrate, *words: str, answer: str = "", **environment: 
     os.close(slave)
     os.write(master, answer.encode())
     output = b""
-    while select.select([master], [], [], PATIENCE)[0]:
+    while select.select([master], [], [], WAIT_S)[0]:
         try:
             output += os.read(master, 65536)
         except OSError:  # the last holder of the other end is gone
             break
     os.close(master)
-    process.wait(PATIENCE)
+    process.wait(WAIT_S)
     return output.decode()
 
 

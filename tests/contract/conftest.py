@@ -222,13 +222,13 @@ def another(database_url: str, clock: ManualClock, engine: Engine) -> Another:
     seeds = iter(range(100, 200))
 
     @asynccontextmanager
-    async def made() -> AsyncIterator[Engine]:
+    async def connected_engine() -> AsyncIterator[Engine]:
         other = ManualClock(next(seeds))
         other.advance(clock.elapsed())
         async with opened(database_url, other) as store:
             yield Engine(store, actor="another")
 
-    return made
+    return connected_engine
 
 
 async def check_trail(raw: Raw) -> None:

@@ -15,7 +15,7 @@ CHART = DEPLOY / "helm" / "tenuto"
 HELM = Path(sys.executable).with_name("helm")
 OLDEST: str = load("helm/tenuto/Chart.yaml")["kubeVersion"].removeprefix(">=").removesuffix(".0-0")
 NEWEST: str = kubernetes_validate.latest_version()
-FOREIGN = {"ServiceMonitor"}
+CUSTOM_KINDS = {"ServiceMonitor"}
 """Kinds that Kubernetes does not define itself."""
 Refused: type[Exception] = kubernetes_validate.ValidationError
 KEYS = f"k1:{'A' * 43}="

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.deploy.charts import (
     CHART,
-    FOREIGN,
+    CUSTOM_KINDS,
     KEYS,
     NEWEST,
     OLDEST,
@@ -22,7 +22,7 @@ from tests.deploy.charts import (
     refusal,
     render,
 )
-from tests.deploy.tree import TELL_S, VARIABLES, VERSION, load, misunderstood
+from tests.deploy.tree import COMMAND_TIMEOUT_S, VARIABLES, VERSION, load, misunderstood
 
 EXISTING: Object = {"secret": {"existing": "mine"}}
 POOLED = SECRETS | {
@@ -93,7 +93,7 @@ def things(request: pytest.FixtureRequest) -> list[Object]:
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_every_object_is_valid_for_kubernetes(things: list[Object], version: str) -> None:
     for item in things:
-        if item["kind"] not in FOREIGN:
+        if item["kind"] not in CUSTOM_KINDS:
             check(item, version)
 
 
@@ -182,7 +182,7 @@ def test_selectors_match_their_pods(things: list[Object]) -> None:
     for item in things:
         spec = item.get("spec", {})
         selector = spec.get("selector", spec.get("podSelector"))
-        if selector is None or item["kind"] in FOREIGN:
+        if selector is None or item["kind"] in CUSTOM_KINDS:
             continue
         expected = selector.get("matchLabels", selector)
         matches = [label for label in labels if expected.items() <= label.items()]
@@ -252,7 +252,7 @@ def test_remote_worker_gets_neither_database_nor_keys() -> None:
 
 def test_chart_worker_has_time_to_drain(things: list[Object]) -> None:
     data = of(things, "ConfigMap")["data"]
-    needed = int(data["TENUTO_DRAIN_S"]) + int(data["TENUTO_GRACE_S"]) + TELL_S
+    needed = int(data["TENUTO_DRAIN_S"]) + int(data["TENUTO_GRACE_S"]) + COMMAND_TIMEOUT_S
     for owner, template in pods(things):
         if "worker" in owner["metadata"]["name"]:
             assert template["spec"]["terminationGracePeriodSeconds"] > needed

@@ -20,7 +20,7 @@ VARIABLES = {f"TENUTO_{name.upper()}" for name in Settings.__struct_fields__} | 
     "TENUTO_URL",
 }
 """What the programs read from the environment."""
-TELL_S = 30
+COMMAND_TIMEOUT_S = 30
 """Seconds that a worker may take, after draining and killing, to tell what became of its tasks."""
 
 

@@ -47,12 +47,12 @@ def join_read_then_write(stack: ExitStack) -> None:
     read: dict[tuple[PlanCache, UUID], Group] = {}
 
     def stale(self: Cascade, group: Group, ends: Any) -> Script[None]:
-        known = read.setdefault((self._plans, group.id), group)
-        counts = {name: getattr(known, name) for name in ("open", "succeeded", "failed")}
-        mine = msgspec.structs.replace(group, **counts)
-        after = msgspec.structs.replace(mine, open=mine.open - len(ends))
+        existing = read.setdefault((self._plans, group.id), group)
+        counts = {name: getattr(existing, name) for name in ("open", "succeeded", "failed")}
+        own = msgspec.structs.replace(group, **counts)
+        after = msgspec.structs.replace(own, open=own.open - len(ends))
         read[self._plans, group.id] = after
-        yield from closed(self, mine, ends)
+        yield from closed(self, own, ends)
 
     swap(stack, Cascade, "_close_group_slots", stale)
 
@@ -64,7 +64,7 @@ def slot_counted_twice(stack: ExitStack) -> None:
     def eager(self: AttemptFinisher, results: list[Any]) -> Script[Answers]:
         rows = yield self._completion_statement("complete_watched", results)
         moved = {row["id"] for row in rows}
-        asked = sorted(each.command.fence.task for each in results)
+        asked = sorted(result.command.fence.task for result in results)
         states = yield Statement("task_statuses", {"ids": asked})
         done = [row for row in states if row["status"] == "COMPLETED"]
         cascade = self._core.cascade(results[0].actor)
@@ -77,20 +77,22 @@ def slot_counted_twice(stack: ExitStack) -> None:
 
 
 def _followed(results: list[Any], moved: set[UUID]) -> list[Any]:
-    return [_CompletionResult(each.command.fence.task in moved) for each in results]
+    return [_CompletionResult(result.command.fence.task in moved) for result in results]
 
 
 @plant("I18")
 def chunk_of_items_made_twice(stack: ExitStack) -> None:
     """A process makes the next items after those it knows of itself."""
     groups, grow = ActivationBatch._lock_groups, ActivationBatch._expand_group
-    known: dict[tuple[PlanCache, UUID], int] = {}
+    existing: dict[tuple[PlanCache, UUID], int] = {}
 
-    def remembered(self: ActivationBatch, births: Any, growing: Any) -> Script[dict[UUID, Group]]:
-        found = yield from groups(self, births, growing)
+    def remembered(
+        self: ActivationBatch, activations: Any, growing: Any
+    ) -> Script[dict[UUID, Group]]:
+        result = yield from groups(self, activations, growing)
         return {
-            id_: msgspec.structs.replace(each, made=known.get((self._plans, id_), each.made))
-            for id_, each in found.items()
+            id_: msgspec.structs.replace(each, made=existing.get((self._plans, id_), each.made))
+            for id_, each in result.items()
         }
 
     def noted(
@@ -98,7 +100,7 @@ def chunk_of_items_made_twice(stack: ExitStack) -> None:
     ) -> Script[None]:
         before = cascade.rows_written
         yield from grow(self, flow, group, cascade, grown)
-        known[self._plans, group.id] = group.made + cascade.rows_written - before
+        existing[self._plans, group.id] = group.made + cascade.rows_written - before
 
     swap(stack, ActivationBatch, "_lock_groups", remembered)
     swap(stack, ActivationBatch, "_expand_group", noted)
@@ -149,9 +151,9 @@ def jumps_not_counted(stack: ExitStack) -> None:
     """A flow may jump for ever."""
 
     def free(
-        self: ActivationBatch, flow: Flow, births: list[ActivationRequest], *rest: Any
+        self: ActivationBatch, flow: Flow, activations: list[ActivationRequest], *rest: Any
     ) -> Script[Flow]:
-        del self, births, rest
+        del self, activations, rest
         yield Statement("flows_locked", {"ids": [flow.id]})
         return flow
 
@@ -174,12 +176,12 @@ def leftovers_done_first(stack: ExitStack) -> None:
             yield Statement("deferred_delete", {"ids": [work]})
             return rows
 
-        kept = await self._core.store.transact(forget)
+        stored = await self._core.store.transact(forget)
 
         def script(cascade: Cascade) -> Script[int]:
-            for row in kept:
+            for row in stored:
                 yield from deferred.RUNNERS[row["kind"]](cascade, row)
-            return len(kept)
+            return len(stored)
 
         return await self._run(script)
 
@@ -260,17 +262,17 @@ def turn_kept(stack: ExitStack) -> None:
 @plant("I24")
 def hints_are_the_only_way(stack: ExitStack) -> None:
     """Coordinators look for what is left only when they are told of it."""
-    heard: defaultdict[Any, bool] = defaultdict(bool)
+    received: defaultdict[Any, bool] = defaultdict(bool)
     flow, run = coordinator.Coordinator._run_deferred_work, coordinator.Coordinator.run
 
     async def when_told(self: coordinator.Coordinator, counts: Any) -> None:
-        if heard[self]:
-            heard[self] = False
+        if received[self]:
+            received[self] = False
             await flow(self, counts)
 
     async def listening(self: coordinator.Coordinator, stop: Any) -> None:
         def hear(topic: str) -> None:
-            heard[self] = heard[self] or topic == FLOW_WORK_TOPIC
+            received[self] = received[self] or topic == FLOW_WORK_TOPIC
 
         self.engine.subscribe(hear)
         await run(self, stop)

@@ -43,12 +43,12 @@ def chaos(*words: str) -> subprocess.CompletedProcess[str]:
 def test_run_on_sqlite_holds_without_a_leader() -> None:
     done = chaos("--tasks", "150", "--no-leader", "--seed", "3", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    told: dict[str, Any] = msgspec.json.decode(done.stdout)
-    assert told["holds"]
-    assert told["leader"] is False
-    assert told["verdict"]["told"]["acknowledged"] >= 150
-    assert set(told["verdict"]["breaches"].values()) == {0}
-    assert min(told["faults"][kind] for kind in ("kill", "stop", "crash")) > 0
+    reported: dict[str, Any] = msgspec.json.decode(done.stdout)
+    assert reported["holds"]
+    assert reported["leader"] is False
+    assert reported["verdict"]["told"]["acknowledged"] >= 150
+    assert set(reported["verdict"]["breaches"].values()) == {0}
+    assert min(reported["faults"][kind] for kind in ("kill", "stop", "crash")) > 0
     assert "acknowledged" in done.stderr
 
 

@@ -33,7 +33,7 @@ SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.S
 SETTINGS = {"shared_buffers": "128MB", "max_connections": "200", "listen_addresses": "127.0.0.1"}
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 FAST = dict.fromkeys(DURABLE, "off") | {"max_wal_size": "256MB", "deadlock_timeout": "100ms"}
-PATIENCE = 60.0  # seconds for a start, a recovery or a stop on a slow, loaded machine
+WAIT_S = 60.0  # seconds for a start, a recovery or a stop on a slow, loaded machine
 # A socket's path has at most 107 characters, of which the folder's name and the socket's take 40.
 LONGEST_BASE = 67
 # Creating a database makes 300 files: 10 ms in memory, up to 230 ms on a busy ext4.
@@ -105,7 +105,7 @@ class PostgresServer:
         arguments = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
         self._process = self._launch(["postgres", "-D", str(self._data), *arguments])
         try:
-            ready = eventually_sync(self._ready_or_gone, timeout=PATIENCE) == "ready"
+            ready = eventually_sync(self._ready_or_gone, timeout=WAIT_S) == "ready"
         except AssertionError:
             ready = False
         if not ready:
@@ -187,23 +187,23 @@ class PostgresServer:
                 group=account.pw_gid if account else None,
                 extra_groups=[] if account else None,
             )
-        self._tell_keeper(process.pid)
+        self._register_with_keeper(process.pid)
         return process
 
     def _end(self, mode: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(mode)
         try:
-            self._process.wait(PATIENCE)
+            self._process.wait(WAIT_S)
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"PostgreSQL did not stop on {mode.name} in {PATIENCE} s") from None
+            raise RuntimeError(f"PostgreSQL did not stop on {mode.name} in {WAIT_S} s") from None
         self._forget_process()
 
     def _forget_process(self) -> None:
         self._process = None
-        self._tell_keeper(0)
+        self._register_with_keeper(0)
 
-    def _tell_keeper(self, pid: int) -> None:
+    def _register_with_keeper(self, pid: int) -> None:
         assert self._keeper.stdin is not None
         self._keeper.stdin.write(f"{pid}\n".encode())
         self._keeper.stdin.flush()

@@ -25,7 +25,7 @@ async def place(raw: Raw) -> tuple[int, int]:
     return result[0], result[1]
 
 
-async def told(world: World, webhook: UUID) -> list[tuple[str, str | None, str]]:
+async def delivered(world: World, webhook: UUID) -> list[tuple[str, str | None, str]]:
     bodies = [message.body for message in await world.messages(webhook)]
     return [(body["event"], body["previousStatus"], body["newStatus"]) for body in bodies]
 
@@ -34,7 +34,7 @@ async def test_status_change_is_two_events(world: World) -> None:
     created = (await world.hook()).webhook
     [task] = await world.complete()
     assert await world.fan_out() == 3
-    assert await told(world, created.id) == [
+    assert await delivered(world, created.id) == [
         ("task.status_changed", None, "PENDING"),
         ("task.pending", None, "PENDING"),
         ("task.status_changed", "PENDING", "RUNNING"),
@@ -60,12 +60,12 @@ async def test_webhook_gets_the_events_it_subscribed_to(world: World) -> None:
     waiting = await world.engine.submit(new())
     await world.engine.cancel(waiting.id)
     await world.fan_out()
-    assert await told(world, dead.id) == [("task.dead", "RUNNING", "DEAD")]
-    assert [event for event, _, _ in await told(world, ends.id)] == [
+    assert await delivered(world, dead.id) == [("task.dead", "RUNNING", "DEAD")]
+    assert [event for event, _, _ in await delivered(world, ends.id)] == [
         "task.completed",
         "task.cancelled",
     ]
-    assert await told(world, others.id) == []
+    assert await delivered(world, others.id) == []
 
 
 async def test_change_without_a_status_change_is_no_event(world: World) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 from tests.api.conftest import V1, Api, problem
-from tests.proof.crash.system import PATIENCE, System, system
+from tests.proof.crash.system import WAIT_S, System, system
 from tests.waiting import eventually
 
 from tenuto.model.tenancy.access import Role
@@ -38,7 +38,7 @@ class Victim:
             view = await self.show(task)
             return view if view["status"] in ENDED else None
 
-        return await eventually(there, PATIENCE, 0.1)
+        return await eventually(there, WAIT_S, 0.1)
 
 
 @pytest.fixture

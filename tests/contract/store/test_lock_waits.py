@@ -42,7 +42,7 @@ from tenuto.model.tasks.decide import token_hash
 from tenuto.model.tenancy.access import SCOPES, Caller, Role
 
 T = TypeVar("T")
-PATIENCE_S = 10
+WAIT_S = 10
 ENDED = "status = 'COMPLETED', finished_at = now(), version = version + 1"
 CANCELLED = "status = 'CANCELLED', finished_at = now(), version = version + 1"
 
@@ -92,7 +92,7 @@ async def meanwhile(raw: Raw, call: Awaitable[T], *written: str) -> T:
                 await other.execute(statement)
             calling = asyncio.ensure_future(call)
             await has_looked(raw.url, calling)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_S):
             return await calling
 
 

@@ -32,7 +32,7 @@ from tenuto.model.limits.concurrency import Concurrency
 from tenuto.model.tasks.submission import NewTask
 
 T = TypeVar("T")
-PATIENCE_S = 5
+WAIT_S = 5
 
 
 @asynccontextmanager
@@ -50,7 +50,7 @@ async def holding(url: str, row: UUID, table: str = "task", key: str = "id") -> 
 async def at_once(call: Awaitable[T]) -> T:
     """Returns the result of the call; raises if it waits for a lock."""
     calling = asyncio.ensure_future(call)
-    done, _ = await asyncio.wait([calling], timeout=PATIENCE_S)
+    done, _ = await asyncio.wait([calling], timeout=WAIT_S)
     assert done, "it waits for the row"
     return await calling
 

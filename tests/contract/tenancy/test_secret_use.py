@@ -65,7 +65,7 @@ class World:
             )
         )
 
-    async def given(self, engine: Engine, agent: AgentProfile) -> ClaimedTask | str:
+    async def claimed_input(self, engine: Engine, agent: AgentProfile) -> ClaimedTask | str:
         """Returns the secrets of a claim, or the reason why its task was released."""
         claimed = await engine.claim(agent, "worker")
         if claimed:
@@ -84,7 +84,7 @@ class World:
     async def may(self, engine: Engine, agent: AgentProfile) -> bool:
         """True if a new task with the secret gets its value when claimed like this."""
         submitted = await self.engine.submit(new(input=PAYROLL))
-        got = await self.given(engine, agent)
+        got = await self.claimed_input(engine, agent)
         if isinstance(got, ClaimedTask):
             assert got.input == VALUE
             await self.engine.complete(got.fence)
@@ -147,7 +147,7 @@ async def test_refusal_names_the_secret_and_the_missing_right(world: World) -> N
     ):
         await world.engine.secrets.put("payroll", VALUE, use)
         submitted = await world.engine.submit(new(input=PAYROLL))
-        assert await world.given(member, payer) == f"the secret 'payroll' {reason}"
+        assert await world.claimed_input(member, payer) == f"the secret 'payroll' {reason}"
         await world.engine.cancel(submitted.id)
         await world.engine.erase(submitted.id)
 
@@ -166,7 +166,7 @@ async def test_other_tasks_of_the_same_claim_are_not_blocked(world: World) -> No
 async def _flow(world: World, *specs: Any, **more: Any) -> str | ClaimedTask:
     """Returns the claim of a worker on the database for the flow's task of the first agent."""
     await world.begin(specs[0].key, *specs, **more)
-    return await world.given(world.engine, await world.agent("payer"))
+    return await world.claimed_input(world.engine, await world.agent("payer"))
 
 
 def pay(key: str = "pay", **changes: Any) -> NewTask:
@@ -209,7 +209,7 @@ async def test_task_with_only_the_definitions_key_gets_no_secret(world: World) -
         await world.engine.submit(pay(next="after", description="send me the key")),
         await world.engine.submit(pay(next="after", metadata={"send": "me the key"})),
     ):
-        assert await world.given(world.engine, payer) == REFUSED
+        assert await world.claimed_input(world.engine, payer) == REFUSED
         await world.engine.cancel(created.id)
         await world.engine.erase(created.id)
 
@@ -219,19 +219,19 @@ async def test_task_added_to_a_flow_gets_no_secret(world: World) -> None:
     slow = task("slow", control=Approval())
     await world.begin("all", group("all", "slow", "pay", order="parallel"), slow, pay())
     payer = await world.agent("payer")
-    assert isinstance(await world.given(world.engine, payer), ClaimedTask)
+    assert isinstance(await world.claimed_input(world.engine, payer), ClaimedTask)
     await world.engine.submit(pay(group="all"))
-    assert await world.given(world.engine, payer) == REFUSED
+    assert await world.claimed_input(world.engine, payer) == REFUSED
 
 
-SAYS = "send me the key"
+MESSAGE = "send me the key"
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        TaskChanges(title=SAYS),
-        TaskChanges(description=SAYS),
+        TaskChanges(title=MESSAGE),
+        TaskChanges(description=MESSAGE),
         TaskChanges(metadata={"send": "me the key"}),
         TaskChanges(tags=("a",)),
         None,
@@ -249,10 +249,10 @@ async def test_task_edited_since_gets_no_secret(world: World, changes: TaskChang
         await member.assign(created.id, payer.id)
     else:
         await member.edit(created.id, changes)
-    assert await world.given(world.engine, payer) == REFUSED
+    assert await world.claimed_input(world.engine, payer) == REFUSED
     await world.engine.flows.cancel(flow)
     await world.engine.flows.start("pay")
-    assert isinstance(await world.given(world.engine, payer), ClaimedTask)
+    assert isinstance(await world.claimed_input(world.engine, payer), ClaimedTask)
 
 
 async def test_flow_of_an_earlier_version_gets_no_secret(world: World) -> None:
@@ -260,7 +260,7 @@ async def test_flow_of_an_earlier_version_gets_no_secret(world: World) -> None:
     flow = await world.begin("pay", pay(command=["env"]))
     await world.engine.definitions.put(pay())
     payer = await world.agent("payer")
-    assert await world.given(world.engine, payer) == REFUSED
+    assert await world.claimed_input(world.engine, payer) == REFUSED
     await world.engine.flows.cancel(flow)
     await world.engine.rerun_flow(flow)
     assert await world.engine.claim(payer, "worker") == []

@@ -38,16 +38,16 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A cluster on the loopback."""
-    with Cluster() as made:
+    with Cluster() as created:
         print(f"\n{HEAD}")
-        yield made
+        yield created
 
 
 @pytest.fixture(scope="module")
 def apart() -> Iterator[Cluster]:
     """A cluster whose machines are network namespaces, with a member of etcd each."""
-    with Cluster(Namespaces(), etcds=SIZE) as made:
-        yield made
+    with Cluster(Namespaces(), etcds=SIZE) as created:
+        yield created
 
 
 async def dies(cluster: Cluster, leader: int, _: Load) -> float:
@@ -104,7 +104,7 @@ async def replaced(cluster: Cluster, leader: int, strike: Callable[[int], None])
 
 
 @pytest.mark.parametrize(
-    ("case", "fault", "place"),
+    ("case", "fault", "position"),
     [
         ("machine dies", dies, 0),
         ("planned switchover", is_switched, 0),
@@ -114,9 +114,9 @@ async def replaced(cluster: Cluster, leader: int, strike: Callable[[int], None])
     ],
 )
 async def test_failed_primary_is_replaced(
-    cluster: Cluster, tmp_path: Path, case: str, fault: Fault, place: int
+    cluster: Cluster, tmp_path: Path, case: str, fault: Fault, position: int
 ) -> None:
-    await run(cluster, tmp_path, case, fault, place)
+    await run(cluster, tmp_path, case, fault, position)
 
 
 async def test_commits_wait_for_a_standby(cluster: Cluster, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ signal.pause()
 
 
 async def run(
-    cluster: Cluster, folder: Path, case: str, fault: Fault, place: int, *, away_s: float = 0.0
+    cluster: Cluster, folder: Path, case: str, fault: Fault, position: int, *, away_s: float = 0.0
 ) -> None:
     """Play one case with the leader at that place of the address, and judge it.
 
@@ -174,7 +174,7 @@ async def run(
     await asyncio.to_thread(cluster.heal)
     leader = cluster.leader()
     order = [n for n in range(SIZE) if n != leader]
-    order.insert(place, leader)
+    order.insert(position, leader)
     name = f"case_{case.replace(' ', '_').replace(',', '')}"
     anywhere, address = cluster.address(name), cluster.address(name, order)
     async with (

@@ -163,10 +163,10 @@ def bury(task: "asyncio.Task[Any]") -> None:
 
 
 def later(
-    loop: asyncio.AbstractEventLoop, seconds: float, what: Callable[..., object], *args: Any
+    loop: asyncio.AbstractEventLoop, seconds: float, subject: Callable[..., object], *args: Any
 ) -> None:
     """Call something that belongs to no process after that time."""
-    loop.call_later(seconds, what, *args, context=OUTSIDE)
+    loop.call_later(seconds, subject, *args, context=OUTSIDE)
 
 
 OUTSIDE = Context()

@@ -137,14 +137,14 @@ class _Call:
         answer: "asyncio.Future[Any]",
         run: Callable[[], Any],
         names: str | list[str],
-        who: str,
+        caller: str,
         recorder: Recorder,
     ) -> None:
         self._loop = loop
         self._answer = answer
         self._run = run
         self._names = names
-        self._who = who
+        self._who = caller
         self._recorder = recorder
 
     def send(self, process: Process, faults: Faults) -> None:
@@ -169,10 +169,12 @@ class _Call:
     def _execute(self, back: float | None, lost: bool) -> None:
         try:
             value, error = self._run(), None
-        except Exception as found:  # noqa: BLE001  the caller's
-            value, error = None, found
-        what = self._names if isinstance(self._names, str) else " ".join(self._names)
-        self._recorder.note(self._who, what if error is None else f"{what} {type(error).__name__}")
+        except Exception as raised:  # noqa: BLE001  the caller's
+            value, error = None, raised
+        subject = self._names if isinstance(self._names, str) else " ".join(self._names)
+        self._recorder.note(
+            self._who, subject if error is None else f"{subject} {type(error).__name__}"
+        )
         if error is not None and not isinstance(error, TenutoError):
             self._recorder.wrong("store", repr(error))
         if back is None:
@@ -182,9 +184,9 @@ class _Call:
         else:
             later(self._loop, back, self._reply, value, error)
 
-    def _refuse(self, why: str) -> None:
-        self._recorder.note(self._who, why)
-        self._reply(None, Unavailable(why))
+    def _refuse(self, reason: str) -> None:
+        self._recorder.note(self._who, reason)
+        self._reply(None, Unavailable(reason))
 
     def _reply(self, value: Any, error: Exception | None) -> None:
         if self._answer.done():

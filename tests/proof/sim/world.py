@@ -22,7 +22,7 @@ from tests.proof.sim.store import database
 
 from tenuto.model.tasks.task import TERMINAL
 
-PATIENCE_S = 90.0
+WAIT_S = 90.0
 """Healed, something has to happen within: a lost answer to a cancel, a lease, a run, a backoff."""
 AT_MOST_S = 900.0
 EVERYTHING = """select id, status, version, 'task' from task
@@ -45,7 +45,7 @@ class Result(msgspec.Struct, frozen=True):
 
     def digest(self) -> str:
         """The same for the same run."""
-        text = "\n".join(f"{at:.6f} {who} {what}" for at, who, what in self.trace)
+        text = "\n".join(f"{at:.6f} {caller} {subject}" for at, caller, subject in self.trace)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def missed(self) -> Counter[str]:
@@ -150,7 +150,7 @@ async def _ended(scene: Scene, operator: Operator) -> None:
         now = scene.loop.time()
         if last != (events, len(scene.recorder.delivered)):
             moved, last = now, (events, len(scene.recorder.delivered))
-        if now - moved > PATIENCE_S or now - began > AT_MOST_S:
+        if now - moved > WAIT_S or now - began > AT_MOST_S:
             stuck = [f"{kind} {one} {status}" for one, status, _, kind in open_ones]
             scene.recorder.wrong("I24", f"nothing moves any more: {stuck}")
             return

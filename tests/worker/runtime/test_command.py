@@ -147,7 +147,7 @@ async def test_progress_is_reported_while_the_command_runs(database_url: str) ->
         await inside.until(task, "CANCELLED")
 
 
-TOLD: list[tuple[Any, str, str]] = [
+REPORTS: list[tuple[Any, str, str]] = [
     ({"message": "bad", "class": "syntax"}, "FAILED", "syntax"),
     ({"message": "bad", "class": "connection"}, "DEAD", "connection"),
     ({"message": "bad", "retryable": False}, "FAILED", "error"),
@@ -163,8 +163,8 @@ TOLD: list[tuple[Any, str, str]] = [
 
 async def test_error_reported_by_the_command_decides_its_class(database_url: str) -> None:
     async with working(database_url, slots=20) as inside:
-        tasks = [await inside.shell(report(error=error), max_attempts=2) for error, *_ in TOLD]
-        for task, (error, status, error_class) in zip(tasks, TOLD, strict=True):
+        tasks = [await inside.shell(report(error=error), max_attempts=2) for error, *_ in REPORTS]
+        for task, (error, status, error_class) in zip(tasks, REPORTS, strict=True):
             view = await inside.ended(task)
             assert (view.status, view.error_class) == (status, error_class), error
             tries = 1 if status == "FAILED" else 2
