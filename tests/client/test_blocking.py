@@ -54,9 +54,9 @@ def drifted(kinds: Sequence[type], twin: type) -> list[str]:
 def groups() -> dict[type, Sequence[type]]:
     """Each group of methods that blocks, with the awaited ones that it may stand for."""
     result: dict[type, Sequence[type]] = {}
-    for name, each in public(AsyncClient).items():
-        if isinstance(each, property) and hasattr(Client, name):
-            kinds = inspect.signature(each.fget).return_annotation  # type: ignore[arg-type]
+    for name, attribute in public(AsyncClient).items():
+        if isinstance(attribute, property) and hasattr(Client, name):
+            kinds = inspect.signature(attribute.fget).return_annotation  # type: ignore[arg-type]
             twin = inspect.signature(getattr(Client, name).fget).return_annotation
             result[twin] = get_args(kinds) if isinstance(kinds, UnionType) else (kinds,)
     return result

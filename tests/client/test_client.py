@@ -288,12 +288,12 @@ async def test_follow_continues_after_an_outage_of_the_server(
 ) -> None:
     elapsed, refused = Clock.elapsed, asyncio.Event()
 
-    def heard(url: str, error: Exception) -> Unavailable:
+    def on_error(url: str, error: Exception) -> Unavailable:
         if isinstance(error, httpx2.ConnectError):
             refused.set()
         return unreachable_error(url, error)
 
-    monkeypatch.setattr(http, "unreachable_error", heard)
+    monkeypatch.setattr(http, "unreachable_error", on_error)
     async with running(settings) as first:
         fixed = msgspec.structs.replace(settings, port=int(first.url.rpartition(":")[2]))
         token = await first.token()

@@ -408,12 +408,12 @@ async def test_standby_takes_over_when_the_leader_is_killed(world: System) -> No
     second = both[1] if first is both[0] else both[0]
     assert (await leads(world)).epoch == 1
     [task] = await world.submit(world.task("[ $TENUTO_ATTEMPT -gt 1 ] && exit 0; sleep 100"))
-    victim = world.worker()
+    worker = world.worker()
     await eventually(world.sessions, WAIT_S)
     first.signal(signal.SIGKILL)
     await first.ended()
     until = (await leads(world)).until
-    victim.signal(signal.SIGKILL)
+    worker.signal(signal.SIGKILL)
     await eventually(lambda: leader(world, second), WAIT_S)
     result = await leads(world)
     assert result.epoch == 2

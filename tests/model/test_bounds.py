@@ -395,10 +395,10 @@ def test_secrets_up_to_the_limits_are_accepted() -> None:
 def test_foreach_items_up_to_the_limit_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Items in another task's result are counted when the result is stored."""
     monkeypatch.setattr(progress, "MAX_ITEMS", 3)
-    each = Foreach(items={"$from": "w"}, template="t")
-    assert foreach_items(each, {"w": [1, 2, 3]}) == [1, 2, 3]
+    foreach = Foreach(items={"$from": "w"}, template="t")
+    assert foreach_items(foreach, {"w": [1, 2, 3]}) == [1, 2, 3]
     with pytest.raises(ControlTaskFailed, match="at most 3"):
-        foreach_items(each, {"w": [1, 2, 3, 4]})
+        foreach_items(foreach, {"w": [1, 2, 3, 4]})
 
 
 def test_groups_and_plans_up_to_the_limits_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def calls_in(position: str, tree: ast.Module) -> Iterator[Call]:
             yield Call(where, existing.get(owner), node.func.attr, template, len(words) - 1)
 
 
-CALLS = [call for place, tree in trees() for call in calls_in(place, tree)]
+CALLS = [call for path, tree in trees() for call in calls_in(path, tree)]
 
 
 def faults(call: Call) -> list[str]:
@@ -116,7 +116,7 @@ def test_output_of_the_source_goes_through_the_log() -> None:
     ] == []
 
 
-def say(call: Call, text: str) -> None:
+def log_call(call: Call, text: str) -> None:
     """Call the logger as the source does, with the text wherever text can come."""
     assert call.logger is not None
     assert call.template is not None
@@ -146,7 +146,7 @@ def lines(request: pytest.FixtureRequest) -> Iterator[Lines]:
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.place)
 def test_log_call_with_hostile_text_forges_no_line(call: Call, lines: Lines) -> None:
-    say(call, SURROGATE)
+    log_call(call, SURROGATE)
     [output] = lines.lines
     first, *further = output.split("\n")
     assert all(line.startswith("    | ") for line in further)

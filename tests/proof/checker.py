@@ -122,7 +122,7 @@ class World(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True):
     checkpoints: int = 0
 
 
-_SAYS: dict[str, Callable[..., AttemptCommand]] = {
+_REPORTS: dict[str, Callable[..., AttemptCommand]] = {
     "begin": partial(c.Begin, session_key="s"),
     "complete": c.Complete,
     "fail": partial(c.Fail, failure=Failure(message="broke")),
@@ -401,7 +401,7 @@ class Checker:
 
     def _apply(self, row: Row, asked: Message | Command) -> tuple[Row, str]:
         """The row after a command, and the answer to it."""
-        command = asked if isinstance(asked, Command) else _SAYS[asked[0]](fence=asked[1])
+        command = asked if isinstance(asked, Command) else _REPORTS[asked[0]](fence=asked[1])
         after, answer = self._decided(row, command, row.task)
         self.answers.add(f"{command.name} {answer}")
         return after, answer

@@ -119,14 +119,14 @@ def open_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-class Heard(msgspec.Struct):
+class Received(msgspec.Struct):
     """How long somebody else's requests took, and what became of those that failed."""
 
     times_ms: list[float] = []
     failed: dict[str, int] = {}
 
 
-async def ask(served: Served, received: Heard) -> None:
+async def ask(served: Served, received: Received) -> None:
     """Ask steadily until cancelled; a connection that broke is opened again."""
     turns = [head(served, "GET", "/api/v1/me"), submit(served)]
     while True:
@@ -149,7 +149,7 @@ async def ask(served: Served, received: Heard) -> None:
 
 async def asking(url: str, token: str) -> None:
     """Somebody else, in this process, until standard input ends; prints what it heard."""
-    received = Heard()
+    received = Received()
     task = asyncio.create_task(ask(Served(url, token), received))
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     task.cancel()
@@ -315,7 +315,7 @@ async def measured(
 ) -> Row:
     """One attack, beside somebody else's requests."""
     before = resident_mb(served.pid)
-    victim = await program("--ask", served.url, served.token)
+    client = await program("--ask", served.url, served.token)
     most_mb, most_files = before, 0
 
     async def look() -> None:
@@ -336,7 +336,7 @@ async def measured(
         reports += await asyncio.gather(*running)
     looking.cancel()
     await asyncio.gather(looking, return_exceptions=True)
-    received = msgspec.json.decode((await victim.communicate(b""))[0], type=Heard)
+    received = msgspec.json.decode((await client.communicate(b""))[0], type=Received)
     times = sorted(received.times_ms) or [float("inf")]
     return Row(
         name,

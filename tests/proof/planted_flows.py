@@ -91,8 +91,10 @@ def chunk_of_items_made_twice(stack: ExitStack) -> None:
     ) -> Script[dict[UUID, Group]]:
         result = yield from groups(self, activations, growing)
         return {
-            id_: msgspec.structs.replace(each, made=existing.get((self._plans, id_), each.made))
-            for id_, each in result.items()
+            id_: msgspec.structs.replace(
+                definition, made=existing.get((self._plans, id_), definition.made)
+            )
+            for id_, definition in result.items()
         }
 
     def noted(
@@ -107,7 +109,7 @@ def chunk_of_items_made_twice(stack: ExitStack) -> None:
 
 
 @plant("I17")
-def dependents_told_before_the_end(stack: ExitStack) -> None:
+def dependents_released_before_the_end(stack: ExitStack) -> None:
     """Releases dependents first and records the result afterwards, if at all."""
     complete = AttemptFinisher._complete_with_cascade
 
@@ -265,17 +267,17 @@ def hints_are_the_only_way(stack: ExitStack) -> None:
     received: defaultdict[Any, bool] = defaultdict(bool)
     flow, run = coordinator.Coordinator._run_deferred_work, coordinator.Coordinator.run
 
-    async def when_told(self: coordinator.Coordinator, counts: Any) -> None:
+    async def when_notified(self: coordinator.Coordinator, counts: Any) -> None:
         if received[self]:
             received[self] = False
             await flow(self, counts)
 
     async def listening(self: coordinator.Coordinator, stop: Any) -> None:
-        def hear(topic: str) -> None:
+        def on_topic(topic: str) -> None:
             received[self] = received[self] or topic == FLOW_WORK_TOPIC
 
-        self.engine.subscribe(hear)
+        self.engine.subscribe(on_topic)
         await run(self, stop)
 
-    swap(stack, coordinator.Coordinator, "_run_deferred_work", when_told)
+    swap(stack, coordinator.Coordinator, "_run_deferred_work", when_notified)
     swap(stack, coordinator.Coordinator, "run", listening)

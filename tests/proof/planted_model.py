@@ -180,10 +180,10 @@ def _claim_writing(**changes: int) -> Rules:
 
 
 def _renewed(passes: Callable[[Task, Fence], bool]) -> Rules:
-    def beat(task: Task, fence: Fence) -> Task | None:
+    def renew(task: Task, fence: Fence) -> Task | None:
         return replace_fields(task, lease_until=NOW + LEASE) if passes(task, fence) else None
 
-    return Rules(heartbeat=beat)
+    return Rules(heartbeat=renew)
 
 
 def _saved(passes: Callable[[Task, Fence], bool]) -> Rules:

@@ -128,7 +128,7 @@ def pause_overrules_a_cancel(stack: ExitStack) -> None:
 
 
 @plant("I7")
-def heartbeat_revives(stack: ExitStack) -> None:
+def heartbeat_renews_expired_leases(stack: ExitStack) -> None:
     """A reaped lease comes back to life when its owner beats again."""
     rewrite(
         stack,
@@ -193,8 +193,8 @@ def audit_in_a_second_transaction(stack: ExitStack) -> None:
     """Writes the change first and its event in a later transaction."""
     queries = sql.load(sql.SQLITE)
     change = queries["tasks_update"]
-    told_by = next(step for step in change.steps if step.text.startswith("insert into event"))
-    alone = msgspec.structs.replace(told_by, text=told_by.text.replace(" of moved", ""))
+    event_step = next(step for step in change.steps if step.text.startswith("insert into event"))
+    alone = msgspec.structs.replace(event_step, text=event_step.text.replace(" of moved", ""))
     later = msgspec.structs.replace(change, steps=(alone,), answer=alone.label, columns=())
     stack.enter_context(patch.dict(queries, {"note_later": later}))
     caller = [name for name, _ in change.rows["noted"]].index("actor")
@@ -387,7 +387,7 @@ def hints_trusted(stack: ExitStack) -> None:
 
 
 @plant("zombie", harsh=True, near=224)
-def lost_lease_not_told(stack: ExitStack) -> None:
+def lost_lease_not_reported(stack: ExitStack) -> None:
     """A handler goes on though its lease was lost."""
     ask = heartbeat.HeartbeatLoop._request_stop
 

@@ -130,10 +130,10 @@ def heal(world: System, tags: Iterable[str]) -> None:
 async def lose(world: System) -> list[UUID]:
     """Tasks whose worker is gone; only a coordinator can make them go on."""
     ids = await world.submit(*(world.task(LATER + LONG) for _ in range(3)))
-    victim = world.worker()
+    process = world.worker()
     await eventually(lambda: len(world.sessions()) >= SIZE * len(ids), 20)
-    victim.signal(signal.SIGKILL)
-    await victim.ended()
+    process.signal(signal.SIGKILL)
+    await process.ended()
     return ids
 
 

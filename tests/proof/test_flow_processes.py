@@ -99,12 +99,12 @@ class Killer:
             process = self._world.coordinator()
         self._alive.append((kind, process))
 
-    def strike(self) -> None:
-        """Kill one, of the kind that was spared so far, and start another."""
+    def kill_one(self) -> None:
+        """Kill one, of the kind that was killed least so far, and start another."""
         fewest = min("worker", "coordinator", key=lambda kind: self.killed[kind])
-        kind, victim = self._rng.choice([item for item in self._alive if item[0] == fewest])
-        self._alive.remove((kind, victim))
-        victim.signal(signal.SIGKILL)
+        kind, process = self._rng.choice([item for item in self._alive if item[0] == fewest])
+        self._alive.remove((kind, process))
+        process.signal(signal.SIGKILL)
         self.killed[kind] += 1
         self._start(kind)
 
@@ -124,7 +124,7 @@ async def test_groups_join_once_while_processes_are_killed(world: System) -> Non
             return (await world.engine.counts())["COMPLETED"] > part
 
         await eventually(so_far, WAIT_S, 0.05)
-        killer.strike()
+        killer.kill_one()
 
     async def all_done() -> bool:
         return (await world.engine.counts())["COMPLETED"] == total

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 SESSIONS = int(os.environ.get("TENUTO_PROOF_SESSIONS", "40"))
 CAP = 20
-BEAT_S = max(1.0, SESSIONS / 50)
+HEARTBEAT_S = max(1.0, SESSIONS / 50)
 DISPATCH_POINTS = ("dispatch.claimed", "dispatch.spawned", "dispatch.begun")
 GATEWAY = str(ROOT / "examples" / "gateway" / "gateway.py")
 
@@ -76,7 +76,7 @@ class World:
         return process
 
     async def light_gateway(self, run_s: float) -> Process:
-        words = ("-m", "tests.proof.light_gateway", self.gateway_port, BEAT_S, run_s)
+        words = ("-m", "tests.proof.light_gateway", self.gateway_port, HEARTBEAT_S, run_s)
         process = self.base.start("python", *map(str, words))
         await self._answers(self.gateway_url)
         return process
@@ -229,11 +229,11 @@ async def test_restarted_gateway_loses_its_sessions_and_no_task(world: World) ->
 
 async def test_killed_gateway_with_many_sessions_starts_no_stampede(world: World) -> None:
     """Sessions are coroutines of the gateway, so that as many fit; they report like any other."""
-    await world.agent(max_concurrent=SESSIONS, stale_threshold_s=int(4 * BEAT_S))
+    await world.agent(max_concurrent=SESSIONS, stale_threshold_s=int(4 * HEARTBEAT_S))
     gateway = await world.light_gateway(run_s=3600)
     await world.open(tick_s=0.5)
     await world.submit(SESSIONS)
-    timeout_s = WAIT_S + 6 * SESSIONS / CAP + 8 * BEAT_S
+    timeout_s = WAIT_S + 6 * SESSIONS / CAP + 8 * HEARTBEAT_S
 
     async def all_run() -> bool:
         return (await world.engine.counts())["RUNNING"] == SESSIONS
@@ -250,7 +250,7 @@ async def test_killed_gateway_with_many_sessions_starts_no_stampede(world: World
         return int(rows[0][0]) >= SESSIONS
 
     await eventually(all_lost, timeout_s, 0.1)
-    await world.light_gateway(run_s=BEAT_S / 2)
+    await world.light_gateway(run_s=HEARTBEAT_S / 2)
 
     async def all_done() -> bool:
         return await world.completed() == SESSIONS

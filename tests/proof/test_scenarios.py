@@ -219,7 +219,7 @@ async def test_6_hung_task_is_warned_then_aborted_and_runs_again_sooner(world: S
     assert await Raw(world.url).value(rank) == before - AGING_MS
 
 
-def beats(world: System, task: UUID) -> list[float]:
+def alive_at(world: System, task: UUID) -> list[float]:
     """Returns when the first attempt's command was alive, in seconds since the boot."""
     path = world.folder / f"{task}.beats"
     return [float(line) for line in path.read_text().split()] if path.exists() else []
@@ -254,17 +254,19 @@ async def one_round(
     new = world.task("", command=["sh", "-c", script, str(world.folder)])
     with stopped(healthy, free=without_writers(world)):
         tasks = await world.submit(*(new for _ in zombies))
-        await eventually(lambda: all(beats(world, task) for task in tasks), WAIT_S)
+        await eventually(lambda: all(alive_at(world, task) for task in tasks), WAIT_S)
         with stopped(*zombies, free=without_writers(world)):
             healthy.signal(signal.SIGCONT)
             await world.in_status(tasks, "COMPLETED")
             over = boot_time()
             # Every command goes on, though its task has ended.
-            await eventually(lambda: all(beats(world, task)[-1] > over for task in tasks), WAIT_S)
+            await eventually(
+                lambda: all(alive_at(world, task)[-1] > over for task in tasks), WAIT_S
+            )
             woken = boot_time()
     await eventually(lambda: not world.sessions(), WAIT_S)
     await world.check(tasks)
     for task in tasks:
         assert await world.outcomes(task) == ["STALLED", "COMPLETED"]
         assert (await world.engine.show(task)).output == {"exitCode": 0}
-    return [beats(world, task)[-1] - woken for task in tasks]
+    return [alive_at(world, task)[-1] - woken for task in tasks]

@@ -69,10 +69,10 @@ def test_encrypted_value_belongs_to_its_key() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
-def test_altered_byte_is_detected(place: int, flip: int) -> None:
+def test_altered_byte_is_detected(index: int, flip: int) -> None:
     vault = KeyRing({"k1": KEY})
     raw = bytearray(b64decode(vault.encrypt("value", **HERE).data))
-    raw[place % len(raw)] ^= flip
+    raw[index % len(raw)] ^= flip
     assert unreadable(vault, Encrypted("k1", b64encode(raw).decode()))
 
 

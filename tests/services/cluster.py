@@ -189,7 +189,7 @@ class Cluster:
             self.thaw(n)
             if isinstance(self.net, Namespaces):
                 for item in network.NETWORKS:
-                    self.net.mend(item, n)
+                    self.net.restore(item, n)
             if not processes_in(self._home(n)):
                 self.rejoin(n)
         try:

@@ -91,7 +91,7 @@ class Namespaces:
         """Lose every packet between the machine and the network, without a word to either."""
         ip("-n", self._switch, "link", "set", f"{network}{machine}", "nomaster")
 
-    def mend(self, network: str, machine: int) -> None:
+    def restore(self, network: str, machine: int) -> None:
         """End a cut."""
         ip("-n", self._switch, "link", "set", f"{network}{machine}", "master", network)
 

@@ -20,7 +20,7 @@ from tenuto.store.protocol import Script, Statement
 FIELDS = ["event", "taskId", "previousStatus", "newStatus", "workspaceId", "timestamp"]
 
 
-async def place(raw: Raw) -> tuple[int, int]:
+async def cursor_position(raw: Raw) -> tuple[int, int]:
     [result] = await raw.fetch(f"select xid, position from cursor where name = '{CURSOR}'")
     return result[0], result[1]
 
@@ -104,12 +104,12 @@ async def test_events_without_a_webhook_are_skipped(world: World) -> None:
     assert await world.deliveries.fan_out_once() == 0
     await world.complete(3)
     assert await world.deliveries.fan_out_once() == 0
-    here = await place(world.raw)
+    here = await cursor_position(world.raw)
     assert await world.deliveries.fan_out_once() == 0
-    assert await place(world.raw) == here
+    assert await cursor_position(world.raw) == here
     await world.complete()
     assert await world.deliveries.fan_out_once() == 0
-    assert await place(world.raw) > here
+    assert await cursor_position(world.raw) > here
     assert await world.raw.count("webhook_delivery") == 0
     created = (await world.hook(["task.completed"])).webhook
     await world.complete()

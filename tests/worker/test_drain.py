@@ -93,7 +93,7 @@ async def test_worker_drains_despite_a_handler_that_blocks_its_loop(world: Syste
     tasks = []
     for handler in ("calm", "busy"):
         tasks += await world.submit(world.handled(handler))
-        await world.said(tasks[-1], "up")
+        await world.logged(tasks[-1], "up")
     worker.signal(signal.SIGTERM)
     assert await worker.ended(20) == STUCK_EXIT, worker.text()
     for task in tasks:

@@ -67,9 +67,9 @@ async def test_tasks_of_a_killed_worker_are_queued_again(
 ) -> None:
     world.coordinator()
     tasks = await world.submit(*(world.task(LATER + NASTY) for _ in range(20)))
-    victim = world.worker("--slots", "20")
+    worker = world.worker("--slots", "20")
     await flying(world, 20)
-    victim.signal(signal.SIGKILL)
+    worker.signal(signal.SIGKILL)
     killed = monotonic()
     leases = {task: (await world.engine.show(task)).lease_until for task in tasks}
     await eventually(lambda: not world.sessions(), GONE_S)

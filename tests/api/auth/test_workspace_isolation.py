@@ -195,8 +195,8 @@ async def test_id_of_another_workspace_is_not_found(api: Api, owner: httpx2.Asyn
     answers = [await owner.get(f"{V1}/me", headers=item) for item in (elsewhere, nowhere)]
     assert answers[0].status_code == 403
     texts = [
-        answer.text.replace(each["X-Workspace-Id"], "<id>")
-        for answer, each in zip(answers, (elsewhere, nowhere), strict=True)
+        answer.text.replace(missing_id["X-Workspace-Id"], "<id>")
+        for answer, missing_id in zip(answers, (elsewhere, nowhere), strict=True)
     ]
     assert texts[0] == texts[1]
 

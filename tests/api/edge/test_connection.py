@@ -485,17 +485,17 @@ def test_client_is_the_rightmost_address_that_is_no_proxy() -> None:
     assert not is_in_networks(proxies, "no address")
     peer = ("127.0.0.1", 4711)
 
-    def found(*values: bytes) -> str:
+    def client_of(*values: bytes) -> str:
         reported = client_address(peer, [(b"x-forwarded-for", value) for value in values], proxies)
         assert reported is not None
         return reported[0]
 
-    assert found() == "127.0.0.1"
-    assert found(b"192.0.2.1") == "192.0.2.1"
-    assert found(b"203.0.113.9, 192.0.2.1, 10.0.0.7") == "192.0.2.1"
-    assert found(b"203.0.113.9", b"192.0.2.1") == "192.0.2.1"
-    assert found(b"203.0.113.9, nonsense, 10.0.0.7") == "10.0.0.7"
-    assert found(b"10.0.0.8, 10.0.0.7") == "10.0.0.8"
+    assert client_of() == "127.0.0.1"
+    assert client_of(b"192.0.2.1") == "192.0.2.1"
+    assert client_of(b"203.0.113.9, 192.0.2.1, 10.0.0.7") == "192.0.2.1"
+    assert client_of(b"203.0.113.9", b"192.0.2.1") == "192.0.2.1"
+    assert client_of(b"203.0.113.9, nonsense, 10.0.0.7") == "10.0.0.7"
+    assert client_of(b"10.0.0.8, 10.0.0.7") == "10.0.0.8"
 
 
 def test_addresses_of_one_ipv6_network_count_as_one() -> None:

@@ -116,9 +116,9 @@ async def test_sessions_of_a_crashed_remote_worker_are_swept(world: System, serv
     world.coordinator()
     first = '[ "$TENUTO_ATTEMPT" -gt 1 ] && exit 0; '
     [task] = await world.submit(world.task(first + NASTY))
-    victim = server.worker()
+    worker = server.worker()
     await flying(world, NASTY_SIZE)
-    victim.signal(signal.SIGKILL)
+    worker.signal(signal.SIGKILL)
     server.worker()
     await world.check([task])
 

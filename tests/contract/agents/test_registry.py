@@ -334,9 +334,9 @@ async def test_explain_covers_an_agent(engine: Engine) -> None:
     assert (result.gates, result.summary) == ([], "can claim now: 1 lanes with pending tasks")
     own, *others = result.lanes
     assert (own.pending, own.obstacles, own.requires["task_tags"]) == (3, [], ("a",))
-    why = {reason for other in others for reason in other.obstacles}
-    assert "needs capabilities git" in why
-    assert "needs capabilities call_subagent" in why
+    obstacles = {reason for other in others for reason in other.obstacles}
+    assert "needs capabilities git" in obstacles
+    assert "needs capabilities call_subagent" in obstacles
     assert (result.capacity.workers, result.capacity.free, result.more) == ([WORKER], 1, 0)
     await engine.claim(await registry(engine).profile(AGENT), WORKER, 1, LEASE_S)
     [gate] = (await engine.explain_agent(AGENT)).gates
@@ -396,8 +396,8 @@ async def test_concurrent_registrations_agree(engine: Engine, another: Another) 
     async with another() as other:
         output = engine.register_agent(profile(max_concurrent=1), managed=True)
         brought = [
-            each.register_agent(profile(id=UUID(int=n), max_concurrent=50))
-            for n, each in enumerate((engine, other) * 3, start=1)
+            caller.register_agent(profile(id=UUID(int=n), max_concurrent=50))
+            for n, caller in enumerate((engine, other) * 3, start=1)
         ]
         existing = await asyncio.gather(output, *brought)
     assert len({item.id for item in existing}) == 1

@@ -511,9 +511,9 @@ async def test_subtasks_count_against_the_pending_quota(
     async with another() as other:
         created = await asyncio.gather(
             *(
-                each.spawn(fence, f"{number}", new("child"))
+                caller.spawn(fence, f"{number}", new("child"))
                 for number in range(4)
-                for each, fence in ((engine, first), (other, second))
+                for caller, fence in ((engine, first), (other, second))
             ),
             return_exceptions=True,
         )

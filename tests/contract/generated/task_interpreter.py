@@ -121,7 +121,7 @@ class Keys:
         for need in reversed(job.needs):  # of several that ended badly the last one named decides
             other = self.jobs[need]
             if other.is_over:
-                self._hear(job, other)
+                self._on_dependency_finished(job, other)
         if job.is_over:
             return
         if job.unmet == 0:
@@ -137,7 +137,7 @@ class Keys:
         if job.status == "PENDING":
             job.status = "WAITING"
         if by.is_over:
-            self._hear(job, by)
+            self._on_dependency_finished(job, by)
 
     def _go_on(self, job: Job) -> None:
         """Lets a waiting task continue that nothing else blocks."""
@@ -156,10 +156,10 @@ class Keys:
         while self._untold:
             for item in self.jobs:
                 if item.needs.get(self._untold[0].number) == "open":
-                    self._hear(item, self._untold[0])
+                    self._on_dependency_finished(item, self._untold[0])
             del self._untold[0]
 
-    def _hear(self, job: Job, need: Job) -> None:
+    def _on_dependency_finished(self, job: Job, need: Job) -> None:
         """Applies the outcome of a dependency to the task."""
         met = need.status == "COMPLETED" or job.on_failure == "run"
         job.needs = {**job.needs, need.number: "met" if met else "failed"}
@@ -266,10 +266,10 @@ class Keys:
             return False
         causes = [job]
         while causes:
-            causes = [other for cause in causes for other in self._revived_for(cause)]
+            causes = [other for cause in causes for other in self._reopened_for(cause)]
         return True
 
-    def _revived_for(self, cause: Job) -> Iterator[Job]:
+    def _reopened_for(self, cause: Job) -> Iterator[Job]:
         for job in self.jobs:
             if job.needs.get(cause.number) != "failed" or job.status not in ("FAILED", "SKIPPED"):
                 continue

@@ -481,12 +481,12 @@ async def test_concurrent_transcript_reports_share_one_cap(
 ) -> None:
     fence = await running(engine)
     async with another() as second:
-        for each in (engine, second):
-            each.core.transcript_kb = 1
+        for caller in (engine, second):
+            caller.core.transcript_kb = 1
         await asyncio.gather(
             *(
-                each.append(fence, [Line(20 * n + number, "INFO", "x" * 66) for n in range(5)])
-                for number, each in enumerate((engine, second) * 5)
+                caller.append(fence, [Line(20 * n + number, "INFO", "x" * 66) for n in range(5)])
+                for number, caller in enumerate((engine, second) * 5)
             )
         )
     lines = await kept_lines(raw)

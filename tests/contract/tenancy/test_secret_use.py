@@ -127,7 +127,7 @@ async def test_claimant_decides_whether_a_task_gets_a_secret(
         "payer": (world.of(Role.MEMBER, payer.id), payer),
         "other": (world.of(Role.MEMBER, other.id), other),
     }
-    matches = {name for name, each in claimants.items() if await world.may(*each)}
+    matches = {name for name, claimant in claimants.items() if await world.may(*claimant)}
     assert matches == allowed
     if use.agents:
         assert not await world.may(world.engine, other)
@@ -186,8 +186,8 @@ async def test_task_of_a_named_definition_gets_the_secret(world: World) -> None:
 
 async def test_foreach_item_of_a_named_definition_names_no_secret(world: World) -> None:
     await _restricted(world)
-    each = task("each", control=Foreach(items=[1, 2], template="pay"))
-    got = await _flow(world, each, pay())
+    foreach = task("each", control=Foreach(items=[1, 2], template="pay"))
+    got = await _flow(world, foreach, pay())
     assert isinstance(got, ClaimedTask)
     assert (got.env, got.input) == ({"KEY": VALUE}, {"item": 1, "index": 0})
 
@@ -269,8 +269,8 @@ async def test_flow_of_an_earlier_version_gets_no_secret(world: World) -> None:
 @pytest.mark.parametrize("items", [[PAYROLL], [{"deep": [PAYROLL]}]])
 async def test_foreach_item_that_names_a_secret_gets_none(world: World, items: list[Any]) -> None:
     await _restricted(world)
-    each = task("each", control=Foreach(items=items, template="pay"))
-    assert await _flow(world, each, pay(env=None)) == REFUSED
+    foreach = task("each", control=Foreach(items=items, template="pay"))
+    assert await _flow(world, foreach, pay(env=None)) == REFUSED
 
 
 async def test_flow_input_that_names_a_secret_gets_none(world: World) -> None:
@@ -293,7 +293,7 @@ async def test_submit_that_names_a_secret_above_the_role_is_refused(
     timed = await owner.schedules.create("theirs", "plain", DAILY, PAYROLL)
     open_timed = await owner.schedules.create("open", "plain", DAILY)
     await world.begin("all", group("all", "slow"), task("slow"))
-    each = task("each", control=Foreach(items=[PAYROLL], template="plain"))
+    foreach = task("each", control=Foreach(items=[PAYROLL], template="plain"))
     attempts = {
         "input": engine.submit(new(input={"a": [PAYROLL]})),
         "env": engine.submit(new(env={"A": PAYROLL}, command=["env"])),
@@ -302,7 +302,7 @@ async def test_submit_that_names_a_secret_above_the_role_is_refused(
         "joined": engine.submit(new(input=PAYROLL, group="all")),
         "rerun": engine.rerun(theirs.id),
         "definition": engine.definitions.put(task("mine", input=PAYROLL)),
-        "items": engine.definitions.put(each),
+        "items": engine.definitions.put(foreach),
         "files": engine.definitions.apply_files(
             {"f": "id: mine\nname: m\nprompt: p\ninput: {a: {$secret: payroll}}\n"}
         ),

@@ -382,11 +382,11 @@ class Walk:
 
 
 STARTS = st.builds(
-    lambda attempt, most, ttl, timeout, estimate, later: task(
+    lambda attempt, max_attempts, ttl, timeout, estimate, later: task(
         Status.WAITING if later else Status.PENDING,
         attempt=attempt,
         tries=0,
-        max_attempts=most,
+        max_attempts=max_attempts,
         queue_ttl_s=ttl,
         timeout_s=timeout,
         estimate_minutes=estimate,

@@ -79,7 +79,7 @@ def endless_header(world: World) -> str:
 
 
 @hole("H4")
-def foreign_lease(world: World) -> str:
+def lease_of_another_agent(world: World) -> str:
     """A lease is worth nothing in another workspace."""
     task, _ = world.held(world.owner)
     untrusted = world.key("MEMBER", world.tenant())["token"]

@@ -51,7 +51,7 @@ def unfinished_requests(world: World) -> str:
 
 
 @hole("M3")
-def bodies_of_strangers(world: World) -> str:
+def bodies_of_unknown_clients(world: World) -> str:
     """A stranger's body is not read, let alone parsed."""
     body = json.dumps({f"name{n}": n for n in range(700_000)}).encode()
     assert 14_000_000 < len(body) < 16_000_000

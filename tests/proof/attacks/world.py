@@ -61,7 +61,7 @@ class World:
             client.close()
 
     @property
-    def place(self) -> tuple[str, int]:
+    def address(self) -> tuple[str, int]:
         """Returns the address of the first API process."""
         parts = urlsplit(self.urls[0])
         assert parts.hostname is not None
@@ -154,7 +154,7 @@ class World:
 
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
         """A raw connection to the API from that address."""
-        created = socket.create_connection(self.place, timeout=30, source_address=(source, 0))
+        created = socket.create_connection(self.address, timeout=30, source_address=(source, 0))
         created.settimeout(30)
         return created
 

@@ -69,7 +69,7 @@ class Inside:
     async def ended(self, task: UUID, limit: float = WAIT_S) -> TaskView:
         return await self.until(task, *TERMINAL, limit=limit)
 
-    async def said(self, task: UUID, text: str, limit: float = WAIT_S) -> None:
+    async def logged(self, task: UUID, text: str, limit: float = WAIT_S) -> None:
         """Wait until the task's transcript has a line with the text."""
 
         async def there() -> bool:

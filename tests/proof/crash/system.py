@@ -166,7 +166,7 @@ class System:
         }
         return NewTask(**plain | options)
 
-    async def said(self, task: UUID, text: str) -> None:
+    async def logged(self, task: UUID, text: str) -> None:
         """Wait until the task's transcript has that line."""
 
         async def there() -> bool:

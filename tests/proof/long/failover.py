@@ -19,7 +19,7 @@ from tests.waiting import eventually_sync
 
 from tenuto.clock import Clock
 
-STRIKE = 0.3
+FAULT_AFTER = 0.3
 """The share of tasks that are acknowledged before the fault."""
 CUT_S = 15.0
 SETTLES_S = 5.0
@@ -77,7 +77,7 @@ async def is_out_of_reach(cluster: Cluster, leader: int, _: Load) -> None:
     assert isinstance(cluster.net, Namespaces)
     cluster.net.cut("outer", leader)
     await CLOCK.sleep(CUT_S)
-    cluster.net.mend("outer", leader)
+    cluster.net.restore("outer", leader)
 
 
 async def loses_standbys(cluster: Cluster, leader: int, running: Load) -> None:
@@ -95,10 +95,10 @@ async def loses_standbys(cluster: Cluster, leader: int, running: Load) -> None:
         cluster.thaw(n)
 
 
-async def replaced(cluster: Cluster, leader: int, strike: Callable[[int], None]) -> float:
-    """Strike, and return after how many seconds another machine leads."""
+async def replaced(cluster: Cluster, leader: int, inject: Callable[[int], None]) -> float:
+    """Injects the fault; returns the seconds until another machine leads."""
     began = CLOCK.elapsed()
-    await asyncio.to_thread(strike, leader)
+    await asyncio.to_thread(inject, leader)
     await asyncio.to_thread(cluster.new_leader, leader)
     return CLOCK.elapsed() - began
 
@@ -181,9 +181,9 @@ async def run(
         load(folder, cluster.direct(leader, "postgres"), name, address) as running,
         Witness(cluster.direct(leader, "postgres")).watch() as witness,
     ):
-        await running.acknowledged(STRIKE)
+        await running.acknowledged(FAULT_AFTER)
         leader_s = await fault(cluster, leader, running)
-        await running.acknowledged((1 + STRIKE) / 2)
+        await running.acknowledged((1 + FAULT_AFTER) / 2)
         await asyncio.to_thread(cluster.heal)
         outcome = await running.outcome(anywhere)
     print(f"\n{outcome.line(case, leader_s)}")

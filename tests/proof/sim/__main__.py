@@ -33,8 +33,8 @@ def main() -> int:
             sys.stdout.write(f"seed {seed}: {invariant}: {subject}\n")
         failed += bool(result.broken)
     spent = time.perf_counter() - began
-    each = spent / len(seeds) * 1000
-    sys.stdout.write(f"{len(seeds)} seeds, {failed} failed, {each:.1f} ms each\n")
+    mean_ms = spent / len(seeds) * 1000
+    sys.stdout.write(f"{len(seeds)} seeds, {failed} failed, {mean_ms:.1f} ms each\n")
     for subject in HAPPENS:
         sys.stdout.write(f"  {happened[subject]:>7}  {subject}\n")
     return 1 if failed else 0

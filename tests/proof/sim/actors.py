@@ -73,7 +73,7 @@ class Scene:
         ]
 
 
-async def until_heard(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+async def until_answered(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
     """Call again until the store answers."""
     while True:
         try:
@@ -102,7 +102,7 @@ async def work(scene: Scene, process: Process, slot: int) -> None:
     plan = scene.plan
     worker = Worker(scene.engine(process), plan.settings, name=worker_id(process), exit_process=die)
     handlers = Handlers(process, scene.recorder, scene.faults)
-    await until_heard(
+    await until_answered(
         lambda: worker.host_functions(
             "agent" if plan.shared_agent else f"agent {slot}",
             {None: handlers.handle},
@@ -117,7 +117,7 @@ async def coordinate(scene: Scene, process: Process) -> None:
 
     async def sink(events: Sequence[Row]) -> None:
         await asyncio.sleep(scene.faults.rng.random() * scene.plan.latency)
-        if scene.faults.strikes(scene.plan.sink_fails, "sink failed"):
+        if scene.faults.happens(scene.plan.sink_fails, "sink failed"):
             scene.recorder.deliver(events[: scene.faults.rng.randint(0, len(events))])
             raise Unavailable("the subscriber does not answer")
         scene.recorder.deliver(events)
@@ -300,22 +300,22 @@ class Harm:
         elif moment.act == "close lid":
             await self._close_lid(moment.seconds)
         elif moment.act == "cut heart off":
-            victim = await self._victim("worker")
-            victim.heartless_until = self._scene.loop.time() + moment.seconds
+            target = await self._target("worker")
+            target.heartless_until = self._scene.loop.time() + moment.seconds
             await asyncio.sleep(moment.seconds)
         elif moment.act == "cut off":
-            victim = await self._victim(self._rng.choice(["worker", "worker", "coordinator"]))
-            victim.unreachable_until = self._scene.loop.time() + moment.seconds
+            target = await self._target(self._rng.choice(["worker", "worker", "coordinator"]))
+            target.unreachable_until = self._scene.loop.time() + moment.seconds
             await asyncio.sleep(moment.seconds)
         elif verb == "kill":
             await self._kill(kind, moment.fuse)
         elif verb == "stop":
-            await self._stop(await self._victim(kind), moment.seconds)
+            await self._stop(await self._target(kind), moment.seconds)
         else:
-            (await self._victim(kind)).stop.set()
+            (await self._target(kind)).stop.set()
         self._scene.faults.happened[moment.act] += 1
 
-    async def _victim(self, kind: str) -> Process:
+    async def _target(self, kind: str) -> Process:
         """One of that kind; a worker that is busy, if there is one before long."""
         waited = 0.0
         while True:
@@ -328,25 +328,25 @@ class Harm:
                 break
             await asyncio.sleep(0.3)
             waited += 0.3
-        victim = self._rng.choice(matches)
-        self._scene.recorder.note(victim.name, "harmed")
-        return victim
+        target = self._rng.choice(matches)
+        self._scene.recorder.note(target.name, "harmed")
+        return target
 
     async def _kill(self, kind: str, fuse: int) -> None:
         while True:
-            victim = await self._victim(kind)
-            victim.fuse = fuse
-            await victim.gone.wait()
-            if victim.fuse <= 0:
+            target = await self._target(kind)
+            target.fuse = fuse
+            await target.gone.wait()
+            if target.fuse <= 0:
                 return
 
-    async def _stop(self, victim: Process, seconds: float) -> None:
-        victim.state = "stopped"
+    async def _stop(self, target: Process, seconds: float) -> None:
+        target.state = "stopped"
         await asyncio.sleep(seconds)
-        self._scene.recorder.note(victim.name, "goes on")
-        self._scene.loop.resume(victim)
+        self._scene.recorder.note(target.name, "goes on")
+        self._scene.loop.resume(target)
 
     async def _close_lid(self, seconds: float) -> None:
         """Everything stands still, but for time."""
         targets = [process for process in self._scene.processes if process.state == "running"]
-        await asyncio.gather(*(self._stop(victim, seconds) for victim in targets))
+        await asyncio.gather(*(self._stop(target, seconds) for target in targets))

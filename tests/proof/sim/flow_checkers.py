@@ -73,7 +73,7 @@ def everything_ends(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
         yield "I2", "a flow with a fire key was started more or less than once"
 
 
-def told(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
+def audit_trails(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     """Groups and flows have trails without gaps that tell of one end, and end as their rows do."""
     first: dict[str, list[int]] = defaultdict(list)
     for existing, seq in recorder.delivered:
@@ -118,7 +118,7 @@ def joins(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     for node in nodes(outcome):
         inside[node.group].append(node.id)
     for run in runs(outcome):
-        own = {slot: _end(each) for (group, slot), each in slots.items() if group == run.id}
+        own = {slot: _end(children) for (group, slot), children in slots.items() if group == run.id}
         good = sum(status == GOOD for status in own.values())
         bad = sum(status not in (GOOD, NEITHER) for status in own.values())
         if any(item in tried for item in inside[run.id]):
@@ -144,10 +144,10 @@ def items(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     for run in runs(outcome):
         if run.items is None:
             continue
-        created = {slot: each for (group, slot), each in slots.items() if group == run.id}
-        for slot, each in created.items():
-            if len(each) != 1:
-                yield "I18", f"item {slot} of {run.key} was made {len(each)} times"
+        created = {slot: children for (group, slot), children in slots.items() if group == run.id}
+        for slot, children in created.items():
+            if len(children) != 1:
+                yield "I18", f"item {slot} of {run.key} was made {len(children)} times"
         if sorted(created) != list(range(run.made)) or (
             run.status == GOOD and run.made != run.total
         ):
@@ -253,7 +253,12 @@ def turns(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     slots = _slots(outcome)
     tried = {row[0] for row in outcome.database.rows(RETRIED)}
     for run in runs(outcome):
-        inside = [node.id for (group, _), each in slots.items() if group == run.id for node in each]
+        inside = [
+            node.id
+            for (group, _), children in slots.items()
+            if group == run.id
+            for node in children
+        ]
         if run.kind != "sequential" or not tried.isdisjoint(inside):
             continue
         last = 0
@@ -265,7 +270,7 @@ def turns(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
 
 
 ORACLES: tuple[Oracle, ...] = (
-    *(everything_ends, told, joins, items, skipped, course, approvals, waits, turns),
+    *(everything_ends, audit_trails, joins, items, skipped, course, approvals, waits, turns),
 )
 
 

@@ -201,7 +201,7 @@ class FlowOperator(Operator):
     async def carry_on(self) -> None:
         await asyncio.sleep(SETTLED_S)
 
-    async def _insist(self, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _retry(self, call: Callable[[], Awaitable[Any]]) -> Any:
         while True:
             try:
                 return await call()
@@ -210,7 +210,7 @@ class FlowOperator(Operator):
 
     async def _start(self) -> None:
         values = {"go": self.twist.go}
-        await self._insist(
+        await self._retry(
             lambda: self._engine.flows.start_plan(
                 self._plan, values, steps=STEPS, fire_key="the flow"
             )
@@ -252,7 +252,7 @@ class FlowOperator(Operator):
         self._scene.recorder.submits.append(submit)
         for new in new_tasks:
             new.idempotency_key = new.title
-        done = await self._insist(lambda: self._engine.submit_many(new_tasks))
+        done = await self._retry(lambda: self._engine.submit_many(new_tasks))
         submit.answers = [[item.id for item in done]]
 
     # People.
@@ -311,11 +311,11 @@ class FlowOperator(Operator):
         if groups is not None and self._rng.random() < 0.6:
             await calls.pause_group(groups)
             await asyncio.sleep(self._rng.uniform(0, 5))
-            await self._insist(lambda: calls.resume_group(groups))
+            await self._retry(lambda: calls.resume_group(groups))
         elif flow is not None:
             await calls.pause(flow)
             await asyncio.sleep(self._rng.uniform(0, 5))
-            await self._insist(lambda: calls.resume(flow))
+            await self._retry(lambda: calls.resume(flow))
 
     async def _revive(self) -> None:
         ended = "select id from task where status in ('FAILED', 'DEAD', 'CANCELLED') order by id"

@@ -109,7 +109,7 @@ class Handlers:
         finally:
             self._recorder.handling.remove(me)
 
-    async def _insist(self, subject: Callable[[], Awaitable[T]]) -> T | None:
+    async def _retry(self, subject: Callable[[], Awaitable[T]]) -> T | None:
         """The answer, or nothing: a stubborn handler asks twice and then goes on without."""
         if not self._faults.plan.stubborn:
             return await subject()
@@ -162,16 +162,16 @@ class Handlers:
         self._recorder.last_deaf[self._process.name] = loop.time()
 
     async def _save(self, context: Context, _me: Handling) -> None:
-        await self._insist(lambda: context.save(self._nonce(context)))
+        await self._retry(lambda: context.save(self._nonce(context)))
 
     async def _log(self, context: Context, _me: Handling) -> None:
         context.log("said")
 
     async def _progress(self, context: Context, _me: Handling) -> None:
-        await self._insist(lambda: context.progress(50, "half"))
+        await self._retry(lambda: context.progress(50, "half"))
 
     async def _step(self, context: Context, _me: Handling, key: str) -> None:
-        value = await self._insist(lambda: context.step(key, lambda: self._nonce(context)))
+        value = await self._retry(lambda: context.step(key, lambda: self._nonce(context)))
         if value is not None:
             self._recorder.stepped(context.task_id, key, value)
         if self._faults.plan.stubborn:
@@ -185,16 +185,16 @@ class Handlers:
             input={"deeds": deeds},
             retry=RetryPolicy(base_s=0.5, cap_s=3.0),
         )
-        await self._insist(lambda: context.spawn(key, new))
+        await self._retry(lambda: context.spawn(key, new))
 
     async def _wait(self, context: Context, _me: Handling, timeout_s: float | None) -> None:
         """Waits for its children without a slot, for so long or until they have ended."""
-        result = await self._insist(lambda: context.wait_all(timeout_s))
+        result = await self._retry(lambda: context.wait_all(timeout_s))
         if result is None:
             return
         self._faults.happened["waited"] += 1
         for child in result:
-            self._recorder.heard(context.task_id, child, timeout_s)
+            self._recorder.waited(context.task_id, child, timeout_s)
 
     async def _fail(self, context: Context, _me: Handling, mode: str, maximum: int) -> None:
         """Fails in the first attempts, in the way it is told."""

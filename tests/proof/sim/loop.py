@@ -150,7 +150,7 @@ def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("it waited")
 
 
-def bury(task: "asyncio.Task[Any]") -> None:
+def discard(task: "asyncio.Task[Any]") -> None:
     """Let go of a task that will never run again, without a word in any log."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     coroutine = task.get_coro()

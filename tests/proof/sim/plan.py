@@ -171,7 +171,7 @@ class Faults:
         self.happened: Counter[str] = Counter()
         self.rng = random.Random(f"faults {plan.seed}")
 
-    def strikes(self, chance: float, subject: str) -> bool:
+    def happens(self, chance: float, subject: str) -> bool:
         """True if the fault happens now; counts it."""
         if not self.on or chance == 0.0 or self.rng.random() >= chance:
             return False

@@ -77,6 +77,6 @@ class Probe:
                 self._scene.recorder.wrong("zombie", f"{subject} runs on")
                 self._overtaken[id(item)] = float("inf")
 
-    def _current(self, each: Handling, now: dict[str, tuple[Any, ...]]) -> bool:
-        row = now[str(each.task)]
-        return row[1] in LEASED and row[3] == each.attempt
+    def _current(self, handling: Handling, now: dict[str, tuple[Any, ...]]) -> bool:
+        row = now[str(handling.task)]
+        return row[1] in LEASED and row[3] == handling.attempt

@@ -136,7 +136,7 @@ class Recorder:
         if first != value:
             self.wrong("step", f"{task} {key} was {first}, then {value}")
 
-    def heard(self, task: UUID, child: Child, timeout_s: float | None) -> None:
+    def waited(self, task: UUID, child: Child, timeout_s: float | None) -> None:
         """A handler was told how a child of its task ended."""
         if timeout_s is None and child.status not in TERMINAL:
             self.wrong("wait", f"{task} went on though {child.id} is {child.status}")

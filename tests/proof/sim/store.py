@@ -154,14 +154,14 @@ class _Call:
         if faults.on and process.unreachable_until > self._loop.time():
             faults.happened["unreachable"] += 1
             later(self._loop, there + back, self._refuse, "unreachable")
-        elif faults.strikes(plan.refused, "call refused"):
+        elif faults.happens(plan.refused, "call refused"):
             later(self._loop, there + back, self._refuse, "refused")
-        elif faults.strikes(plan.lost, "reply lost"):
+        elif faults.happens(plan.lost, "reply lost"):
             later(self._loop, there, self._execute, back, True)
-        elif faults.strikes(plan.late, "late commit"):
+        elif faults.happens(plan.late, "late commit"):
             later(self._loop, there, self._refuse, "given up")
             later(self._loop, there + rng.uniform(0.01, 3.0), self._execute, None, True)
-        elif faults.strikes(plan.slow, "slow reply"):
+        elif faults.happens(plan.slow, "slow reply"):
             later(self._loop, there, self._execute, rng.uniform(1.0, 6.0), False)
         else:
             later(self._loop, there, self._execute, back, False)

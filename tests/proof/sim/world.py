@@ -14,7 +14,7 @@ import msgspec
 from tests.proof.sim.actors import Harm, Operator, Scene, keep
 from tests.proof.sim.checkers import Broken, Oracle, check
 from tests.proof.sim.clock import SimClock
-from tests.proof.sim.loop import Stalled, VirtualLoop, bury
+from tests.proof.sim.loop import Stalled, VirtualLoop, discard
 from tests.proof.sim.plan import Plan, make_plan
 from tests.proof.sim.probe import Probe
 from tests.proof.sim.recorder import Recorder
@@ -182,7 +182,7 @@ def _clear(loop: VirtualLoop, recorder: Recorder) -> None:
     loop.set_exception_handler(lambda _loop, _context: None)
     for task, owner in loop.made:
         if not task.done():
-            bury(task)
+            discard(task)
         elif not task.cancelled() and (error := task.exception()) is not None:
             expected = owner is not None and owner.state == "dead"
             if not expected:

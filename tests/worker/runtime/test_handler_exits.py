@@ -68,10 +68,10 @@ async def worked(database: str, handlers: dict[str | None, Any]) -> dict[str | N
         }
 
         async def ended() -> dict[str | None, Any] | None:
-            views = {each: await engine.show(task) for each, task in ids.items()}
+            views = {task_type: await engine.show(task) for task_type, task in ids.items()}
             if any(view.finished_at is None for view in views.values()):
                 return None
-            return {each: (view.status, view.attempt) for each, view in views.items()}
+            return {task_type: (view.status, view.attempt) for task_type, view in views.items()}
 
         result: dict[str | None, Any] = await eventually(ended)
         os.kill(os.getpid(), signal.SIGINT)

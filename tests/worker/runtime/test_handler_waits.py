@@ -284,12 +284,12 @@ async def test_cancel_kills_the_processes_of_all_subtasks(
             await engine.spawn(work.fence, str(n), NewTask(title="inner", agent_type="hand"))
         inner = await held()
         leaves: list[UUID] = []
-        for number, each in enumerate(inner):
+        for number, parent in enumerate(inner):
             for n in range(3):
                 mark = tmp_path / f"{number}-{n}"
                 argv = ["sh", "-c", f"echo $$ > {mark}; sleep 600 & wait"]
                 leaves.append(
-                    await engine.spawn(each.fence, str(n), NewTask(title="leaf", command=argv))
+                    await engine.spawn(parent.fence, str(n), NewTask(title="leaf", command=argv))
                 )
         marks = [tmp_path / f"{number}-{n}" for number in range(2) for n in range(3)]
         await eventually(lambda: all(m.is_file() and m.read_text() for m in marks), WAIT_S)
@@ -298,8 +298,8 @@ async def test_cancel_kills_the_processes_of_all_subtasks(
             await inside.until(leaf, *TERMINAL)
         assert {(await engine.show(leaf)).status for leaf in leaves} == {"CANCELLED"}
         assert [pid for mark in marks if runs(pid := mark.read_text().strip())] == []
-        for each in [work, *inner]:
-            await engine.confirm_cancel(each.fence, {"state": "killed"})
+        for parked in [work, *inner]:
+            await engine.confirm_cancel(parked.fence, {"state": "killed"})
         for task in [root, *leaves]:
             kinds = [line.event for line in await engine.events(task)]
             assert (kinds.count("cancel_requested"), kinds.count("cancelled")) == (1, 1)
