@@ -1,4 +1,4 @@
-"""What no linter knows: the habits of this tree, searched for in its files."""
+"""Rules of this tree that no linter knows."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Bad input, bad databases, bad moments: a sentence, a code, the right exit code, never a trace."""
+"""Bad input, unusable databases, interrupts: one sentence, a code and the right exit code."""
 
 import inspect
 import json

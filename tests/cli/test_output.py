@@ -1,4 +1,4 @@
-"""Output that goes nowhere: files that are closed, disks that are full."""
+"""Output that cannot be written: closed files and full disks."""
 
 import errno
 import json

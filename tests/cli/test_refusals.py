@@ -1,4 +1,4 @@
-"""What a command cannot heed it refuses: options without their server, modules, numbers, names."""
+"""Options that cannot apply are refused: server options, modules, numbers, names."""
 
 import json
 import signal

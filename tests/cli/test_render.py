@@ -1,4 +1,4 @@
-"""What people see: nothing that a terminal would act upon, colours only where they are wanted."""
+"""Rendering: no control characters, and colours only where they are wanted."""
 
 import json
 import os

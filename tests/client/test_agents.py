@@ -1,4 +1,4 @@
-"""Agents, mailboxes and drained workers from afar, by the library and by the command line."""
+"""Agents, mailboxes and drained remote workers, by the library and by the command line."""
 
 import asyncio
 from typing import Any

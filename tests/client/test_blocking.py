@@ -1,4 +1,4 @@
-"""The client that blocks is the one that is awaited: the same names, arguments and answers."""
+"""The blocking client has the names, arguments and results of the async one."""
 
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence

@@ -1,4 +1,4 @@
-"""The library over HTTP and on the database itself: the same calls, the same answers."""
+"""The library over HTTP and on the database: the same calls return the same results."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""Every group of commands against a server: one document with `--json`, exit codes that tell."""
+"""Every command group against a server: one document with `--json`, and exit codes."""
 
 import json
 import os

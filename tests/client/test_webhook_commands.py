@@ -1,4 +1,4 @@
-"""`orchestrate webhook` against a server, with an endpoint that really is told."""
+"""`orchestrate webhook` against a server, with a real endpoint."""
 
 import asyncio
 import json

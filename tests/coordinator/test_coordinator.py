@@ -1,4 +1,4 @@
-"""The coordinator: who leads, what it repairs, and what it leaves alone after a pause."""
+"""The coordinator: leadership, repairs, and exemptions after a suspension."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""Push: what is claimed for agents with a gateway, what becomes of it when gateways fail."""
+"""Push: claims for agents with a gateway, and failures of gateways."""
 
 import asyncio
 from collections.abc import AsyncIterator

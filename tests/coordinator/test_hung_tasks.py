@@ -1,4 +1,4 @@
-"""A task far past its estimate: its session is warned, and given up if it stays silent."""
+"""Tasks far past their estimate: the session is warned, then aborted without progress."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""After a pause, or when the clock was set: the living are heard before anything of theirs ends."""
+"""After a suspension or clock change, live workers renew their leases before any expires."""
 
 import os
 import socket

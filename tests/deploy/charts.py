@@ -1,4 +1,4 @@
-"""The chart as Helm renders it, and whether Kubernetes would take it."""
+"""Renders the chart with Helm and validates it for Kubernetes."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What an expression of Prometheus asks for, and whether the metrics can answer."""
+"""Parses Prometheus expressions and checks that the metrics can answer them."""
 
 from typing import Any, NamedTuple
 

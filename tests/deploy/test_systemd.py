@@ -1,4 +1,4 @@
-"""The units: every key is one of systemd's, every command one of ours, every worker drains."""
+"""The systemd units: valid keys and commands, and workers that drain."""
 
 import re
 import shlex

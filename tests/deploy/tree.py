@@ -1,4 +1,4 @@
-"""What the tests of the deployment share: its files, and whether a command line is understood."""
+"""Helpers for tests of the deployment: its files, and the check of command lines."""
 
 import re
 import tomllib

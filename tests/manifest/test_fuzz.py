@@ -1,4 +1,4 @@
-"""Whatever stands in a file, it is read or refused with its place: never a fault."""
+"""Any file is loaded or refused with a location, without an internal error."""
 
 from contextlib import suppress
 from typing import Any

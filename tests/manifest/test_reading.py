@@ -1,4 +1,4 @@
-"""Files: every name that is understood, how things are joined, and faults with their places."""
+"""Files: every field name, merging of definitions, and errors with locations."""
 
 from typing import Any
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""Limits: what no database keeps is refused, and everything else comes back as it went in."""
+"""Bounds: values that cannot be stored are refused, and all others are stored unchanged."""
 
 import decimal
 import json

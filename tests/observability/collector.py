@@ -1,4 +1,4 @@
-"""A small OTLP/HTTP collector on loopback: takes what the standard says, refuses the rest."""
+"""A small OTLP/HTTP collector on loopback that accepts only valid requests."""
 
 import gzip
 import threading

@@ -1,4 +1,4 @@
-"""Every log call of the source, fed with hostile text: one record each, and nothing forged."""
+"""Every log call of the source with hostile text: one record each, and no forged line."""
 
 import ast
 import logging

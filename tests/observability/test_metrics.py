@@ -1,4 +1,4 @@
-"""Metrics of tasks: the promised names, moved by exactly what happened, on each database."""
+"""Task metrics: the documented names, moved by exactly the events, on each database."""
 
 from datetime import timedelta
 from typing import Any

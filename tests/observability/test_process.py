@@ -1,4 +1,4 @@
-"""What a process counts of its own doing, and the port where it tells it."""
+"""Metrics of a process, and the port that serves them."""
 
 import socket
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Engines that have keys, on each kind of store, and the whole database as text."""
+"""Engines with encryption keys, on each kind of database, and the whole database as text."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A canary among the secrets: attempts tell it wherever they can, and it is found nowhere."""
+"""A canary secret: attempts report it everywhere, and it is stored nowhere."""
 
 import asyncio
 import json

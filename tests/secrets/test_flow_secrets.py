@@ -1,4 +1,4 @@
-"""Secrets beside results: both are handed over, and no result becomes a secret."""
+"""Secrets beside results: both are passed on, and no result resolves a secret."""
 
 from typing import Any
 

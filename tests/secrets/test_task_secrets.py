@@ -1,4 +1,4 @@
-"""A task's secrets: sealed with it, handed to its attempts, struck from what these say."""
+"""Secrets of a task: encrypted with it, passed to its attempts, redacted in their reports."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Keys: what they seal opens only in its place, and weak or exposed rings are refused."""
+"""Encryption: values decrypt only in their place; weak or exposed key rings are refused."""
 
 import json
 import multiprocessing

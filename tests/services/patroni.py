@@ -1,4 +1,4 @@
-"""What Patroni and etcd are started with: their files, configuration and command lines."""
+"""Files, configuration and command lines of Patroni and etcd."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The folder for hint sockets: nobody else's, and refused if it could be."""
+"""The folder of hint sockets: private, and refused otherwise."""
 
 import os
 import socket

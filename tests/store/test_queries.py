@@ -1,4 +1,4 @@
-"""Every query is one that its database understands, whichever of its optional parts are in it."""
+"""Every query is valid on its database, with any of its optional parts."""
 
 import re
 import sqlite3

@@ -1,4 +1,4 @@
-"""Processes that are killed while they fan out or send: nothing is lost, nothing made twice."""
+"""Processes killed during fan-out or sending: no delivery is lost or doubled."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What people do with webhooks, on both databases."""
+"""Webhook endpoints as users manage them, on both databases."""
 
 from uuid import UUID
 

@@ -1,4 +1,4 @@
-"""Fan-out: every event becomes its messages once, whoever dies or runs beside."""
+"""Fan-out: every event becomes its deliveries once, despite crashes and other processes."""
 
 import asyncio
 from uuid import UUID

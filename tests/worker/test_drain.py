@@ -1,4 +1,4 @@
-"""Workers that are asked to end: they take no more, finish or give back, and end well."""
+"""Draining workers: they claim nothing more, finish or release their tasks, and exit."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""The heart and attempts that do not stop."""
+"""The heartbeat loop, and attempts that do not stop."""
 
 import asyncio
 from collections.abc import AsyncIterator

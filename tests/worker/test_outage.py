@@ -1,4 +1,4 @@
-"""Attempts while the store is away, everything stands still, or a runtime has a fault."""
+"""Attempts during an outage of the store, a suspension, or an error of a runtime."""
 
 import asyncio
 import threading

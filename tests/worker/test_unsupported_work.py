@@ -1,4 +1,4 @@
-"""A worker runs what it can run, whatever it is given."""
+"""A worker runs only what it supports."""
 
 from typing import Any
 from uuid import UUID

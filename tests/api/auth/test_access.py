@@ -1,4 +1,4 @@
-"""Who may do what: the table names every route, roles and scopes hold, tokens end."""
+"""Access: the table of routes, roles and scopes, and the expiry of tokens."""
 
 import json
 from datetime import timedelta

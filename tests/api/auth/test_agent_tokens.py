@@ -1,4 +1,4 @@
-"""An agent's own token speaks for its agent alone: what belongs to others looks missing."""
+"""Agent tokens: access to the own agent only; objects of other agents are not found."""
 
 from typing import Any
 from uuid import uuid4

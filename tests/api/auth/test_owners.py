@@ -1,4 +1,4 @@
-"""The last way in for an owner stays, and who was one is judged by what they are now."""
+"""Owners: the last owner of a workspace stays, and former owners have no special rights."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every route against every kind of caller: who is let in, who is refused, who finds nothing.
+"""Access of every kind of caller to every route: accepted, refused or not found.
 
 What a route takes is written down here once more, on purpose not read from the program's own table:
 whoever adds a route says here, too, who may call it.

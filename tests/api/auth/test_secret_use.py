@@ -1,4 +1,4 @@
-"""Who reads a secret over the API: the tokens of people, programs and agents."""
+"""Reading secrets over the API: tokens of users, programs and agents."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rights follow people: what tokens are worth, who acts on whom, and who is meant by a name."""
+"""Users: rights of their tokens, actions on other users, and names across workspaces."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""What a member decides of a worker that takes prompts alone: only what its owner allows."""
+"""Workers that run prompts only: members cannot change what they run beyond the owner's rules."""
 
 from pathlib import Path
 from typing import Any

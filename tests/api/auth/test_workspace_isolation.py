@@ -1,4 +1,4 @@
-"""Two tenants: whatever ids of the other one knows, it learns nothing, by queries and by roles."""
+"""Two workspaces: ids of the other reveal nothing, by query conditions and by database roles."""
 
 import re
 from collections.abc import AsyncIterator, Iterator

@@ -1,4 +1,4 @@
-"""Limits that hold at one moment: tries to log in, live streams, claims that wait."""
+"""Limits of concurrent use: login tries, live streams, waiting claims."""
 
 import asyncio
 from contextlib import AsyncExitStack

@@ -1,4 +1,4 @@
-"""What a client may send, how slowly, and over how many connections, before anybody knows it."""
+"""Connections before authentication: size, speed and number of requests."""
 
 import asyncio
 import resource

@@ -1,4 +1,4 @@
-"""Requests that come before the ones ahead of them are answered, on both event loops.
+"""Requests sent before the response to an earlier one, on both event loops.
 
 The server runs on uvloop, and without it on asyncio: the two end connections differently.
 """

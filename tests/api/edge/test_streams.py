@@ -1,4 +1,4 @@
-"""Live streams: they tell what happens, go on where they were cut, end with the right to read."""
+"""Live streams: their events, continuation after a cut, and end with the access."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Sessions that a gateway spawned: what they say over their callback, before and after the word."""
+"""Sessions spawned by a gateway: their callbacks before and after the gateway's response."""
 
 from datetime import timedelta
 from typing import Any

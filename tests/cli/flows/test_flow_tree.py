@@ -1,4 +1,4 @@
-"""How a flow is drawn: branches, loops, many items, and titles that come from strangers."""
+"""The tree of a flow: branches, loops, many items, and untrusted titles."""
 
 from tenuto.cli.flows.flow_tree import tree_lines
 from tenuto.engine.flows.graph import GraphEdge, GraphNode, GraphView

@@ -1,4 +1,4 @@
-"""Tasks from the command line: create, look, control, one by one and by filter."""
+"""Tasks from the command line: create, list, control, one by one and by filter."""
 
 import json
 import re

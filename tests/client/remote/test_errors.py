@@ -1,4 +1,4 @@
-"""Every refusal of a server becomes the exception that the engine itself would raise."""
+"""Errors of a server become the exceptions that the engine itself would raise."""
 
 import httpx2
 import msgspec

@@ -1,4 +1,4 @@
-"""Lost answers, busy servers and long outages: what may be repeated is, and happens once."""
+"""Lost responses, busy servers and long outages: safe requests are repeated, and applied once."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""A worker that knows only a URL and a token: it works, is cancelled, and loses its leases."""
+"""A worker that has only a URL and a token: it works, is cancelled, and loses its leases."""
 
 import re
 import signal

@@ -1,4 +1,4 @@
-"""Handlers that ask people: one question per key, one answer, and no slot held meanwhile."""
+"""Questions to people: one per key, one answer, and no slot occupied meanwhile."""
 
 import asyncio
 from typing import Any

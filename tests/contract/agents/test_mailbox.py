@@ -1,4 +1,4 @@
-"""Mailboxes: said once, taken once, replaced where asked, bounded; and what children say there."""
+"""Mailboxes: each message is delivered once, can be replaced, and is bounded."""
 
 import asyncio
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Agents over time: silence, ends, whose word holds, and why they take what they take."""
+"""Agents over time: heartbeats, termination, settings of users and workers, explain."""
 
 import asyncio
 from typing import Any

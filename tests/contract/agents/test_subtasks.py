@@ -1,4 +1,4 @@
-"""Sub-agents: tasks that attempts make, wait for without a slot, and take down with them."""
+"""Subtasks: spawned by attempts, waited for without a slot, and cancelled with their parent."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Tasks that join a run of a group, on both stores."""
+"""Tasks added to a running group, on both databases."""
 
 from typing import Any
 from uuid import uuid4

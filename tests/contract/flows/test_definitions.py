@@ -1,4 +1,4 @@
-"""Definitions on each database: kept by key and version, applied as one, started once."""
+"""Definitions on each database: stored by key and version, applied as one, started once."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Flows when much happens at once or out of turn, on both stores."""
+"""Flows under concurrent changes, on both databases."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

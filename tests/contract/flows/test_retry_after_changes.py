@@ -1,4 +1,4 @@
-"""What is tried again after its circumstances have changed still comes to an end."""
+"""Retries after dependencies, groups or flows have changed still finish."""
 
 from contextlib import suppress
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""How deep and how large flows may be, and what may refer to what."""
+"""Depth and size limits of flows, and valid references."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

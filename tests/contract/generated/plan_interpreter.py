@@ -1,4 +1,4 @@
-"""Random small plans, and an interpreter of its own that says what becomes of them.
+"""Random small plans, and an interpreter that predicts their outcome.
 
 It knows the rules of joins, turns, branches and dependencies from the documents, not from the code.
 What runs inside a parallel `first_succeeded` group depends on who comes first: there it only says

@@ -1,4 +1,4 @@
-"""Plays a drawn plan on an engine, with what may happen to it on the way."""
+"""Runs a drawn plan on an engine, with disturbances on the way."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""An interpreter of tasks that wait for each other, and in line for places under concurrency keys.
+"""An interpreter that predicts tasks with dependencies and with permits of concurrency keys.
 
 It knows the rules from the documents (concurrency, flows, state machine), not from the code.
 """

@@ -1,4 +1,4 @@
-"""The same calls on SQLite and PostgreSQL get the same answers and leave the same tasks."""
+"""The same calls on SQLite and PostgreSQL return the same results and leave the same tasks."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Random reports of what was used do to budgets what an interpreter of its own says of them."""
+"""Random usage reports have the effect on budgets that the interpreter predicts."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

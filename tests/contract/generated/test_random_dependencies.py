@@ -1,4 +1,4 @@
-"""Random graphs of tasks that wait for tasks do what an interpreter of its own says of them."""
+"""Random graphs of dependent tasks do what the interpreter predicts."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack

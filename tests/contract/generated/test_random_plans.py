@@ -1,4 +1,4 @@
-"""Random plans on both stores do what an interpreter of its own says of them."""
+"""Random plans on both databases do what the interpreter predicts."""
 
 import os
 from collections import Counter

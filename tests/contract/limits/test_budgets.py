@@ -1,4 +1,4 @@
-"""Budgets: a task that has used up its own stops, and people are asked."""
+"""Budgets: a task that exceeds its budget is paused, and people are asked."""
 
 from typing import Any
 

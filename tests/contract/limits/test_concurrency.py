@@ -1,4 +1,4 @@
-"""Concurrency keys: as many at once as there are places, in order, and nobody forgotten."""
+"""Concurrency keys: at most `limit` tasks at once, first in first out."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Rate limits: shared by all who claim, never more in a minute, and nobody else waits."""
+"""Rate limits: shared by all claimers, never exceeded within a minute, without delay for others."""
 
 import asyncio
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What attempts use: counted once, shown everywhere, and bounded by budgets."""
+"""Usage of attempts: counted once, shown everywhere, and bounded by budgets."""
 
 import asyncio
 from contextlib import suppress

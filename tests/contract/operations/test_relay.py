@@ -1,4 +1,4 @@
-"""Relay: events at least once, in order per task, and none passed over."""
+"""Relay: every event at least once, in order per task."""
 
 import asyncio
 from collections import defaultdict

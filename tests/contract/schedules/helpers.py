@@ -1,4 +1,4 @@
-"""What tests of schedules and triggers share: definitions, looks, and what came of them."""
+"""Helpers for tests of schedules and triggers: definitions, polls and their results."""
 
 from typing import Any
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""Bad databases: addresses, servers, files and disks that will not do, each with its own answer."""
+"""Unusable databases: addresses, servers, files and disks, each with its own error."""
 
 import asyncio
 import os

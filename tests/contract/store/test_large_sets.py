@@ -1,4 +1,4 @@
-"""Sets so large that SQLite answers them as one text: the same answers as row by row."""
+"""Sets so large that SQLite returns them as one text: the same results as row by row."""
 
 import asyncio
 import sqlite3

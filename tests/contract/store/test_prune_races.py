@@ -1,4 +1,4 @@
-"""Pruning on PostgreSQL beside a write that was first in line for the row: the write stays."""
+"""Pruning on PostgreSQL beside a write that locked the row first: the write stays."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable

@@ -1,4 +1,4 @@
-"""PostgreSQL: what passes over rows that another transaction holds, and answers at once."""
+"""PostgreSQL: statements that skip rows locked by another transaction and return at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

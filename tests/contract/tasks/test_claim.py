@@ -1,4 +1,4 @@
-"""Claim: the best by rank, at most n, each once, within capacity, under a lease."""
+"""Claim: the best tasks by rank, at most n, each once, within capacity, under a lease."""
 
 import asyncio
 from collections import Counter

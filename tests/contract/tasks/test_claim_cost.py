@@ -1,4 +1,4 @@
-"""However deep its lanes are, a claim reads about as many rows as it takes."""
+"""A claim reads about as many rows as it takes, however deep its lanes are."""
 
 from typing import Any
 

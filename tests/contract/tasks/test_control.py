@@ -1,4 +1,4 @@
-"""Control: what people ask, in every status, exactly as the model decides it."""
+"""Control: user commands in every status, as the model decides them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

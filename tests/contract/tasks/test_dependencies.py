@@ -1,4 +1,4 @@
-"""Tasks that wait for tasks, on both stores."""
+"""Dependencies between tasks, on both databases."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A submit that is repeated is known again, whatever has changed since, and whatever was lost."""
+"""Repeated submits are recognised after later changes and lost responses."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Query: filters and their aliases, pages, history, and why a task is not running."""
+"""Queries: filters and their aliases, pages, history, and why a task is not running."""
 
 from contextlib import suppress
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Calls that are refused: with the code that says why, and without a trace."""
+"""Refused calls: the error code names the reason, and nothing is stored."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

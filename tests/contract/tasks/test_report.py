@@ -1,4 +1,4 @@
-"""Report: the fence decides over every write of an attempt, and a repeat is answered alike."""
+"""Reports: the fence decides over every write of an attempt; a repeat gets the same response."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

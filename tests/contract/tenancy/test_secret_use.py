@@ -1,4 +1,4 @@
-"""Who may use a named secret: each row of the rule, at the claim and when a secret is named."""
+"""Use of named secrets: each row of the rule, at the claim and when a secret is named."""
 
 from typing import Any
 from uuid import UUID, uuid4

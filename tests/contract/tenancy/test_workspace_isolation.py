@@ -1,4 +1,4 @@
-"""What another workspace's ids are worth: exactly as much as ids that nobody has."""
+"""Ids of another workspace are treated like ids that do not exist."""
 
 import re
 from collections.abc import Awaitable, Callable

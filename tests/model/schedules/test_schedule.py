@@ -1,4 +1,4 @@
-"""Schedules: cron lines, repetitions, clocks that are changed, and what is done about the past."""
+"""Schedules: cron lines, repetitions, clock changes, and missed times."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise

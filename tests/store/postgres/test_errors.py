@@ -1,4 +1,4 @@
-"""What users read of errors of the driver."""
+"""Messages for errors of the driver."""
 
 import asyncpg
 import pytest

@@ -1,4 +1,4 @@
-"""An address with several hosts: whichever of them is the primary is found soon."""
+"""Addresses with several hosts: the primary is found soon."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""The connections of a store: how many, whose turn it is, and what becomes of a broken one."""
+"""The connection pool: size, order of waiters, and broken connections."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Commands as attempts: what they see, what they may tell, how they are ended."""
+"""Commands as attempts: their environment, their reports, and their end."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Variables and folders that tasks set for a worker's own command, within what its owner allows."""
+"""Variables and folders set by tasks for a worker's command, within the owner's rules."""
 
 import json
 import os

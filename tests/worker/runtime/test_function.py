@@ -1,4 +1,4 @@
-"""Handlers in the worker's own process: what they may do, and what they cannot break."""
+"""Handlers in the worker's process: their context, and isolation from each other."""
 
 import asyncio
 import signal

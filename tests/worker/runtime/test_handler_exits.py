@@ -1,4 +1,4 @@
-"""Exits that something on the event loop raises end no program but that of a person who asks."""
+"""Exits raised on the event loop: only Ctrl-C and the program itself end the program."""
 
 import asyncio
 import os

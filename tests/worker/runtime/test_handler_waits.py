@@ -1,4 +1,4 @@
-"""Handlers that wait: they give their slot up, and run again from their start once it is over."""
+"""Handlers that wait: they release their slot and run again from the start."""
 
 import asyncio
 import logging
