@@ -15,7 +15,7 @@ from typing import NamedTuple
 import click
 import pytest
 from docs import generate
-from tests.cli.orchestrate import PATIENCE, Orchestrate
+from tests.cli.orchestrate import WAIT_S, Orchestrate
 from tests.waiting import eventually_sync
 
 from tenuto.cli.root import cli as root
@@ -166,7 +166,7 @@ def test_named_make_targets_exist() -> None:
 
 
 def misunderstood(words: list[str]) -> str | None:
-    """Why the command line would be refused as wrong usage."""
+    """Returns the reason why the command line is wrong usage."""
     command: click.Command = root
     path = ["orchestrate"]
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
@@ -198,7 +198,7 @@ def test_shell_example_runs(block: Block, cli: Orchestrate) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -214,7 +214,7 @@ def test_python_example_runs(block: Block, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=WAIT_S,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -239,7 +239,7 @@ def worker(cli: Orchestrate, files: None, request: pytest.FixtureRequest) -> Ite
         process = cli.start("worker", *request.param, stdout=out, stderr=out)
     yield
     process.terminate()
-    assert process.wait(PATIENCE) == 0, log.read_text()
+    assert process.wait(WAIT_S) == 0, log.read_text()
     assert "Traceback" not in log.read_text()
 
 
@@ -248,7 +248,7 @@ def ended(cli: Orchestrate, task: str) -> dict[str, object]:
         view: dict[str, object] = cli.json("task", "show", task)
         return view if view["finishedAt"] else None
 
-    return eventually_sync(check, timeout=PATIENCE, every=0.2)
+    return eventually_sync(check, timeout=WAIT_S, every=0.2)
 
 
 @pytest.mark.parametrize("worker", [["--app", "agents:handlers"]], indirect=True, ids=["handlers"])

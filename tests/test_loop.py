@@ -1,4 +1,4 @@
-"""The clock's ids, and the one loop of all periodic work."""
+"""Ids of the clock, and the loop of periodic work."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Settings: each wrong one is told when they are read, by its name, before anything is done."""
+"""Settings: invalid ones are refused by name before anything starts."""
 
 import asyncio
 from contextlib import suppress

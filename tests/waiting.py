@@ -1,4 +1,4 @@
-"""Waiting for something to become true; the only place where tests pass time."""
+"""Waits until a condition is true; the only place where tests pass time."""
 
 # ruff: noqa: ASYNC109 - the caller names the limit, because it is part of the failure
 

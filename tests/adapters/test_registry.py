@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.adapters.outside import imported, install
-from tests.cli.orchestrate import PATIENCE, Orchestrate
+from tests.cli.orchestrate import WAIT_S, Orchestrate
 from tests.waiting import eventually_sync
 
 from tenuto.model.errors import Invalid
@@ -86,22 +86,22 @@ def test_a_task_runs_with_an_installed_broker_and_runtime(tmp_path: Path) -> Non
         return (tmp_path / path).read_text() if (tmp_path / path).exists() else ""
 
     try:
-        eventually_sync(lambda: "hosts local" in read("worker.log"), timeout=PATIENCE)
+        eventually_sync(lambda: "hosts local" in read("worker.log"), timeout=WAIT_S)
         create = cli.start("task", "create", "--name", "Greeting", "--prompt", "hello")
-        task = create.communicate(timeout=PATIENCE)[0].decode().strip()
+        task = create.communicate(timeout=WAIT_S)[0].decode().strip()
         assert create.returncode == 0
         del cli.environment["TENUTO_BROKER"]  # reading needs none
         # The worker does not poll for a long time: it finds the task by the hint in the file.
         done = eventually_sync(
             lambda: (view := cli.json("task", "show", task))["finishedAt"] and view,
-            timeout=PATIENCE,
+            timeout=WAIT_S,
         )
         assert done["status"] == "COMPLETED", done
         assert done["outputResult"] == {"answer": "HELLO"}
         assert " lane:" in read("hints")
     finally:
         worker.terminate()
-        assert worker.wait(PATIENCE) == 0, read("worker.log")
+        assert worker.wait(WAIT_S) == 0, read("worker.log")
     assert "Traceback" not in read("worker.log")
 
 
@@ -131,6 +131,6 @@ def test_help_imports_no_adapter() -> None:
         "print([name for name in sys.modules if name.startswith(names)], file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S, check=True
     )
     assert done.stderr.strip() == "[]"

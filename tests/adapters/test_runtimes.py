@@ -247,7 +247,7 @@ async def test_a_checkpoint_is_handed_to_the_next_attempt(started: Start) -> Non
 async def test_a_cancel_is_confirmed_with_a_receipt(started: Start) -> None:
     async with started(lease_s=30) as stage:
         task = await stage.submit(hang)
-        await stage.inside.said(task, "up")
+        await stage.inside.logged(task, "up")
         await stage.inside.engine.cancel(task, "enough")
         await stage.inside.until(task, "CANCELLED")
         attempt = await stage.inside.last(task)
@@ -263,7 +263,7 @@ async def test_a_pause_ends_the_attempt_and_resume_goes_on_from_the_checkpoint(
 ) -> None:
     async with started() as stage:
         task = await stage.submit(go_on)
-        await stage.inside.said(task, "up")
+        await stage.inside.logged(task, "up")
         await stage.inside.engine.pause(task)
         view = await stage.inside.until(task, "PAUSED")
         assert (view.tries, view.checkpoint) == (0, {"at": 7})
@@ -290,7 +290,7 @@ async def test_a_run_that_takes_too_long_is_ended_and_gets_more_time(started: St
 async def test_a_drained_worker_gives_the_task_back(started: Start) -> None:
     async with started(drain_s=0.1) as stage:
         task = await stage.submit(hang)
-        await stage.inside.said(task, "up")
+        await stage.inside.logged(task, "up")
         stage.inside.worker._drain_requested.set()
         view = await stage.inside.until(task, "PENDING")
         assert (view.tries, await stage.inside.outcomes(task)) == (0, ["RELEASED"])

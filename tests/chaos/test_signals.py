@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.cli.orchestrate import PATIENCE, PROGRAM
+from tests.cli.orchestrate import PROGRAM, WAIT_S
 from tests.services.postgres import alive
 from tests.waiting import eventually_sync
 
@@ -23,7 +23,7 @@ def state_of(pid: int) -> str:
 
 
 def _set_signals(*, ignored: bool) -> None:
-    """Whatever the tests inherited, as `nohup` has SIGHUP ignored."""
+    """Resets signals that the tests inherited as ignored, for example SIGHUP by `nohup`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -53,10 +53,10 @@ def _end_by(number: signal.Signals, position: Path, *, ignored: bool) -> None:
         return [int(pid) for pid in text.split()]
 
     try:
-        eventually_sync(lambda: any(state_of(pid) == "T" for pid in children()), PATIENCE)
+        eventually_sync(lambda: any(state_of(pid) == "T" for pid in children()), WAIT_S)
         started = children()
         running.send_signal(number)
-        assert running.wait(PATIENCE) == 130
+        assert running.wait(WAIT_S) == 130
     finally:
         running.kill()
         running.wait()

@@ -36,7 +36,7 @@ class Here:
         return Answer(code, *self._capsys.readouterr())
 
     def ok(self, *words: str) -> str:
-        """What a command that must succeed prints."""
+        """Runs a command that must succeed and returns its output."""
         answer = self(*words)
         assert answer.code == 0, answer
         return answer.out.strip()

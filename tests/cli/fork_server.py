@@ -153,7 +153,7 @@ def _serve(address: str) -> Command:
                     raise SystemExit(0)
                 if key.fd != listening.fileno():
                     selector.unregister(key.fd)
-                    _tell_end(key.fd, *links.pop(key.fd))
+                    _report_exit(key.fd, *links.pop(key.fd))
                     continue
                 link, _ = listening.accept()
                 command, files = _received(link)
@@ -177,7 +177,7 @@ def _received(link: socket.socket) -> tuple[Command, list[int]]:
     return msgspec.msgpack.decode(result, type=Command), files
 
 
-def _tell_end(ended: int, child: int, link: socket.socket) -> None:
+def _report_exit(ended: int, child: int, link: socket.socket) -> None:
     os.close(ended)
     _, status = os.waitpid(child, 0)
     with link:

@@ -14,7 +14,7 @@ from tests.cli import fork_server
 from tests.waiting import eventually_sync
 
 PROGRAM = Path(sys.executable).with_name("orchestrate")
-PATIENCE = 60.0
+WAIT_S = 60.0
 
 
 class Answer(NamedTuple):
@@ -44,13 +44,13 @@ class Orchestrate:
     def __call__(self, *words: str, stdin: str | bytes = b"", **environment: str) -> Answer:
         """The answer to a command line."""
         values = stdin.encode() if isinstance(stdin, str) else stdin
-        done = fork_server.run(self._command(words, environment), values, PATIENCE)
+        done = fork_server.run(self._command(words, environment), values, WAIT_S)
         answer = Answer(done.code, done.out.decode(), done.err.decode())
         assert "Traceback" not in answer.out + answer.err
         return answer
 
     def ok(self, *words: str, stdin: str | bytes = b"") -> str:
-        """What a command that must succeed prints."""
+        """Runs a command that must succeed and returns its output."""
         answer = self(*words, stdin=stdin)
         assert answer.code == 0, answer
         return answer.out.strip()
@@ -105,7 +105,7 @@ def started(cli: Orchestrate, *words: str) -> Iterator[Path]:
         yield log
     finally:
         process.terminate()
-        assert process.wait(PATIENCE) == 0, log.read_text()
+        assert process.wait(WAIT_S) == 0, log.read_text()
     assert "Traceback" not in log.read_text()
 
 
@@ -114,9 +114,9 @@ def serving(cli: Orchestrate, *words: str) -> Iterator[str]:
     """A server, by `serve` or the words, until the block ends; answers its address."""
     with started(cli, *(words or ("serve",))) as log:
         result = eventually_sync(
-            lambda: re.search(r"API on ([\w.:/-]+)", log.read_text()), timeout=PATIENCE
+            lambda: re.search(r"API on ([\w.:/-]+)", log.read_text()), timeout=WAIT_S
         )
-        eventually_sync((cli.data / "token").exists, timeout=PATIENCE)
+        eventually_sync((cli.data / "token").exists, timeout=WAIT_S)
         yield result[1]
 
 

@@ -1,4 +1,4 @@
-"""Bad input, bad databases, bad moments: a sentence, a code, the right exit code, never a trace."""
+"""Bad input, unusable databases, interrupts: one sentence, a code and the right exit code."""
 
 import inspect
 import json
@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.cli.orchestrate import PATIENCE, PROGRAM, Orchestrate
+from tests.cli.orchestrate import PROGRAM, WAIT_S, Orchestrate
 from tests.waiting import eventually_sync
 
 from tenuto import app
@@ -252,10 +252,10 @@ def test_ctrl_c_ends_quietly(cli: Orchestrate, words: list[str]) -> None:
         process = cli.start(*words, created, stderr=err, stdout=out)
         eventually_sync(
             lambda: b"submitted" in errors.read_bytes() + (cli.home / "out").read_bytes(),
-            timeout=PATIENCE,
+            timeout=WAIT_S,
         )
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == 130
+        assert process.wait(WAIT_S) == 130
     assert "Traceback" not in errors.read_text()
     assert "KeyboardInterrupt" not in errors.read_text()
 
@@ -264,9 +264,9 @@ def test_ctrl_c_during_follow_leaves_the_task(cli: Orchestrate) -> None:
     errors = cli.home / "err"
     with errors.open("wb") as err:
         process = cli.start("run", "--follow", "prompt", stderr=err)
-        eventually_sync(lambda: b"submitted" in errors.read_bytes(), timeout=PATIENCE)
+        eventually_sync(lambda: b"submitted" in errors.read_bytes(), timeout=WAIT_S)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=PATIENCE)
+        process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
     assert "the task continues" in errors.read_text()
     assert cli.json("task", "list", "--status", "PENDING")["tasks"] != []
@@ -278,7 +278,7 @@ def test_closed_pipe_ends_quietly(cli: Orchestrate) -> None:
     os.close(reader)
     process = cli.start("task", "list", stdout=writer)
     os.close(writer)
-    _, err = process.communicate(timeout=PATIENCE)
+    _, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, err) == (141, b"")
 
 

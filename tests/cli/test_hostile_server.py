@@ -1,4 +1,4 @@
-"""A server that is a stranger's: what it says can neither forge lines nor act upon the terminal."""
+"""An untrusted server: its texts can neither forge lines nor control the terminal."""
 
 import json
 import threading

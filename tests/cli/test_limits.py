@@ -1,4 +1,4 @@
-"""`pause`, `resume` and `limit`, on a database and behind a server."""
+"""`pause`, `resume` and `limit`, on a database and through a server."""
 
 from collections.abc import Iterator
 from pathlib import Path

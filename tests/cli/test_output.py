@@ -1,4 +1,4 @@
-"""Output that goes nowhere: files that are closed, disks that are full."""
+"""Output that cannot be written: closed files and full disks."""
 
 import errno
 import json
@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.cli.orchestrate import PATIENCE, PROGRAM, Answer, Orchestrate
+from tests.cli.orchestrate import PROGRAM, WAIT_S, Answer, Orchestrate
 
 from tenuto.encryption_keys import FILE, add_key, load_ring
 from tenuto.model.errors import Unavailable
@@ -20,7 +20,7 @@ def shell(cli: Orchestrate, line: str, **environment: str) -> Answer:
         capture_output=True,
         cwd=cli.home,
         env=cli.environment | environment,
-        timeout=PATIENCE,
+        timeout=WAIT_S,
         check=False,
     )
     return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())

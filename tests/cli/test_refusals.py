@@ -1,4 +1,4 @@
-"""What a command cannot heed it refuses: options without their server, modules, numbers, names."""
+"""Options that cannot apply are refused: server options, modules, numbers, names."""
 
 import json
 import signal
@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.cli.orchestrate import PATIENCE, Orchestrate, serving, token_of
+from tests.cli.orchestrate import WAIT_S, Orchestrate, serving, token_of
 from tests.waiting import eventually_sync
 
 SOMEWHERE = "0198c0de-0000-7000-8000-00000000beef"
@@ -171,9 +171,9 @@ def test_demo_that_is_stopped_leaves_nothing(cli: Orchestrate, tmp_path: Path) -
     (tmp_path / "tmp").mkdir()
     cli.environment |= {"TMPDIR": str(tmp_path / "tmp"), "TENUTO_WORKSPACE": SOMEWHERE}
     demo = cli.start("up", "--demo", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    eventually_sync(lambda: [*(tmp_path / "tmp").glob("tenuto-demo-*/demo.db")], timeout=PATIENCE)
+    eventually_sync(lambda: [*(tmp_path / "tmp").glob("tenuto-demo-*/demo.db")], timeout=WAIT_S)
     demo.send_signal(signal.SIGTERM)
-    assert demo.wait(PATIENCE) == 130
+    assert demo.wait(WAIT_S) == 130
     assert [*(tmp_path / "tmp").iterdir()] == []
 
 

@@ -1,4 +1,4 @@
-"""What people see: nothing that a terminal would act upon, colours only where they are wanted."""
+"""Rendering: no control characters, and colours only where they are wanted."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cli.conftest import Die
-from tests.cli.orchestrate import PATIENCE, Orchestrate
+from tests.cli.orchestrate import WAIT_S, Orchestrate
 
 from tenuto.cli import render
 from tenuto.cli.parse import parse_duration
@@ -98,20 +98,20 @@ def test_untrusted_text_is_escaped_on_a_terminal(
 
 
 def on_terminal(cli: Orchestrate, *words: str, answer: str = "", **environment: str) -> str:
-    """What a command shows when all its standard files are a terminal."""
+    """Returns the output of a command whose standard files are a terminal."""
     master, slave = os.openpty()
     cli.environment |= environment
     process = cli.start(*words, stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
     os.write(master, answer.encode())
     output = b""
-    while select.select([master], [], [], PATIENCE)[0]:
+    while select.select([master], [], [], WAIT_S)[0]:
         try:
             output += os.read(master, 65536)
         except OSError:  # the last holder of the other end is gone
             break
     os.close(master)
-    process.wait(PATIENCE)
+    process.wait(WAIT_S)
     return output.decode()
 
 

@@ -1,4 +1,4 @@
-"""Agents, mailboxes and drained workers from afar, by the library and by the command line."""
+"""Agents, mailboxes and drained remote workers, by the library and by the command line."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from tenuto.engine.engine import Engine
 from tenuto.settings import Settings
 from tenuto.worker.worker import Worker
 
-PATIENCE = 20.0
+WAIT_S = 20.0
 
 
 async def test_mailbox_is_equal_direct_and_remote(far: RemoteEngine, near: Engine) -> None:
@@ -44,9 +44,9 @@ async def test_remote_worker_is_drained(far: RemoteEngine, settings: Settings) -
     worker = Worker(far, short)
     await worker.host_functions("remote", {None: work})
     running = asyncio.create_task(worker.run(asyncio.Event()))
-    await eventually(far.workers, PATIENCE)
+    await eventually(far.workers, WAIT_S)
     await far.drain_worker(worker.id)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_S):
         await running
     [existing] = await far.workers()
     assert (existing.status, existing.drain_requested_at is not None) == ("STOPPED", True)

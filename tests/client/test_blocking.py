@@ -1,4 +1,4 @@
-"""The client that blocks is the one that is awaited: the same names, arguments and answers."""
+"""The blocking client has the names, arguments and results of the async one."""
 
 import ast
 import inspect
@@ -31,14 +31,14 @@ def methods(kind: type) -> dict[str, Callable[..., Any]]:
 
 
 def awaited(annotation: Any) -> Any:
-    """What a method that blocks must answer, where the awaited one is annotated so."""
+    """Returns the type that a blocking method must return for the awaited annotation."""
     if get_origin(annotation) is AsyncGenerator:
         return GenericAlias(Generator, (get_args(annotation)[0], None, None))
     return annotation
 
 
 def drifted(kinds: Sequence[type], twin: type) -> list[str]:
-    """How a class that blocks differs from the awaited ones; of several, what all have counts."""
+    """Returns how a blocking class differs from the async ones; names common to all count."""
     ours = methods(twin)
     common = set.intersection(*(set(methods(kind)) for kind in kinds))
     matches = [f"{name} is on one side only" for name in sorted(set(ours) ^ common)]
@@ -56,9 +56,9 @@ def drifted(kinds: Sequence[type], twin: type) -> list[str]:
 def groups() -> dict[type, Sequence[type]]:
     """Each group of methods that blocks, with the awaited ones that it may stand for."""
     result: dict[type, Sequence[type]] = {}
-    for name, each in public(AsyncClient).items():
-        if isinstance(each, property) and hasattr(Client, name):
-            kinds = inspect.signature(each.fget).return_annotation  # type: ignore[arg-type]
+    for name, attribute in public(AsyncClient).items():
+        if isinstance(attribute, property) and hasattr(Client, name):
+            kinds = inspect.signature(attribute.fget).return_annotation  # type: ignore[arg-type]
             twin = inspect.signature(getattr(Client, name).fget).return_annotation
             result[twin] = get_args(kinds) if isinstance(kinds, UnionType) else (kinds,)
     return result

@@ -1,4 +1,4 @@
-"""The library over HTTP and on the database itself: the same calls, the same answers."""
+"""The library over HTTP and on the database: the same calls return the same results."""
 
 import asyncio
 import subprocess
@@ -29,7 +29,7 @@ from tenuto.model.tasks.commands import Escalation
 from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.settings import Settings
 
-PATIENCE = 30
+WAIT_S = 30
 WORKSPACE = "0190f3c0-0000-7000-8000-000000000001"
 
 
@@ -53,7 +53,7 @@ async def worked(client: AsyncClient, worker: Worker, *tasks: Any) -> None:
         return all(view.finished_at for view in views)
 
     try:
-        await eventually(lambda: ended() if not serving.done() else serving, PATIENCE, 0.05)
+        await eventually(lambda: ended() if not serving.done() else serving, WAIT_S, 0.05)
     finally:
         stop.set()
         await serving
@@ -81,11 +81,11 @@ async def test_task_is_created_waited_for_and_followed(client: AsyncClient) -> N
     stop = asyncio.Event()
     serving = asyncio.create_task(worker.serve(stop))
     events = [event async for event in client.tasks.follow(created.id)]
-    done = await client.tasks.wait(created.id, timeout=PATIENCE)
+    done = await client.tasks.wait(created.id, timeout=WAIT_S)
     assert done.output == {"value": 42, "input": {"a": 1}}
     assert done.agent_name == "dev-1"
     with pytest.raises(TaskFailed) as failed:
-        await client.tasks.wait(str(bad.id), timeout=PATIENCE)
+        await client.tasks.wait(str(bad.id), timeout=WAIT_S)
     assert (failed.value.status, failed.value.error) == ("DEAD", "ValueError: no")
     stop.set()
     await serving
@@ -247,7 +247,7 @@ def test_blocking_client_does_the_same(tmp_path: Any) -> None:
         events.close()
         client.tasks.cancel(created.id)
         with pytest.raises(TaskFailed):
-            client.tasks.wait(created.id, timeout=PATIENCE)
+            client.tasks.wait(created.id, timeout=WAIT_S)
         assert client.stats().tasks["CANCELLED"] == 1
     with pytest.raises(Invalid):
         Client("nonsense://x")
@@ -273,7 +273,7 @@ async def test_coordinator_status_shows_the_leader(
         async def leads() -> bool:
             return (await client.coordinator.status()).instance_id == "here"
 
-        await eventually(leads, PATIENCE)
+        await eventually(leads, WAIT_S)
         stop.set()
         await coordinating
 
@@ -293,12 +293,12 @@ async def test_follow_continues_after_an_outage_of_the_server(
 ) -> None:
     elapsed, refused = Clock.elapsed, asyncio.Event()
 
-    def heard(url: str, error: Exception) -> Unavailable:
+    def on_error(url: str, error: Exception) -> Unavailable:
         if isinstance(error, httpx2.ConnectError):
             refused.set()
         return unreachable_error(url, error)
 
-    monkeypatch.setattr(http, "unreachable_error", heard)
+    monkeypatch.setattr(http, "unreachable_error", on_error)
     async with running(settings) as first:
         fixed = msgspec.structs.replace(settings, port=int(first.url.rpartition(":")[2]))
         token = await first.token()
@@ -308,7 +308,7 @@ async def test_follow_continues_after_an_outage_of_the_server(
         seen = [await anext(events)]
         following = asyncio.ensure_future(anext(events))
         monkeypatch.setattr(Clock, "elapsed", lambda clock: elapsed(clock) + quiet_s)
-    await eventually(refused.is_set, PATIENCE)
+    await eventually(refused.is_set, WAIT_S)
     async with running(fixed):
         await client.tasks.cancel(created.id)
         seen.append(await following)

@@ -1,4 +1,4 @@
-"""Every group of commands against a server: one document with `--json`, exit codes that tell."""
+"""Every command group against a server: one document with `--json`, and exit codes."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from tests.cli.orchestrate import PATIENCE, Orchestrate, Remote, serving, started, token_of
+from tests.cli.orchestrate import WAIT_S, Orchestrate, Remote, serving, started, token_of
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +305,7 @@ def test_top_shows_the_system_through_a_server(cli: Remote) -> None:
         shown += os.read(screen, 65536)
     os.write(screen, b"q")
     _drain(screen)
-    assert process.wait(PATIENCE) == 0
+    assert process.wait(WAIT_S) == 0
     assert b"PENDING" in shown
     cli.ok("task", "cancel", created)
 

@@ -1,4 +1,4 @@
-"""Flows, groups and the inbox from a program: near and far alike, awaited and blocking."""
+"""Flows, groups and the inbox from a program: direct and remote, async and blocking."""
 
 import asyncio
 from collections.abc import AsyncIterator

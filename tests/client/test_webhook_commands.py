@@ -1,4 +1,4 @@
-"""`orchestrate webhook` against a server, with an endpoint that really is told."""
+"""`orchestrate webhook` against a server, with a real endpoint."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.orchestrate import PATIENCE, Orchestrate, Remote, serving, token_of
+from tests.cli.orchestrate import WAIT_S, Orchestrate, Remote, serving, token_of
 from tests.waiting import eventually
 from tests.webhooks.receiver import Receiver, answer, receiving
 
@@ -46,7 +46,7 @@ class Hooked:
             assert len(result) < 2
             return result[0] if result and result[0]["status"] in statuses else None
 
-        return await eventually(look, PATIENCE)
+        return await eventually(look, WAIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ async def test_delivery_is_sent_and_replayed_on_request(hooked: Hooked, endpoint
     assert json.loads(first.body)["taskId"] == task
     assert task not in await hooked.ok("webhook", "deliveries", hook, "--cursor", sent["id"])
     assert (await hooked.json("webhook", "redeliver", sent["id"]))["id"] == sent["id"]
-    await eventually(lambda: len(endpoint.got) == 2, PATIENCE)
+    await eventually(lambda: len(endpoint.got) == 2, WAIT_S)
     again = endpoint.got[1]
     assert (again.headers["webhook-id"], again.body) == (first.headers["webhook-id"], first.body)
     await hooked.only(hook, "DELIVERED")

@@ -132,7 +132,7 @@ class Raw:
         return int(await self.value(f"select count(*) from {table}"))
 
     async def counts(self) -> dict[str, int]:
-        """How many rows every table has."""
+        """Returns the number of rows of every table."""
         if self.path is not None:
             names = (
                 "select name from sqlite_master where type = 'table' and name not like 'sqlite%'"
@@ -229,13 +229,13 @@ def another(database_url: str, clock: ManualClock, engine: Engine) -> Another:
     seeds = iter(range(100, 200))
 
     @asynccontextmanager
-    async def made() -> AsyncIterator[Engine]:
+    async def connected_engine() -> AsyncIterator[Engine]:
         other = ManualClock(next(seeds))
         other.advance(clock.elapsed())
         async with opened(database_url, other) as store:
             yield Engine(store, actor="another")
 
-    return made
+    return connected_engine
 
 
 async def check_trail(raw: Raw) -> None:
@@ -303,7 +303,7 @@ async def check_timers(engine: Engine, raw: Raw) -> None:
 
 
 async def check_whole(raw: Raw) -> None:
-    """Nothing is stored of a task that does not exist."""
+    """Asserts that no part of a missing task is stored."""
     parts = ("body", "output", "label", "tag", "capability", "dependency", "step", "secret")
     orphans = " union all ".join(
         f"select '{part}', task from task_{part} where task not in (select id from task)"

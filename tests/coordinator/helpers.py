@@ -1,4 +1,4 @@
-"""A stage for push: an engine whose clock a test moves, a gateway as it is told, dispatchers."""
+"""A stage for push tests: an engine with a manual clock, a stub gateway, dispatchers."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""A gateway in the test's own process that does as it is told, and remembers what it was asked."""
+"""A gateway in the test's process that does as configured and records its requests."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The coordinator: who leads, what it repairs, and what it leaves alone after a pause."""
+"""The coordinator: leadership, repairs, and exemptions after a suspension."""
 
 import asyncio
 import signal
@@ -10,9 +10,9 @@ from uuid import UUID
 
 import pytest
 from tests.contract.conftest import ManualClock, Raw, check_attempts, check_trail, opened
-from tests.proof.crash.system import PATIENCE, Process, System, stopped, system
+from tests.proof.crash.system import WAIT_S, Process, System, stopped, system
 from tests.waiting import eventually
-from tests.worker.test_worker_process import nobody_writes
+from tests.worker.test_worker_process import without_writers
 
 from tenuto.coordinator.coordinator import NAME, Coordinator
 from tenuto.coordinator.duties import DUTIES, Duty, DutyContext, Work
@@ -87,7 +87,7 @@ async def test_leader_in_a_long_cleanup_keeps_leading(
         return await lead(*args)
 
     async def prune() -> int:
-        await asyncio.wait_for(renewed.wait(), PATIENCE)
+        await asyncio.wait_for(renewed.wait(), WAIT_S)
         return 7
 
     monkeypatch.setattr(upkeep, "acquire_leadership", count)
@@ -449,39 +449,39 @@ async def leads(world: System) -> Leadership:
     return result
 
 
-async def told(world: System, kind: str) -> list[str]:
-    """What coordinators have noted themselves, of one kind."""
+async def log_entries(world: System, kind: str) -> list[str]:
+    """Returns the log entries of coordinators, of one kind."""
     lines = await recent_logs(world.engine, "INFO", 100)
     return [line.text for line in lines if line.event == kind]
 
 
 async def test_standby_takes_over_when_the_leader_is_killed(world: System) -> None:
     both = world.coordinator(), world.coordinator()
-    first = await eventually(lambda: leader(world, *both), PATIENCE)
+    first = await eventually(lambda: leader(world, *both), WAIT_S)
     second = both[1] if first is both[0] else both[0]
     assert (await leads(world)).epoch == 1
     [task] = await world.submit(world.task("[ $TENUTO_ATTEMPT -gt 1 ] && exit 0; sleep 100"))
-    victim = world.worker()
-    await eventually(world.sessions, PATIENCE)
+    worker = world.worker()
+    await eventually(world.sessions, WAIT_S)
     first.signal(signal.SIGKILL)
     await first.ended()
     until = (await leads(world)).until
-    victim.signal(signal.SIGKILL)
-    await eventually(lambda: leader(world, second), PATIENCE)
+    worker.signal(signal.SIGKILL)
+    await eventually(lambda: leader(world, second), WAIT_S)
     result = await leads(world)
     assert result.epoch == 2
     assert result.since is not None
     assert result.since >= until, "the lease of the dead ended first"
-    assert len(await told(world, "coordinator.led")) == 2
+    assert len(await log_entries(world, "coordinator.led")) == 2
     world.worker()
     await world.check([task])
 
 
 async def test_standby_takes_over_when_the_leader_exits(world: System) -> None:
     first = world.coordinator(tick_s=30)
-    await eventually(lambda: leader(world, first), PATIENCE)
+    await eventually(lambda: leader(world, first), WAIT_S)
     second = world.coordinator()
-    await eventually(lambda: "coordinator" in second.text(), PATIENCE)
+    await eventually(lambda: "coordinator" in second.text(), WAIT_S)
     before = await leads(world)
     first.signal(signal.SIGTERM)
     assert await first.ended() == 0
@@ -494,18 +494,18 @@ async def test_standby_takes_over_when_the_leader_exits(world: System) -> None:
 
 async def test_leader_stopped_past_its_lease_reports_it(world: System) -> None:
     both = world.coordinator(), world.coordinator()
-    first = await eventually(lambda: leader(world, *both), PATIENCE)
+    first = await eventually(lambda: leader(world, *both), WAIT_S)
     second = both[1] if first is both[0] else both[0]
-    with stopped(first, free=nobody_writes(world)):
-        await eventually(lambda: leader(world, second), PATIENCE)
+    with stopped(first, free=without_writers(world)):
+        await eventually(lambda: leader(world, second), WAIT_S)
         [task] = await world.submit(world.task("exit 0"))
         world.worker()
         await world.in_status([task], "COMPLETED")
-    await eventually(lambda: "lost the lead to" in first.text(), PATIENCE)
+    await eventually(lambda: "lost the lead to" in first.text(), WAIT_S)
     holder = (await leads(world)).holder
     assert f":{second.pid}:" in holder
     assert f"lost the lead to {holder}, epoch 2" in first.text()
-    [note] = await eventually(lambda: told(world, "coordinator.conflict"), PATIENCE)
+    [note] = await eventually(lambda: log_entries(world, "coordinator.conflict"), WAIT_S)
     assert note == f"coordinator.conflict: lost the lead to {holder}, epoch 2"
     assert "lost the lead" not in second.text()
     await world.check([task])

@@ -1,4 +1,4 @@
-"""Push: what is claimed for agents with a gateway, what becomes of it when gateways fail."""
+"""Push: claims for agents with a gateway, and failures of gateways."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -102,7 +102,7 @@ async def test_push_skips_agents_without_a_served_gateway(
     assert await stage.status(task) == "PENDING"
 
 
-async def test_explain_says_why_a_gateway_gets_no_task(stage: Stage) -> None:
+async def test_explain_shows_why_a_gateway_gets_no_task(stage: Stage) -> None:
     own, other = await stage.agent(), await stage.agent("other", gateway="elsewhere")
     [task] = await stage.submit()
     unserved = "its gateway {} is not configured in a running coordinator"
@@ -312,7 +312,7 @@ async def test_failed_spawns_occupy_no_slot_of_a_gateway(
 
 
 async def test_refused_task_does_not_count_as_a_gateway_failure(stage: Stage) -> None:
-    """Its failures in a row start anew, and a try that it refuses opens it."""
+    """The refusal resets the failures in a row and closes an open circuit."""
     await stage.agent()
     await stage.submit()
     for status in (503, 503, 400, 503, 503):

@@ -23,7 +23,7 @@ SETTINGS = Settings(heartbeat_s=5, tick_s=2)
 
 
 async def due(engine: Engine, clock: ManualClock, n: int) -> UUID:
-    """So many tasks whose time comes in a second; the last one's id."""
+    """Creates that many tasks that are due in a second; returns the last one's id."""
     when = clock.now().replace(microsecond=0)
     last = None
     for start in range(0, n, 1000):
@@ -107,7 +107,7 @@ async def test_workspaces_beyond_one_batch_are_all_promoted(
 
 
 async def held(store: Store, workspace: UUID, n: int) -> UUID:
-    """So many tasks of a workspace that a worker holds; the last one's id."""
+    """Creates that many leased tasks of a workspace; returns the last one's id."""
     engine = Engine(store, workspace=workspace)
     await engine.submit_many([NewTask(title="held") for _ in range(n)])
     agent = await engine.register_agent(profile(id=engine.clock.new_id(), workspace=workspace))

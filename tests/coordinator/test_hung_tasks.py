@@ -1,4 +1,4 @@
-"""A task far past its estimate: its session is warned, and given up if it stays silent."""
+"""Tasks far past their estimate: the session is warned, then aborted without progress."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -129,7 +129,7 @@ async def test_worker_warns_its_session_and_stops_an_aborted_one(database_url: s
         task = await inside.submit(estimate_minutes=ESTIMATE)
         await inside.until(task, "RUNNING")
         await past(inside, raw, task, "started_at", ESTIMATE + 31)
-        await inside.said(task, HUNG_WARNING)
+        await inside.logged(task, HUNG_WARNING)
         assert ended == []
         await past(inside, raw, task, "hung_warned_at", 11)
         assert (await inside.ended(task)).output == "second"
@@ -170,11 +170,11 @@ async def test_command_transcript_has_the_warning_and_its_processes_end(
         task = await inside.shell(
             "[ $TENUTO_ATTEMPT -gt 1 ] && exit 0; echo up $$; sleep 100", estimate_minutes=ESTIMATE
         )
-        await inside.said(task, "up ")
+        await inside.logged(task, "up ")
         session = Path("/proc") / (await inside.transcript(task))[0].removeprefix("up ")
         assert session.exists()
         await past(inside, raw, task, "started_at", ESTIMATE + 31)
-        await inside.said(task, HUNG_WARNING)
+        await inside.logged(task, HUNG_WARNING)
         await past(inside, raw, task, "hung_warned_at", 11)
         await inside.ended(task)
         [aborted, done] = await inside.engine.attempts(task)

@@ -1,4 +1,4 @@
-"""A store that is away: when it is asked again, who is told, and what waits until it is back."""
+"""Outages of the store: retry delays, alerts, and work that waits."""
 
 import asyncio
 import json

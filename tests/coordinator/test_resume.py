@@ -1,4 +1,4 @@
-"""After a pause, or when the clock was set: the living are heard before anything of theirs ends."""
+"""After a suspension or clock change, live workers renew their leases before any expires."""
 
 import os
 import socket
@@ -32,8 +32,8 @@ from tenuto.settings import Settings
 from tenuto.worker.process_pool import WorkerPool
 
 SETTINGS = Settings(heartbeat_s=5, tick_s=2)
-SLOW_BEAT_S = 12
-SLOW_LEASE_S = 3 * SLOW_BEAT_S
+SLOW_HEARTBEAT_S = 12
+SLOW_LEASE_S = 3 * SLOW_HEARTBEAT_S
 
 
 class SetClock(ManualClock):
@@ -194,10 +194,10 @@ async def test_worker_with_slow_heartbeats_is_waited_for(stage: Stage, pause_s: 
     fence = await stage.held(SLOW_LEASE_S, timeout_s=4)
     stage.clock.advance(pause_s)
     if pause_s > SLOW_LEASE_S:
-        done = await stage.cycle(SLOW_BEAT_S + SETTINGS.tick_s)
+        done = await stage.cycle(SLOW_HEARTBEAT_S + SETTINGS.tick_s)
         assert (done["expired"], done["promoted"]) == (0, 0)
     else:
-        assert (await stage.cycle(SLOW_BEAT_S))["expired"] == 0
+        assert (await stage.cycle(SLOW_HEARTBEAT_S))["expired"] == 0
     await stage.engine.complete(fence, "in time")
     assert await stage.status(fence) == "COMPLETED"
 
@@ -205,9 +205,9 @@ async def test_worker_with_slow_heartbeats_is_waited_for(stage: Stage, pause_s: 
 async def test_heartbeat_just_before_its_deadline_is_enough(stage: Stage) -> None:
     """Least is left of a lease when the pause begins as its owner is about to beat."""
     fence = await stage.held(SLOW_LEASE_S)
-    await stage.cycle(SLOW_BEAT_S)
+    await stage.cycle(SLOW_HEARTBEAT_S)
     stage.clock.advance(hours=1)
-    assert (await stage.cycle(SLOW_BEAT_S))["expired"] == 0
+    assert (await stage.cycle(SLOW_HEARTBEAT_S))["expired"] == 0
     await stage.engine.heartbeat([fence], SLOW_LEASE_S)
     assert await stage.status(fence) == "RUNNING"
     assert (await stage.cycle(SLOW_LEASE_S))["expired"] == 0

@@ -1,4 +1,4 @@
-"""Sessions at gateways: who ends them, when, and what is known of it."""
+"""Sessions at gateways: who ends them, when, and with which receipt."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The chart as Helm renders it, and whether Kubernetes would take it."""
+"""Renders the chart with Helm and validates it for Kubernetes."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ CHART = DEPLOY / "helm" / "tenuto"
 HELM = Path(sys.executable).with_name("helm")
 OLDEST: str = load("helm/tenuto/Chart.yaml")["kubeVersion"].removeprefix(">=").removesuffix(".0-0")
 NEWEST: str = kubernetes_validate.latest_version()
-FOREIGN = {"ServiceMonitor"}
+CUSTOM_KINDS = {"ServiceMonitor"}
 """Kinds that Kubernetes does not define itself."""
 Refused: type[Exception] = kubernetes_validate.ValidationError
 KEYS = f"k1:{'A' * 43}="
@@ -49,7 +49,7 @@ def render(values: Object, release: str = "tenuto") -> list[Object]:
 
 
 def refusal(values: Object) -> str:
-    """Why Helm does not render the chart with these values."""
+    """Returns Helm's reason to refuse these values."""
     done = helm("template", "tenuto", str(CHART), values=values)
     assert done.returncode != 0, "it was rendered"
     return done.stderr

@@ -1,4 +1,4 @@
-"""What an expression of Prometheus asks for, and whether the metrics can answer."""
+"""Parses Prometheus expressions and checks that the metrics can answer them."""
 
 from typing import Any, NamedTuple
 
@@ -84,7 +84,7 @@ def asked(expression: str) -> Asked:
 
 
 def faults(expression: str) -> list[str]:
-    """What the metrics cannot answer of an expression."""
+    """Returns the parts of an expression that the metrics cannot answer."""
     series, rated, labels = asked(expression)
     existing = {label for name in series for label in SERIES.get(name, set())} | SCRAPED
     return [

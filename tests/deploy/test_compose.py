@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from tests.deploy.tree import (
+    COMMAND_TIMEOUT_S,
     DEPLOY,
     ROOT,
-    TELL_S,
     VARIABLES,
     VERSION,
     load,
@@ -110,7 +110,7 @@ def test_compose_variables_are_settings_of_the_program(name: str) -> None:
 def test_compose_worker_has_time_to_drain() -> None:
     worker = SERVICES["worker"]
     drain, grace = (int(worker["environment"][f"TENUTO_{name}_S"]) for name in ("DRAIN", "GRACE"))
-    assert seconds(worker["stop_grace_period"]) > drain + grace + TELL_S
+    assert seconds(worker["stop_grace_period"]) > drain + grace + COMMAND_TIMEOUT_S
 
 
 def test_database_is_reachable_only_inside() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.deploy.charts import (
     CHART,
-    FOREIGN,
+    CUSTOM_KINDS,
     KEYS,
     NEWEST,
     OLDEST,
@@ -22,7 +22,7 @@ from tests.deploy.charts import (
     refusal,
     render,
 )
-from tests.deploy.tree import TELL_S, VARIABLES, VERSION, load, misunderstood
+from tests.deploy.tree import COMMAND_TIMEOUT_S, VARIABLES, VERSION, load, misunderstood
 
 EXISTING: Object = {"secret": {"existing": "mine"}}
 POOLED = SECRETS | {
@@ -85,15 +85,15 @@ def rendered(name: str) -> list[Object]:
 
 
 @pytest.fixture(params=SETS)
-def things(request: pytest.FixtureRequest) -> list[Object]:
-    """What the chart makes of each set of values in turn."""
+def objects(request: pytest.FixtureRequest) -> list[Object]:
+    """Returns the rendered objects for each set of values in turn."""
     return rendered(request.param)
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_every_object_is_valid_for_kubernetes(things: list[Object], version: str) -> None:
-    for item in things:
-        if item["kind"] not in FOREIGN:
+def test_every_object_is_valid_for_kubernetes(objects: list[Object], version: str) -> None:
+    for item in objects:
+        if item["kind"] not in CUSTOM_KINDS:
             check(item, version)
 
 
@@ -118,8 +118,8 @@ def test_chart_and_project_versions_agree() -> None:
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
 
 
-def test_every_container_is_hardened(things: list[Object]) -> None:
-    for _, template in pods(things):
+def test_every_container_is_hardened(objects: list[Object]) -> None:
+    for _, template in pods(objects):
         pod = template["spec"]
         assert pod["automountServiceAccountToken"] is False
         # A Service named tenuto would otherwise set TENUTO_PORT, which is a setting.
@@ -127,7 +127,7 @@ def test_every_container_is_hardened(things: list[Object]) -> None:
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] > 0
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in containers(things):
+    for container in containers(objects):
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -138,15 +138,15 @@ def test_every_container_is_hardened(things: list[Object]) -> None:
         assert "/tmp" in {mount["mountPath"] for mount in container["volumeMounts"]}
 
 
-def test_every_image_has_a_fixed_tag(things: list[Object]) -> None:
-    for container in containers(things):
+def test_every_image_has_a_fixed_tag(objects: list[Object]) -> None:
+    for container in containers(objects):
         name, _, tag = container["image"].rpartition(":")
         assert name
         assert tag not in {"", "latest"}
 
 
-def test_long_running_container_has_probes(things: list[Object]) -> None:
-    for owner, template in pods(things):
+def test_long_running_container_has_probes(objects: list[Object]) -> None:
+    for owner, template in pods(objects):
         if owner["kind"] == "Job":
             continue
         for container in template["spec"]["containers"]:
@@ -164,25 +164,25 @@ def test_api_probes_use_its_health_routes() -> None:
     assert [port["name"] for port in container["ports"]] == ["http"]
 
 
-def test_chart_commands_are_valid(things: list[Object]) -> None:
-    for container in containers(things):
+def test_chart_commands_are_valid(objects: list[Object]) -> None:
+    for container in containers(objects):
         assert misunderstood(container["command"]) is None
         probe = container.get("readinessProbe", {}).get("exec")
         assert probe is None or misunderstood(probe["command"]) is None
 
 
-def test_chart_variables_are_settings_of_the_program(things: list[Object]) -> None:
-    named = {item["name"] for container in containers(things) for item in container["env"]}
-    assert named | set(of(things, "ConfigMap")["data"]) <= VARIABLES
+def test_chart_variables_are_settings_of_the_program(objects: list[Object]) -> None:
+    named = {item["name"] for container in containers(objects) for item in container["env"]}
+    assert named | set(of(objects, "ConfigMap")["data"]) <= VARIABLES
 
 
-def test_selectors_match_their_pods(things: list[Object]) -> None:
-    labels = [template["metadata"]["labels"] for _, template in pods(things)]
+def test_selectors_match_their_pods(objects: list[Object]) -> None:
+    labels = [template["metadata"]["labels"] for _, template in pods(objects)]
     chosen = []
-    for item in things:
+    for item in objects:
         spec = item.get("spec", {})
         selector = spec.get("selector", spec.get("podSelector"))
-        if selector is None or item["kind"] in FOREIGN:
+        if selector is None or item["kind"] in CUSTOM_KINDS:
             continue
         expected = selector.get("matchLabels", selector)
         matches = [label for label in labels if expected.items() <= label.items()]
@@ -206,10 +206,10 @@ def hooked(item: Object) -> bool:
     return "helm.sh/hook" in item["metadata"].get("annotations", {})
 
 
-def test_objects_named_by_a_pod_exist(things: list[Object]) -> None:
+def test_objects_named_by_a_pod_exist(objects: list[Object]) -> None:
     """And for a hook, which runs before the rest is made, among the hooks."""
-    for owner, template in pods(things):
-        there = [item for item in things if hooked(item)] if hooked(owner) else things
+    for owner, template in pods(objects):
+        there = [item for item in objects if hooked(item)] if hooked(owner) else objects
         assert secrets_of(template) <= names(there, "Secret") | {"mine", "claude-token"}
         account = template["spec"].get("serviceAccountName")
         assert account is None or account in names(there, "ServiceAccount")
@@ -250,10 +250,10 @@ def test_remote_worker_gets_neither_database_nor_keys() -> None:
     assert container["command"][-3:] == ["--task-tag", "python", "--no-accept-commands"]
 
 
-def test_chart_worker_has_time_to_drain(things: list[Object]) -> None:
-    data = of(things, "ConfigMap")["data"]
-    needed = int(data["TENUTO_DRAIN_S"]) + int(data["TENUTO_GRACE_S"]) + TELL_S
-    for owner, template in pods(things):
+def test_chart_worker_has_time_to_drain(objects: list[Object]) -> None:
+    data = of(objects, "ConfigMap")["data"]
+    needed = int(data["TENUTO_DRAIN_S"]) + int(data["TENUTO_GRACE_S"]) + COMMAND_TIMEOUT_S
+    for owner, template in pods(objects):
         if "worker" in owner["metadata"]["name"]:
             assert template["spec"]["terminationGracePeriodSeconds"] > needed
 

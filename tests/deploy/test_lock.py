@@ -33,7 +33,9 @@ def locked(name: str) -> dict[str, str]:
     return {item[1]: item[2] for item in matches if item is not None}
 
 
-def wanted(lines: list[str], extras: frozenset[str] = frozenset({""})) -> Iterator[Requirement]:
+def requirements(
+    lines: list[str], extras: frozenset[str] = frozenset({""})
+) -> Iterator[Requirement]:
     """The requirements that hold on Linux for some extra or none."""
     for item in map(Requirement, lines):
         if item.marker is None or any(
@@ -57,24 +59,24 @@ def test_lock_names_no_host(name: str) -> None:
 @pytest.mark.parametrize("name", OF)
 def test_project_dependencies_are_locked_at_allowed_versions(name: str) -> None:
     versions = locked(name)
-    for item in wanted(OF[name]):
+    for item in requirements(OF[name]):
         version = versions.get(canonicalize_name(item.name))
         assert version is not None, f"{item} is not in {name}: {RENEW}"
         assert item.specifier.contains(version), f"{item} does not allow {version}: {RENEW}"
 
 
 def test_transitive_dependencies_are_locked() -> None:
-    versions, waiting = locked("requirements.lock"), list(wanted(OF["requirements.lock"]))
+    versions, waiting = locked("requirements.lock"), list(requirements(OF["requirements.lock"]))
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
-        each = waiting.pop()
-        name, extras = canonicalize_name(each.name), frozenset({"", *each.extras})
-        assert name in versions, f"{each} is not in requirements.lock: {RENEW}"
+        requirement = waiting.pop()
+        name, extras = canonicalize_name(requirement.name), frozenset({"", *requirement.extras})
+        assert name in versions, f"{requirement} is not in requirements.lock: {RENEW}"
         if (name, extras) not in seen:
             seen.add((name, extras))
-            waiting += wanted(requires(each.name) or [], extras)
+            waiting += requirements(requires(requirement.name) or [], extras)
     assert {name for name, _ in seen} > {
-        canonicalize_name(item.name) for item in wanted(OF["requirements.lock"])
+        canonicalize_name(item.name) for item in requirements(OF["requirements.lock"])
     }
 
 

@@ -1,4 +1,4 @@
-"""Alerts and dashboard: they ask for metrics that exist, and every alert has its runbook."""
+"""Alerts and dashboard: they query existing metrics, and every alert has its runbook."""
 
 import json
 import re

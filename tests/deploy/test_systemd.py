@@ -1,4 +1,4 @@
-"""The units: every key is one of systemd's, every command one of ours, every worker drains."""
+"""The systemd units: valid keys and commands, and workers that drain."""
 
 import re
 import shlex
@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from tests.deploy.tree import DEPLOY, TELL_S, VARIABLES, misunderstood
+from tests.deploy.tree import COMMAND_TIMEOUT_S, DEPLOY, VARIABLES, misunderstood
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 KNOWN = {
@@ -149,7 +149,7 @@ def test_worker_unit_drains_and_stops_its_processes() -> None:
     assert one(unit, "OOMPolicy") == "continue"
     values = dict(pair.split("=") for pair in one(unit, "Environment").split())
     drain, grace = (int(values[f"TENUTO_{name}_S"]) for name in ("DRAIN", "GRACE"))
-    assert int(one(unit, "TimeoutStopSec")) > drain + grace + TELL_S
+    assert int(one(unit, "TimeoutStopSec")) > drain + grace + COMMAND_TIMEOUT_S
 
 
 def test_unit_variables_are_settings_and_secrets_are_empty() -> None:

@@ -1,4 +1,4 @@
-"""What the tests of the deployment share: its files, and whether a command line is understood."""
+"""Helpers for tests of the deployment: its files, and the check of command lines."""
 
 import re
 import tomllib
@@ -20,7 +20,7 @@ VARIABLES = {f"TENUTO_{name.upper()}" for name in Settings.__struct_fields__} | 
     "TENUTO_URL",
 }
 """What the programs read from the environment."""
-TELL_S = 30
+COMMAND_TIMEOUT_S = 30
 """Seconds that a worker may take, after draining and killing, to tell what became of its tasks."""
 
 
@@ -36,7 +36,7 @@ def seconds(text: str) -> int:
 
 
 def misunderstood(words: list[str]) -> str | None:
-    """Why the program would refuse a command line, `None` when it would not."""
+    """Returns the reason to refuse a command line, `None` if it is valid."""
     program, *rest = words
     if Path(program).name != "orchestrate":
         return f"{program} is not the program"

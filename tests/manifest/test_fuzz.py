@@ -1,4 +1,4 @@
-"""Whatever stands in a file, it is read or refused with its place: never a fault."""
+"""Any file is loaded or refused with a location, without an internal error."""
 
 from contextlib import suppress
 from typing import Any
@@ -17,7 +17,7 @@ from tenuto.model.errors import Invalid
 
 
 def outcome(text: str | bytes) -> Manifest | None:
-    """What is read; nothing where it is refused, with a place or the whole file's name."""
+    """Returns the manifest, or `None` if it is refused with a location or the file's name."""
     try:
         return read_manifest({"f.yaml": text})
     except Invalid as error:
@@ -53,14 +53,14 @@ group_names = st.sampled_from([*GroupShape.__struct_fields__, *Lists.__struct_fi
 
 @settings(max_examples=400, deadline=None)
 @given(st.dictionaries(task_names | group_names, values, max_size=5), st.booleans())
-def test_any_value_in_any_field_loads_or_is_refused(said: dict[str, Any], is_group: bool) -> None:
-    said = {"id": "a"} | said
-    result = outcome(to_yaml(said))
+def test_any_value_in_any_field_loads_or_is_refused(fields: dict[str, Any], is_group: bool) -> None:
+    fields = {"id": "a"} | fields
+    result = outcome(to_yaml(fields))
     if result is not None and result.specs:
         again = read_manifest({"f": dump(result.specs.values())})
         assert again.specs == result.specs
     with suppress(Invalid):
-        parse_spec("group" if is_group else "task", said)
+        parse_spec("group" if is_group else "task", fields)
 
 
 @pytest.mark.parametrize("name", TaskShape.__struct_fields__)

@@ -1,4 +1,4 @@
-"""YAML text: what it stands for, where that is, and what is refused before it can do harm."""
+"""YAML text: its values, their locations, and what is refused."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Files: every name that is understood, how things are joined, and faults with their places."""
+"""Files: every field name, merging of definitions, and errors with locations."""
 
 from typing import Any
 from uuid import UUID
@@ -18,7 +18,7 @@ from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import NewTask
 
 
-def told(text: str, stored: dict[str, Spec] | None = None) -> list[str]:
+def refusal_lines(text: str, stored: dict[str, Spec] | None = None) -> list[str]:
     """The lines of a refusal."""
     with pytest.raises(Invalid) as caught:
         read_manifest({"flow.yaml": text}, stored)
@@ -211,21 +211,21 @@ def test_every_field_name_is_parsed(text: str, field: str, value: Any) -> None:
     ],
 )
 def test_error_has_its_location(text: str, expected: str) -> None:
-    [line] = told(text)
+    [line] = refusal_lines(text)
     assert line.startswith("flow.yaml:")
     assert expected in line
 
 
 def test_all_errors_are_reported_together_in_order() -> None:
     text = "id: a\npriority: 11\ntimeout_s: 0\nlease_s: 0\nfoo: 1\nprompt: [1]"
-    lines = told(text)
+    lines = refusal_lines(text)
     assert [line.split(":")[1] for line in lines] == ["2", "3", "4", "5", "6"]
     with pytest.raises(Invalid) as caught:
         read_manifest({"b.yaml": "id: x y", "a.yaml": "id: b\npriority: 0"})
     assert [line.split(":")[0] for line in str(caught.value).splitlines()] == ["a.yaml", "b.yaml"]
     assert caught.value.code == "invalid_value"
     assert caught.value.details == {"file": "a.yaml", "line": 2, "column": 11, "field": "priority"}
-    many = told("tasks:\n" + "".join(f"- {{id: a{n}, priority: 0}}\n" for n in range(150)))
+    many = refusal_lines("tasks:\n" + "".join(f"- {{id: a{n}, priority: 0}}\n" for n in range(150)))
     assert (len(many), many[-1]) == (101, "... and 50 more")
 
 
@@ -234,13 +234,13 @@ def test_definitions_are_merged_across_documents_and_files() -> None:
         {"a": "id: x\n---\nid: y\nprevious_task: x", "b": "id: z\nprevious: {child_id: y}"}
     )
     assert [item.next for item in result.tasks.values()] == ["y", "z", None]
-    assert told("tasks: [{id: x, next: y}, {id: y}, {id: z, previous_task: x}]") == [
+    assert refusal_lines("tasks: [{id: x, next: y}, {id: y}, {id: z, previous_task: x}]") == [
         "flow.yaml:1:59: tasks[2].previous_task: 'x' has next 'y' already, not 'z'"
     ]
-    assert "which is not defined" in told("id: z\nprevious_task: x")[0]
+    assert "which is not defined" in refusal_lines("id: z\nprevious_task: x")[0]
     assert (
         "is stored without next"
-        in told("id: z\nprevious_task: x", {"x": NewTask(title="x", key="x")})[0]
+        in refusal_lines("id: z\nprevious_task: x", {"x": NewTask(title="x", key="x")})[0]
     )
     linked = NewTask(title="x", key="x", next="z")
     assert read_manifest({"f": "id: z\nprevious_task: x"}, {"x": linked}).specs.keys() == {"z"}
@@ -259,7 +259,7 @@ def test_task_is_added_to_the_group_that_it_names() -> None:
         "g": GroupSpec(title="G", key="g", children=("b", "a"))
     }
     assert read_manifest({"f": "id: b\ngroup_id: g"}, stored).groups == {}
-    assert told("tasks: [{id: a, group_id: b}, {id: b}]") == [
+    assert refusal_lines("tasks: [{id: a, group_id: b}, {id: b}]") == [
         "flow.yaml:1:27: tasks[0].group_id: 'b' is a task, not a group"
     ]
 
@@ -314,15 +314,18 @@ def test_stored_definitions_are_checked_with_the_files() -> None:
         "c": NewTask(title="c", key="c"),
     }
     assert read_manifest({"f": "id: a"}, stored).specs.keys() == {"a"}
-    assert "cyclic definitions" in told("id: a\nnext: b", stored)[0]
-    assert "is a child of" in told("groups: [{id: h, children: [c]}]", stored)[0]
+    assert "cyclic definitions" in refusal_lines("id: a\nnext: b", stored)[0]
+    assert "is a child of" in refusal_lines("groups: [{id: h, children: [c]}]", stored)[0]
 
 
 def test_millions_of_items_are_refused_quickly() -> None:
     text = "id: a\nforeach_template_task_id: a\nforeach_items: [" + "x," * 4_000_000 + "]"
-    assert "more than 200,000 values" in told(text)[0]
+    assert "more than 200,000 values" in refusal_lines(text)[0]
     text = "tasks:\n- id: b\n- id: a\n  foreach_template_task_id: b\n  foreach_items: ["
-    assert "20,000 items; a foreach takes at most 10,000" in told(text + "x," * 20_000 + "]")[0]
+    assert (
+        "20,000 items; a foreach takes at most 10,000"
+        in refusal_lines(text + "x," * 20_000 + "]")[0]
+    )
 
 
 def test_schedules_and_triggers_are_parsed() -> None:
@@ -350,7 +353,7 @@ triggers:
         "schedules:\n"
         + 2 * "- {name: a, target: t, schedule: {type: cron, expression: '@daily'}}\n"
     )
-    assert "'a' is defined twice" in told(f"tasks: [{{id: t}}]\n{twice}")[0]
+    assert "'a' is defined twice" in refusal_lines(f"tasks: [{{id: t}}]\n{twice}")[0]
 
 
 def test_empty_file_gets_a_warning() -> None:

@@ -1,4 +1,4 @@
-"""What is written loads back to the same; what differs is told field by field."""
+"""Written manifests load back to the same; differences are reported by field."""
 
 from typing import Any
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""Limits: what no database keeps is refused, and everything else comes back as it went in."""
+"""Bounds: values that cannot be stored are refused, and all others are stored unchanged."""
 
 import decimal
 import json
@@ -269,7 +269,7 @@ def test_tasks_of_one_lane_have_equal_requirements() -> None:
 
 
 def test_fingerprint_ignores_explicit_defaults() -> None:
-    """What is read from a request is equal to the default, never the same object."""
+    """A value decoded from a request equals the default but is another object."""
     output = (
         b'{"title": "t", "task_type": "default", "priority": 5, "max_attempts": 3, "tags": [],'
         b' "description": null}'
@@ -393,12 +393,12 @@ def test_secrets_up_to_the_limits_are_accepted() -> None:
 
 
 def test_foreach_items_up_to_the_limit_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those in another task's result are counted when it is there."""
+    """Items in another task's result are counted when the result is stored."""
     monkeypatch.setattr(progress, "MAX_ITEMS", 3)
-    each = Foreach(items={"$from": "w"}, template="t")
-    assert foreach_items(each, {"w": [1, 2, 3]}) == [1, 2, 3]
+    foreach = Foreach(items={"$from": "w"}, template="t")
+    assert foreach_items(foreach, {"w": [1, 2, 3]}) == [1, 2, 3]
     with pytest.raises(ControlTaskFailed, match="at most 3"):
-        foreach_items(each, {"w": [1, 2, 3, 4]})
+        foreach_items(foreach, {"w": [1, 2, 3, 4]})
 
 
 def test_groups_and_plans_up_to_the_limits_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def raised_codes() -> Iterator[tuple[str, str]]:
 
 
 @cache
-def spoken_words() -> frozenset[str]:
+def used_codes() -> frozenset[str]:
     """Every text in the source but the keys of the table of codes itself."""
     words: set[str] = set()
     for path, tree in trees():
@@ -98,7 +98,7 @@ def test_every_code_in_use_is_documented() -> None:
 
 @pytest.mark.parametrize("code", sorted(CODES))
 def test_every_documented_code_is_in_use(code: str) -> None:
-    assert code in spoken_words()
+    assert code in used_codes()
 
 
 def test_every_code_is_explained_in_a_sentence() -> None:

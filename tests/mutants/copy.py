@@ -70,7 +70,7 @@ def check_tests(folder: Path, fault: Fault, *, earlier: bool) -> None:
 
 
 def is_noticed(folder: Path, fault: Fault) -> bool:
-    """Whether the fault's tests fail with it, or never end."""
+    """True if the fault's tests fail with it, or never end."""
     path = folder / fault.file
     text = path.read_text(encoding="utf-8")
     path.write_text(planted(fault, text), encoding="utf-8")
@@ -89,7 +89,7 @@ def _present(folder: Path, fault: Fault) -> list[str]:
 
 
 def _run_tests(folder: Path, fault: Fault, tests: list[str]) -> tuple[int, str]:
-    """How pytest ends with these tests, and the end of what it prints."""
+    """Runs these tests; returns pytest's exit code and the end of its output."""
     command = [str(folder / ".venv" / "bin" / "python"), "-m", "pytest", "-q", "-x"]
     command += ["-p", "no:cacheprovider", "-p", "no:randomly", f"--timeout={TEST_S}", *tests]
     command += ["-k", fault.only] if fault.only else []

@@ -1,4 +1,4 @@
-"""Faults as data: what is replaced by what in which file, and the tests that must notice it.
+"""Faults as data: file, old text, new text, and the tests that must notice the fault.
 
 An area is a file of `areas/`; each of its tables is a fault. `old` stands once in the file.
 """

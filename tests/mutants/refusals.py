@@ -1,4 +1,4 @@
-"""Faults made from the source: each refusal (`raise` of an error of ours) is dropped once.
+"""Faults created from the source: each `raise` of an error of Tenuto is removed once.
 
 A refusal that can be dropped without a failing test is asserted nowhere, or by a test that would
 pass without it. Which tests reach a refusal is measured: they run once under coverage.

@@ -1,4 +1,4 @@
-"""The faults that `make mutants` plants fit the tree as it is."""
+"""The faults that `make mutants` plants fit the tree."""
 
 import pytest
 from tests.mutants.faults import ROOT, Fault, areas, planted

@@ -1,4 +1,4 @@
-"""A small OTLP/HTTP collector on loopback: takes what the standard says, refuses the rest."""
+"""A small OTLP/HTTP collector on loopback that accepts only valid requests."""
 
 import gzip
 import threading
@@ -92,7 +92,7 @@ def collecting() -> Iterator[Collector]:
             self.wfile.write(answer)
 
         def log_message(self, *args: object) -> None:
-            """Nobody reads it."""
+            """Drops the log lines of the HTTP server."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True

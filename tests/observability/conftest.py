@@ -33,7 +33,7 @@ class Counted:
         """Read what happened since the last look."""
         await self.hub._poll_logged()
 
-    def told(self, name: str, **labels: str) -> float:
+    def value(self, name: str, **labels: str) -> float:
         return self.metrics.value(name, **labels)
 
 

@@ -52,7 +52,7 @@ async def test_response_of_a_gateway_is_one_line(database_url: str, log: Log, st
 
 async def test_alert_is_one_line_everywhere(log: Log, style: str) -> None:
     clock = Later()
-    alarm = Told(clock)
+    alarm = RecordingAlertSender(clock)
     outage = OutageMonitor(alarm, clock, SURROGATE)
     outage.record_failure(SURROGATE)
     clock.by = ALERT_AFTER_S + 1
@@ -63,7 +63,7 @@ async def test_alert_is_one_line_everywhere(log: Log, style: str) -> None:
     assert alert.instance.isprintable()
 
 
-class Told(AlertSender):
+class RecordingAlertSender(AlertSender):
     """An alarm that keeps what it is told."""
 
     def __init__(self, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""Over HTTP: what Prometheus reads, the id and the log line of each request."""
+"""Over HTTP: metrics for Prometheus, and the id and log line of each request."""
 
 import logging
 from collections.abc import AsyncIterator, Iterator

@@ -1,4 +1,4 @@
-"""Every log call of the source, fed with hostile text: one record each, and nothing forged."""
+"""Every log call of the source with hostile text: one record each, and no forged line."""
 
 import ast
 import logging
@@ -69,11 +69,11 @@ def calls_in(position: str, tree: ast.Module) -> Iterator[Call]:
             yield Call(where, existing.get(owner), node.func.attr, template, len(words) - 1)
 
 
-CALLS = [call for place, tree in trees() for call in calls_in(place, tree)]
+CALLS = [call for path, tree in trees() for call in calls_in(path, tree)]
 
 
 def faults(call: Call) -> list[str]:
-    """What lets a call past the escaping, or past this test."""
+    """Returns the parts of a log call that avoid the escaping or this test."""
     matches = []
     if call.logger is None or call.logger.partition(".")[0] != "tenuto":
         matches.append(f"{call.place}: the logger must be a named one below `tenuto`")
@@ -116,7 +116,7 @@ def test_output_of_the_source_goes_through_the_log() -> None:
     ] == []
 
 
-def say(call: Call, text: str) -> None:
+def log_call(call: Call, text: str) -> None:
     """Call the logger as the source does, with the text wherever text can come."""
     assert call.logger is not None
     assert call.template is not None
@@ -146,7 +146,7 @@ def lines(request: pytest.FixtureRequest) -> Iterator[Lines]:
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.place)
 def test_log_call_with_hostile_text_forges_no_line(call: Call, lines: Lines) -> None:
-    say(call, SURROGATE)
+    log_call(call, SURROGATE)
     [output] = lines.lines
     first, *further = output.split("\n")
     assert all(line.startswith("    | ") for line in further)

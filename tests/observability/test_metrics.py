@@ -1,4 +1,4 @@
-"""Metrics of tasks: the promised names, moved by exactly what happened, on each database."""
+"""Task metrics: the documented names, moved by exactly the events, on each database."""
 
 from datetime import timedelta
 from typing import Any
@@ -101,7 +101,7 @@ async def test_counters_follow_the_events(
     await engine.fail(fence, failure("syntax"))
     await counted.look()
 
-    reported = counted.told
+    reported = counted.value
     assert reported("tenuto_tasks_submitted_total") == 5
     assert reported("tenuto_claims_total", result="claimed") == 5
     assert reported("tenuto_retries_total", error_class="error") == 1
@@ -120,7 +120,7 @@ async def test_every_duration_is_measured(
 ) -> None:
     await _one_that_fails_and_then_completes(engine, clock)
     await counted.look()
-    reported = counted.told
+    reported = counted.value
     assert reported("tenuto_task_wait_seconds_count") == 2
     assert reported("tenuto_task_wait_seconds_sum") == 3 + 7  # from submit, from due
     assert reported("tenuto_task_duration_seconds_count") == 2
@@ -161,9 +161,9 @@ async def test_retried_lost_lease_is_counted(
     clock.advance(LEASE_S + 1)
     assert await engine.maintenance.expire_once("reaper") == 1
     await counted.look()
-    assert counted.told("tenuto_lease_expirations_total") == 1
-    assert counted.told("tenuto_retries_total", error_class="crash") == 1
-    assert counted.told("tenuto_dead_total") == 0
+    assert counted.value("tenuto_lease_expirations_total") == 1
+    assert counted.value("tenuto_retries_total", error_class="crash") == 1
+    assert counted.value("tenuto_dead_total") == 0
 
 
 async def test_too_many_releases_are_not_an_exhausted_retry(
@@ -175,9 +175,9 @@ async def test_too_many_releases_are_not_an_exhausted_retry(
         fence = (await claim_one(engine)).fence
     await engine.release(fence)
     await counted.look()
-    assert counted.told("tenuto_dead_total") == 1
-    assert counted.told("tenuto_retry_exhausted_total") == 0
-    assert counted.told("tenuto_retries_total", error_class=OTHER) == 0
+    assert counted.value("tenuto_dead_total") == 1
+    assert counted.value("tenuto_retry_exhausted_total") == 0
+    assert counted.value("tenuto_retries_total", error_class=OTHER) == 0
 
 
 async def test_attempt_that_never_ran_has_no_duration(
@@ -189,9 +189,9 @@ async def test_attempt_that_never_ran_has_no_duration(
     clock.advance(5)
     await engine.complete(fence)
     await counted.look()
-    assert counted.told("tenuto_task_duration_seconds_count") == 1
-    assert counted.told("tenuto_task_duration_seconds_sum") == 5
-    assert counted.told("tenuto_task_wait_seconds_sum") == 1
+    assert counted.value("tenuto_task_duration_seconds_count") == 1
+    assert counted.value("tenuto_task_duration_seconds_sum") == 5
+    assert counted.value("tenuto_task_wait_seconds_sum") == 1
 
 
 async def test_duration_uses_the_start_of_its_own_attempt(engine: Engine) -> None:
@@ -213,9 +213,9 @@ async def test_retry_by_an_operator_restarts_the_durations(
     clock.advance(2)
     await engine.complete((await claim_one(engine)).fence)
     await counted.look()
-    assert counted.told("tenuto_task_e2e_seconds_count") == 2
-    assert counted.told("tenuto_task_e2e_seconds_sum") == 2
-    assert counted.told("tenuto_tasks_submitted_total") == 1
+    assert counted.value("tenuto_task_e2e_seconds_count") == 2
+    assert counted.value("tenuto_task_e2e_seconds_sum") == 2
+    assert counted.value("tenuto_tasks_submitted_total") == 1
 
 
 async def test_events_before_the_start_are_not_counted(engine: Engine, counted: Counted) -> None:
@@ -225,8 +225,8 @@ async def test_events_before_the_start_are_not_counted(engine: Engine, counted: 
     await later.listen()
     await later.look()
     await counted.look()
-    assert counted.told("tenuto_tasks_submitted_total") == 1
-    assert later.told("tenuto_tasks_submitted_total") == 0
+    assert counted.value("tenuto_tasks_submitted_total") == 1
+    assert later.value("tenuto_tasks_submitted_total") == 0
 
 
 async def test_ended_stream_does_not_stop_the_counting(engine: Engine, counted: Counted) -> None:
@@ -235,7 +235,7 @@ async def test_ended_stream_does_not_stop_the_counting(engine: Engine, counted: 
     await engine.submit(new())
     counted.hub.unsubscribe(reader)
     await counted.look()
-    assert counted.told("tenuto_tasks_submitted_total") == 1
+    assert counted.value("tenuto_tasks_submitted_total") == 1
 
 
 async def test_each_of_two_processes_counts_every_event_once(
@@ -248,7 +248,7 @@ async def test_each_of_two_processes_counts_every_event_once(
         await counted.look()
         await other.look()
     assert counted.metrics.text() == other.metrics.text()
-    assert counted.told("tenuto_tasks_submitted_total") == 1
+    assert counted.value("tenuto_tasks_submitted_total") == 1
 
 
 async def test_durations_wait_for_an_unavailable_store(
@@ -264,12 +264,12 @@ async def test_durations_wait_for_an_unavailable_store(
     monkeypatch.setattr(engine.store, "fetch", failing)
     await _one_that_fails_and_then_completes(engine, clock)
     await counted.look()
-    assert counted.told("tenuto_tasks_completed_total", outcome="COMPLETED") == 1
-    assert counted.told("tenuto_task_duration_seconds_count") == 0
+    assert counted.value("tenuto_tasks_completed_total", outcome="COMPLETED") == 1
+    assert counted.value("tenuto_task_duration_seconds_count") == 0
     down = False
     await engine.submit(new())
     await counted.look()
-    assert counted.told("tenuto_task_duration_seconds_count") == 2
+    assert counted.value("tenuto_task_duration_seconds_count") == 2
 
 
 async def test_unmeasurable_duration_stops_no_other(
@@ -286,7 +286,7 @@ async def test_unmeasurable_duration_stops_no_other(
     await counted.look()
     await _one_that_fails_and_then_completes(engine, clock)
     await counted.look()
-    assert counted.told("tenuto_task_duration_seconds_count") == 2
+    assert counted.value("tenuto_task_duration_seconds_count") == 2
 
 
 async def test_clock_set_back_measures_no_duration(
@@ -297,7 +297,7 @@ async def test_clock_set_back_measures_no_duration(
     await engine.complete(fence)
     await engine.complete(await running(engine))
     await counted.look()
-    reported = counted.told
+    reported = counted.value
     assert (
         reported("tenuto_task_duration_seconds_count")
         == reported("tenuto_task_e2e_seconds_count")
@@ -314,7 +314,7 @@ async def sample(counted: Counted) -> None:
 
 async def test_gauges_of_an_empty_database_are_zero(counted: Counted) -> None:
     await sample(counted)
-    reported = counted.told
+    reported = counted.value
     for name in ("tasks_pending_oldest_seconds", "retries_due", "stale_agents"):
         assert reported(f"tenuto_{name}") == 0
     assert reported("tenuto_coordinator_leader") == reported("tenuto_outbox_lag") == 0
@@ -336,7 +336,7 @@ async def test_gauges_show_the_current_rows(
     await engine.worker_beat("w", "host", 1, ["agent"], 1, "RUNNING")
     await sample(counted)
 
-    reported = counted.told
+    reported = counted.value
     statuses = {"PENDING": 2, "WAITING": 1, "RETRY_WAIT": 1, "RUNNING": 1, "DEAD": 0}
     assert {status: reported("tenuto_tasks", status=status) for status in statuses} == statuses
     assert reported("tenuto_tasks_pending_oldest_seconds") == 40
@@ -364,7 +364,7 @@ async def test_agent_is_stale_by_its_own_threshold(
     await running(engine)
     clock.advance(60)
     await sample(counted)
-    assert counted.told("tenuto_stale_agents") == stale
+    assert counted.value("tenuto_stale_agents") == stale
 
 
 async def test_relay_lag_is_that_of_the_slowest_subscriber(
@@ -378,10 +378,10 @@ async def test_relay_lag_is_that_of_the_slowest_subscriber(
     await engine.maintenance.relay_once("slow", take, limit=1)
     await engine.maintenance.relay_once(ALERTS, take, errors=True)
     await sample(counted)
-    assert counted.told("tenuto_outbox_lag") == 2
+    assert counted.value("tenuto_outbox_lag") == 2
     await engine.maintenance.relay_once("slow", take)
     await sample(counted)
-    assert counted.told("tenuto_outbox_lag") == 0
+    assert counted.value("tenuto_outbox_lag") == 0
 
 
 def test_model_name_in_a_label_is_escaped() -> None:

@@ -1,4 +1,4 @@
-"""What a process counts of its own doing, and the port where it tells it."""
+"""Metrics of a process, and the port that serves them."""
 
 import socket
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from tenuto.worker.worker import Worker
 
 
 def since(name: str, **labels: str) -> Callable[[], float]:
-    """How much a series has grown from now on."""
+    """Returns a function that returns the growth of a series from now on."""
     before = PROCESS_METRICS.value(name, **labels)
     return lambda: PROCESS_METRICS.value(name, **labels) - before
 
@@ -145,7 +145,7 @@ class Endpoint:
         return self._answer
 
     async def record_success(self, *args: object) -> None:
-        """Nobody keeps it."""
+        """Drops the success."""
 
     record_failure = record_success
 

@@ -1,4 +1,4 @@
-"""Traces: one task is one trace, from whoever submitted it to whoever completed it."""
+"""Traces: one task is one trace, from its submit to its completion."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

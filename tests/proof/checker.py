@@ -63,14 +63,14 @@ INVARIANTS = {
 class Violation(Exception):
     """A broken invariant; `assert` stands for a failed assertion in what was checked."""
 
-    def __init__(self, invariant: str, what: str) -> None:
-        super().__init__(f"{invariant}: {what}")
+    def __init__(self, invariant: str, subject: str) -> None:
+        super().__init__(f"{invariant}: {subject}")
         self.invariant = invariant
 
 
-def demand(holds: bool, invariant: str, what: str) -> None:
+def demand(holds: bool, invariant: str, subject: str) -> None:
     if not holds:
-        raise Violation(invariant, what)
+        raise Violation(invariant, subject)
 
 
 class Row(msgspec.Struct, frozen=True, cache_hash=True):
@@ -122,7 +122,7 @@ class World(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True):
     checkpoints: int = 0
 
 
-_SAYS: dict[str, Callable[..., AttemptCommand]] = {
+_REPORTS: dict[str, Callable[..., AttemptCommand]] = {
     "begin": partial(c.Begin, session_key="s"),
     "complete": c.Complete,
     "fail": partial(c.Fail, failure=Failure(message="broke")),
@@ -144,17 +144,17 @@ _ENDS_AS = (
 )
 
 
-def check_change(row: Row, command: Command, made: TaskChange) -> None:
-    """What must hold of every accepted command; raises `Violation`."""
-    before, after, end, name = row.task, made.task, made.end, command.name
+def check_change(row: Row, command: Command, created: TaskChange) -> None:
+    """Checks an accepted command; raises `Violation`."""
+    before, after, end, name = row.task, created.task, created.end, command.name
     was_leased, is_leased = before.status in LEASED, after.status in LEASED
     if isinstance(command, c.Complete):
         demand(row.results == 0, "I5", "a second result was accepted")
     final = before.status in TERMINAL and not isinstance(command, c.Retry)
     demand(not final, "I12", f"{name} changed a task that is {before.status}")
     if isinstance(command, AttemptCommand):
-        mine = was_leased and command.fence == row.owner
-        demand(mine, "I5", f"{name} accepted from attempt {command.fence.attempt} without lease")
+        own = was_leased and command.fence == row.owner
+        demand(own, "I5", f"{name} accepted from attempt {command.fence.attempt} without lease")
         allowed = not row.cancelled or isinstance(command, c.ConfirmCancel)
         demand(allowed, "I16", f"{name} accepted after the cancel request")
     if row.cancelled and not is_leased:
@@ -164,8 +164,8 @@ def check_change(row: Row, command: Command, made: TaskChange) -> None:
     legal = stays if after.status is before.status else moved
     demand(legal, "I11", f"{name}: {before.status} to {after.status}")
     demand(after.version == before.version + 1, "I13", f"{name} did not raise the version by one")
-    told = (made.event.previous, made.event.new)
-    demand(told == (row.told[1], after.status), "I13", f"the event of {name} tells otherwise")
+    reported = (created.event.previous, created.event.new)
+    demand(reported == (row.told[1], after.status), "I13", f"the event of {name} tells otherwise")
     demand(after.attempt == before.attempt, "I15", f"{name} changed the attempt's number")
     demand((end is not None) == (was_leased and not is_leased), "I6", f"{name}: no or a false end")
     if end is not None:
@@ -176,12 +176,12 @@ def check_change(row: Row, command: Command, made: TaskChange) -> None:
 
 
 def check_row(row: Row) -> None:
-    """What must hold of every stored task; raises `Violation`."""
+    """Checks a stored task; raises `Violation`."""
     task, owner, status = row.task, row.owner, row.task.status
     demand(row.told == (task.version, status), "I13", f"the trail misses that it is {status}")
     if status in LEASED:
-        mine = owner is not None and owns(task, owner) and task.agent is not None
-        demand(mine and task.lease_until is not None, "I7", f"{status} under nobody's lease")
+        own = owner is not None and owns(task, owner) and task.agent is not None
+        demand(own and task.lease_until is not None, "I7", f"{status} under nobody's lease")
     else:
         demand(task.lease_until is None, "I7", f"{status} with a lease")
         closed = owner is None or (row.ended is not None and row.ended[0] == owner.attempt)
@@ -195,25 +195,25 @@ def check_row(row: Row) -> None:
 
 
 def check_repeated(row: Row, command: Command) -> None:
-    """What must hold of a command that is answered like an accepted one; raises `Violation`."""
-    mine = isinstance(command, AttemptCommand) and command.fence == row.owner
-    demand(mine, "I6", f"a stranger's {command.name} was answered like the owner's")
+    """Checks a command that is answered like an accepted one; raises `Violation`."""
+    own = isinstance(command, AttemptCommand) and command.fence == row.owner
+    demand(own, "I6", f"a stranger's {command.name} was answered like the owner's")
     outcome = row.ended[1] if row.ended and row.ended[0] == row.task.attempt else "none yet"
     so = isinstance(command, c.Begin) or outcome in _ENDS_AS[command.name].split()
     demand(so, "I6", f"{command.name} was answered as accepted, the end was {outcome}")
 
 
-def booked(row: Row, command: Command, made: TaskChange, *, audited: bool) -> Row:
+def booked(row: Row, command: Command, created: TaskChange, *, audited: bool) -> Row:
     """The row after the statement `change`, with the checker's own books kept."""
-    task = replace_fields(made.task, last_error=None, error_class=None)
-    end, leased = made.end, made.task.status in LEASED
+    task = replace_fields(created.task, last_error=None, error_class=None)
+    end, leased = created.end, created.task.status in LEASED
     free = (0, 0) if isinstance(command, c.Retry) else row.free
     if end is not None and end.outcome is not Outcome.PAUSED:
         in_a_row = 1 if task.checkpoint_seq > free[1] else free[0] + 1
         free = (in_a_row if task.tries < row.task.tries else 0, task.checkpoint_seq)
     return Row(
         task=task,
-        told=(row.told[0] + 1, made.event.new or row.told[1]) if audited else row.told,
+        told=(row.told[0] + 1, created.event.new or row.told[1]) if audited else row.told,
         owner=row.owner,
         ended=row.ended if end is None else (end.attempt, end.outcome),
         results=row.results + isinstance(command, c.Complete),
@@ -258,7 +258,7 @@ def turned(world: World, index: int, phase: str, fence: Fence | None) -> World:
 
 
 def answers_of(task: Task) -> tuple[str, ...]:
-    """What the owner of a task has reason to say, besides how its run went."""
+    """Returns the reports that a task's owner can send besides the outcome of its run."""
     asked = (task.status is Status.ASSIGNED, task.cancel_requested_at, task.pause_requested_at)
     return tuple(compress(("begin", "confirm cancel", "confirm pause"), asked))
 
@@ -267,8 +267,8 @@ def process_of(index: int, worker: Worker) -> str:
     return f"w{index + 1}.{worker.life}"
 
 
-def name_of(thing: Task | Fence) -> str:
-    return f"{'ab'[TASKS[thing.id if isinstance(thing, Task) else thing.task]]}/{thing.attempt}"
+def name_of(item: Task | Fence) -> str:
+    return f"{'ab'[TASKS[item.id if isinstance(item, Task) else item.task]]}/{item.attempt}"
 
 
 Move = tuple[str, World]
@@ -328,7 +328,7 @@ class Checker:
         if worker.phase == "held":
             for kind in world.messages + answers_of(row.task):
                 mail = {*world.mail, (kind, fence)}
-                order = sorted(mail, key=lambda said: (said[0], name_of(said[1])))
+                order = sorted(mail, key=lambda output: (output[0], name_of(output[1])))
                 after = changed(turned(world, index, "sent", fence), mail=tuple(order))
                 yield f"{name} sends {kind} of {name_of(fence)}", after
             if row.task.checkpoint_seq < world.checkpoints:
@@ -343,7 +343,7 @@ class Checker:
         row, answer = self.apply(world.rows[TASKS[fence.task]], message)
         label = f"{kind} of {name_of(fence)} arrives"
         over = answer == "lease_lost" or (answer in ("accepted", "repeated") and kind != "begin")
-        after = stored(world, row, mail=tuple(said for said in world.mail if said != message))
+        after = stored(world, row, mail=tuple(item for item in world.mail if item != message))
         for index, worker in enumerate(world.workers):
             if worker.fence == fence:
                 after = turned(after, index, "idle" if over else "held", fence)
@@ -361,7 +361,7 @@ class Checker:
 
     def _expiries(self, world: World, row: Row) -> Iterator[Move]:
         task, owner = row.task, row.owner
-        if task.worker not in [process_of(*each) for each in enumerate(world.workers)]:
+        if task.worker not in [process_of(*item) for item in enumerate(world.workers)]:
             gone = self.apply(row, c.Expire(seen_dead=True))[0]
             yield f"supervisor saw the owner of {name_of(task)} die", stored(world, gone)
         if task.lease_until is not None and task.lease_until < NOW:
@@ -393,29 +393,29 @@ class Checker:
         task = write(row.task, fence)
         if task is None:
             return None
-        mine = row.task.status in LEASED and fence == row.owner
-        demand(mine, "I5", f"a heartbeat or checkpoint of {name_of(fence)} without lease")
+        own = row.task.status in LEASED and fence == row.owner
+        demand(own, "I5", f"a heartbeat or checkpoint of {name_of(fence)} without lease")
         saved = task.checkpoint_seq > row.task.checkpoint_seq
         demand(not (saved and row.cancelled), "I16", "a checkpoint after the cancel request")
         return changed(row, task=task)
 
     def _apply(self, row: Row, asked: Message | Command) -> tuple[Row, str]:
         """The row after a command, and the answer to it."""
-        command = asked if isinstance(asked, Command) else _SAYS[asked[0]](fence=asked[1])
+        command = asked if isinstance(asked, Command) else _REPORTS[asked[0]](fence=asked[1])
         after, answer = self._decided(row, command, row.task)
         self.answers.add(f"{command.name} {answer}")
         return after, answer
 
     def _decided(self, row: Row, command: Command, task: Task) -> tuple[Row, str]:
         try:
-            made = self.rules.decide(task, command, MOMENT)
+            created = self.rules.decide(task, command, MOMENT)
         except Conflict as refusal:
             return row, refusal.code
-        if made is None:
+        if created is None:
             check_repeated(row, command)
             return row, "repeated"
-        check_change(row, command, made)
-        after = booked(row, command, made, audited=self.rules.audited(made))
+        check_change(row, command, created)
+        after = booked(row, command, created, audited=self.rules.audited(created))
         check_row(after)
         return after, "accepted"
 
@@ -427,8 +427,8 @@ class Checker:
         demand(row.task.status is Status.PENDING, "I11", f"claimed from {row.task.status}")
         counted = (task.attempt, task.tries) == (row.task.attempt + 1, row.task.tries + 1)
         demand(counted, "I15", "a claim without a new number or try")
-        told = (row.told[0] + 1, status)
-        after = changed(row, task=task, told=told, owner=Fence(task.id, task.attempt, token))
+        reported = (row.told[0] + 1, status)
+        after = changed(row, task=task, told=reported, owner=Fence(task.id, task.attempt, token))
         check_row(after)
         return after
 

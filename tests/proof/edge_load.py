@@ -57,7 +57,7 @@ class Scale(msgspec.Struct, frozen=True):
 
     @property
     def hold_s(self) -> float:
-        """How long attackers wait for the server to close what they opened."""
+        """Returns how long attackers wait for the server to close their connections."""
         return self.deadlines.body_s + 15
 
 
@@ -84,10 +84,10 @@ async def serving(folder: str, scale: Scale, files: int | None) -> None:
     loop = asyncio.get_running_loop()
     loop.run_in_executor(None, sys.stdin.read).add_done_callback(lambda _: stop.set())
     async with app.open_service(settings) as service:
-        made = await service.identity.create_token(DEFAULT_WORKSPACE, "load", Role.OWNER)
+        created = await service.identity.create_token(DEFAULT_WORKSPACE, "load", Role.OWNER)
 
         def ready(url: str) -> None:
-            print(msgspec.json.encode(Served(url, made.token)).decode(), flush=True)  # noqa: T201
+            print(msgspec.json.encode(Served(url, created.token)).decode(), flush=True)  # noqa: T201
 
         await serve(service, stop, ready, deadlines=scale.deadlines)
 
@@ -119,14 +119,14 @@ def open_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-class Heard(msgspec.Struct):
+class Received(msgspec.Struct):
     """How long somebody else's requests took, and what became of those that failed."""
 
     times_ms: list[float] = []
     failed: dict[str, int] = {}
 
 
-async def ask(served: Served, heard: Heard) -> None:
+async def ask(served: Served, received: Received) -> None:
     """Ask steadily until cancelled; a connection that broke is opened again."""
     turns = [head(served, "GET", "/api/v1/me"), submit(served)]
     while True:
@@ -137,24 +137,24 @@ async def ask(served: Served, heard: Heard) -> None:
                     begun = time.perf_counter()
                     writer.write(request)
                     status = await status_of(reader)
-                    heard.times_ms.append((time.perf_counter() - begun) * 1000)
+                    received.times_ms.append((time.perf_counter() - begun) * 1000)
                     assert status in (200, 201), status
                     await asyncio.sleep(PACE_S)
         except (OSError, AssertionError, asyncio.IncompleteReadError) as error:
             kind = type(error).__name__
-            heard.failed[kind] = heard.failed.get(kind, 0) + 1
+            received.failed[kind] = received.failed.get(kind, 0) + 1
         finally:
             writer.close()
 
 
 async def asking(url: str, token: str) -> None:
     """Somebody else, in this process, until standard input ends; prints what it heard."""
-    heard = Heard()
-    task = asyncio.create_task(ask(Served(url, token), heard))
+    received = Received()
+    task = asyncio.create_task(ask(Served(url, token), received))
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    sys.stdout.write(msgspec.json.encode(heard).decode())
+    sys.stdout.write(msgspec.json.encode(received).decode())
 
 
 async def program(*arguments: str) -> asyncio.subprocess.Process:
@@ -197,18 +197,18 @@ Send = Callable[[asyncio.StreamWriter], Awaitable[None]]
 async def attack(
     served: Served, address: str, send: Send, hold_s: float, after_s: float = 0.0
 ) -> str:
-    """What one connection was told: a status, or how it ended. An open stream is kept open."""
+    """Returns the outcome of one connection, a status or its end. An open stream stays open."""
     await asyncio.sleep(after_s)
     try:
         reader, writer = await dial(served, address)
     except OSError as error:
         return type(error).__name__
     sending = asyncio.create_task(_sent(send, writer))
-    told = "held"
+    reported = "held"
     try:
         async with asyncio.timeout(hold_s):
             status = await status_of(reader)
-            told = str(status)
+            reported = str(status)
             while status == OPEN and await reader.read(65536):
                 pass
     except TimeoutError:
@@ -219,7 +219,7 @@ async def attack(
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
         writer.transport.abort()
-    return told
+    return reported
 
 
 async def _sent(send: Send, writer: asyncio.StreamWriter) -> None:
@@ -285,10 +285,10 @@ def attacks(served: Served, scale: Scale) -> dict[str, list[tuple[str, Send]]]:
     many = [f"127.0.0.{2 + n % scale.addresses}" for n in range(scale.connections)]
     body, header = large_json(served, scale.body_mb), endless_header(scale.header_mb)
     return {
-        "silent, many addresses": [(each, silent) for each in many],
-        "dripping, many addresses": [(each, dripping) for each in many],
+        "silent, many addresses": [(item, silent) for item in many],
+        "dripping, many addresses": [(item, dripping) for item in many],
         "silent, one address": [("127.0.0.250", silent)] * scale.connections,
-        "slow bodies": [(each, slow_body) for each in many[: scale.connections // 4]],
+        "slow bodies": [(item, slow_body) for item in many[: scale.connections // 4]],
         f"{scale.body_mb} MB of JSON without a token": [("127.0.0.251", body)] * scale.bodies,
         f"{scale.header_mb} MB of headers": [("127.0.0.252", header)],
         "event streams of one token": [
@@ -315,7 +315,7 @@ async def measured(
 ) -> Row:
     """One attack, beside somebody else's requests."""
     before = resident_mb(served.pid)
-    victim = await program("--ask", served.url, served.token)
+    client = await program("--ask", served.url, served.token)
     most_mb, most_files = before, 0
 
     async def look() -> None:
@@ -326,25 +326,25 @@ async def measured(
             await asyncio.sleep(LOOK_S)
 
     looking = asyncio.create_task(look())
-    told: list[str] = []
+    reports: list[str] = []
     begun = time.perf_counter()
     while time.perf_counter() - begun < LEAST_S:
         running = [
             attack(served, address, send, hold_s, after_s=n * STAGGER_S)
             for n, (address, send) in enumerate(connections)
         ]
-        told += await asyncio.gather(*running)
+        reports += await asyncio.gather(*running)
     looking.cancel()
     await asyncio.gather(looking, return_exceptions=True)
-    heard = msgspec.json.decode((await victim.communicate(b""))[0], type=Heard)
-    times = sorted(heard.times_ms) or [float("inf")]
+    received = msgspec.json.decode((await client.communicate(b""))[0], type=Received)
+    times = sorted(received.times_ms) or [float("inf")]
     return Row(
         name,
-        Counter(told),
+        Counter(reports),
         times[len(times) // 2],
         times[min(len(times) - 1, int(len(times) * 0.99))],
         times[-1],
-        Counter(heard.failed),
+        Counter(received.failed),
         most_mb - before,
         most_files,
     )
@@ -380,10 +380,12 @@ def table(rows: list[Row]) -> str:
     lines = ["| attack | others: p50, p99, max ms | memory | files | attackers were told |"]
     lines.append("|---|---|---|---|---|")
     for row in rows:
-        told = ", ".join(f"{count} of {what}" for what, count in row.answers.most_common())
+        reported = ", ".join(
+            f"{count} of {subject}" for subject, count in row.answers.most_common()
+        )
         failed = f"; {dict(row.failed)} failed" if row.failed else ""
         ms = f"{row.p50_ms:.1f}, {row.p99_ms:.1f}, {row.max_ms:.1f}{failed}"
-        lines.append(f"| {row.name} | {ms} | +{row.growth_mb:.1f} MB | {row.files} | {told} |")
+        lines.append(f"| {row.name} | {ms} | +{row.growth_mb:.1f} MB | {row.files} | {reported} |")
     return "\n".join(lines)
 
 
@@ -393,15 +395,15 @@ def main() -> int:
     parser.add_argument("--serve", metavar="FOLDER")
     parser.add_argument("--files", type=int, metavar="N", help="files the server may open")
     parser.add_argument("--ask", nargs=2, metavar=("URL", "TOKEN"))
-    given = parser.parse_args()
-    scale = SHORT if given.short else Scale()
-    if given.ask:
-        asyncio.run(asking(*given.ask))
+    values = parser.parse_args()
+    scale = SHORT if values.short else Scale()
+    if values.ask:
+        asyncio.run(asking(*values.ask))
         return 0
-    if given.serve:
-        app.run(serving(given.serve, scale, given.files))
+    if values.serve:
+        app.run(serving(values.serve, scale, values.files))
         return 0
-    rows = asyncio.run(run(scale, given.files))
+    rows = asyncio.run(run(scale, values.files))
     print(table(rows))  # noqa: T201
     wrong = missed(rows)
     print("\n".join(wrong) or "all bounds hold")  # noqa: T201

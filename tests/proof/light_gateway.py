@@ -18,8 +18,8 @@ import uvicorn
 class Sessions:
     """What was spawned, by key and by wish."""
 
-    def __init__(self, beat_s: float, run_s: float) -> None:
-        self._beat_s = beat_s
+    def __init__(self, heartbeat_s: float, run_s: float) -> None:
+        self._beat_s = heartbeat_s
         self._run_s = run_s
         self._wishes: dict[str, str] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -27,11 +27,11 @@ class Sessions:
         self._client = httpx2.AsyncClient(timeout=60, limits=limits)
 
     def spawn(self, body: dict[str, Any]) -> str:
-        wish = body["idempotencyKey"]
-        if wish not in self._wishes:
-            key = self._wishes[wish] = f"light-{len(self._wishes)}"
+        concurrency = body["idempotencyKey"]
+        if concurrency not in self._wishes:
+            key = self._wishes[concurrency] = f"light-{len(self._wishes)}"
             self._running[key] = asyncio.create_task(self._session(body))
-        return self._wishes[wish]
+        return self._wishes[concurrency]
 
     def kill(self, key: str) -> bool:
         task = self._running.pop(key, None)
@@ -66,19 +66,19 @@ def app(sessions: Sessions) -> Any:
             body, more = body + part.get("body", b""), part.get("more_body", False)
         if scope["path"].endswith("/spawn"):
             key = sessions.spawn(msgspec.json.decode(body))
-            status, said = 200, msgspec.json.encode({"session": {"sessionKey": key}})
+            status, output = 200, msgspec.json.encode({"session": {"sessionKey": key}})
         else:
-            known = sessions.kill(scope["path"].split("/")[-2])
-            status, said = (200 if known else 404), b"{}"
+            existing = sessions.kill(scope["path"].split("/")[-2])
+            status, output = (200 if existing else 404), b"{}"
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": said})
+        await send({"type": "http.response.body", "body": output})
 
     return serve
 
 
-async def main(port: int, beat_s: float, run_s: float) -> None:
-    served = app(Sessions(beat_s, run_s))
+async def main(port: int, heartbeat_s: float, run_s: float) -> None:
+    served = app(Sessions(heartbeat_s, run_s))
     config = uvicorn.Config(
         served, host="127.0.0.1", port=port, log_level="warning", lifespan="off"
     )

@@ -53,8 +53,8 @@ def expiry_not_audited() -> None:
     write = rows.changes_statement
 
     def silent(decided: Sequence[tuple[TaskChange, commands.Command]]) -> Statement:
-        made = write(decided)
-        return msgspec.structs.replace(made, rows={**made.rows, "noted": []})
+        created = write(decided)
+        return msgspec.structs.replace(created, rows={**created.rows, "noted": []})
 
     maintenance.changes_statement = silent  # type: ignore[attr-defined]
 

@@ -48,12 +48,12 @@ def join_read_then_write(stack: ExitStack) -> None:
     read: dict[tuple[PlanCache, UUID], Group] = {}
 
     def stale(self: Cascade, group: Group, ends: Any) -> Script[None]:
-        known = read.setdefault((self._plans, group.id), group)
-        counts = {name: getattr(known, name) for name in ("open", "succeeded", "failed")}
-        mine = msgspec.structs.replace(group, **counts)
-        after = msgspec.structs.replace(mine, open=mine.open - len(ends))
+        existing = read.setdefault((self._plans, group.id), group)
+        counts = {name: getattr(existing, name) for name in ("open", "succeeded", "failed")}
+        own = msgspec.structs.replace(group, **counts)
+        after = msgspec.structs.replace(own, open=own.open - len(ends))
         read[self._plans, group.id] = after
-        yield from closed(self, mine, ends)
+        yield from closed(self, own, ends)
 
     swap(stack, Cascade, "_close_group_slots", stale)
 
@@ -65,7 +65,7 @@ def slot_counted_twice(stack: ExitStack) -> None:
     def eager(self: AttemptFinisher, results: list[Any]) -> Script[Answers]:
         rows = yield self._completion_statement("complete_watched", results)
         moved = {row["id"] for row in rows}
-        asked = sorted(each.command.fence.task for each in results)
+        asked = sorted(result.command.fence.task for result in results)
         states = yield Statement("task_statuses", {"ids": asked})
         done = [row for row in states if row["status"] == "COMPLETED"]
         cascade = self._core.cascade(results[0].actor)
@@ -78,20 +78,24 @@ def slot_counted_twice(stack: ExitStack) -> None:
 
 
 def _followed(results: list[Any], moved: set[UUID]) -> list[Any]:
-    return [_CompletionResult(each.command.fence.task in moved) for each in results]
+    return [_CompletionResult(result.command.fence.task in moved) for result in results]
 
 
 @plant("I18")
 def chunk_of_items_made_twice(stack: ExitStack) -> None:
     """A process makes the next items after those it knows of itself."""
     groups, grow = ActivationBatch._lock_groups, ActivationBatch._expand_group
-    known: dict[tuple[PlanCache, UUID], int] = {}
+    existing: dict[tuple[PlanCache, UUID], int] = {}
 
-    def remembered(self: ActivationBatch, births: Any, growing: Any) -> Script[dict[UUID, Group]]:
-        found = yield from groups(self, births, growing)
+    def remembered(
+        self: ActivationBatch, activations: Any, growing: Any
+    ) -> Script[dict[UUID, Group]]:
+        result = yield from groups(self, activations, growing)
         return {
-            id_: msgspec.structs.replace(each, made=known.get((self._plans, id_), each.made))
-            for id_, each in found.items()
+            id_: msgspec.structs.replace(
+                definition, made=existing.get((self._plans, id_), definition.made)
+            )
+            for id_, definition in result.items()
         }
 
     def noted(
@@ -99,15 +103,15 @@ def chunk_of_items_made_twice(stack: ExitStack) -> None:
     ) -> Script[None]:
         before = cascade.rows_written
         yield from grow(self, flow, group, cascade, grown)
-        known[self._plans, group.id] = group.made + cascade.rows_written - before
+        existing[self._plans, group.id] = group.made + cascade.rows_written - before
 
     swap(stack, ActivationBatch, "_lock_groups", remembered)
     swap(stack, ActivationBatch, "_expand_group", noted)
 
 
 @plant("I17")
-def dependents_told_before_the_end(stack: ExitStack) -> None:
-    """Whoever waits is told first; then the result is recorded, if it is."""
+def dependents_released_before_the_end(stack: ExitStack) -> None:
+    """Releases dependents first and records the result afterwards, if at all."""
     complete = AttemptFinisher._complete_with_cascade
 
     async def hasty(self: AttemptFinisher, result: Any) -> None:
@@ -150,9 +154,9 @@ def jumps_not_counted(stack: ExitStack) -> None:
     """A flow may jump for ever."""
 
     def free(
-        self: ActivationBatch, flow: Flow, births: list[ActivationRequest], *rest: Any
+        self: ActivationBatch, flow: Flow, activations: list[ActivationRequest], *rest: Any
     ) -> Script[Flow]:
-        del self, births, rest
+        del self, activations, rest
         yield Statement("flows_locked", {"ids": [flow.id]})
         return flow
 
@@ -161,7 +165,7 @@ def jumps_not_counted(stack: ExitStack) -> None:
 
 @plant("I18", "I24")
 def leftovers_forgotten(stack: ExitStack) -> None:
-    """What a cascade could not do is not written down."""
+    """Does not store the work that a cascade deferred."""
     swap(stack, Cascade, "defer", lambda *_args, **_kwargs: None)
 
 
@@ -175,12 +179,12 @@ def leftovers_done_first(stack: ExitStack) -> None:
             yield Statement("deferred_delete", {"ids": [work]})
             return rows
 
-        kept = await self._core.store.transact(forget)
+        stored = await self._core.store.transact(forget)
 
         def script(cascade: Cascade) -> Script[int]:
-            for row in kept:
+            for row in stored:
                 yield from deferred.RUNNERS[row["kind"]](cascade, row)
-            return len(kept)
+            return len(stored)
 
         return await self._run(script)
 
@@ -189,7 +193,7 @@ def leftovers_done_first(stack: ExitStack) -> None:
 
 @plant("approval")
 def approval_decided_twice(stack: ExitStack) -> None:
-    """Whether somebody has answered is not looked at again."""
+    """Does not check again that an item was answered."""
 
     async def again(self: Inbox, item: UUID, *, approve: bool, comment: str | None = None) -> None:
         del approve, comment
@@ -261,21 +265,21 @@ def turn_kept(stack: ExitStack) -> None:
 @plant("I24")
 def hints_are_the_only_way(stack: ExitStack) -> None:
     """Coordinators look for what is left only when they are told of it."""
-    heard: defaultdict[Any, bool] = defaultdict(bool)
+    received: defaultdict[Any, bool] = defaultdict(bool)
     is_due, run = coordinator.Coordinator._is_due, coordinator.Coordinator.run
 
-    def when_told(self: coordinator.Coordinator, duty: Duty) -> bool:
+    def when_notified(self: coordinator.Coordinator, duty: Duty) -> bool:
         if duty.name != "flow":
             return is_due(self, duty)
-        told, heard[self] = heard[self], False
-        return told
+        notified, received[self] = received[self], False
+        return notified
 
     async def listening(self: coordinator.Coordinator, stop: Any) -> None:
-        def hear(topic: str) -> None:
-            heard[self] = heard[self] or topic == FLOW_WORK_TOPIC
+        def on_topic(topic: str) -> None:
+            received[self] = received[self] or topic == FLOW_WORK_TOPIC
 
-        self.engine.subscribe(hear)
+        self.engine.subscribe(on_topic)
         await run(self, stop)
 
-    swap(stack, coordinator.Coordinator, "_is_due", when_told)
+    swap(stack, coordinator.Coordinator, "_is_due", when_notified)
     swap(stack, coordinator.Coordinator, "run", listening)

@@ -95,8 +95,8 @@ def unfenced(passes: Callable[[Task, Fence], bool], **seen: Any) -> Rules:
             return production.decide(task, command, moment)
         token = token_hash(command.fence.token)
         posed = replace_fields(task, attempt=command.fence.attempt, lease_token=token, **seen)
-        made = production.decide(posed, command, moment)
-        return made and _with(made, attempt=task.attempt, lease_token=task.lease_token)
+        created = production.decide(posed, command, moment)
+        return created and _with(created, attempt=task.attempt, lease_token=task.lease_token)
 
     return Rules(decide=decide)
 
@@ -107,13 +107,13 @@ def blind(commands: Commands, *when: Status, **seen: Any) -> Rules:
     def decide(task: Task, command: Command, moment: DecisionContext) -> TaskChange | None:
         if not isinstance(command, commands) or (when and task.status not in when):
             return production.decide(task, command, moment)
-        made = production.decide(replace_fields(task, **seen), command, moment)
-        if made is None:
+        created = production.decide(replace_fields(task, **seen), command, moment)
+        if created is None:
             return None
-        left = [name for name, value in seen.items() if getattr(made.task, name) == value]
-        end = made.end and msgspec.structs.replace(made.end, attempt=task.attempt)
-        made = _with(made, **{name: getattr(task, name) for name in left})
-        return msgspec.structs.replace(made, end=end)
+        left = [name for name, value in seen.items() if getattr(created.task, name) == value]
+        end = created.end and msgspec.structs.replace(created.end, attempt=task.attempt)
+        created = _with(created, **{name: getattr(task, name) for name in left})
+        return msgspec.structs.replace(created, end=end)
 
     return Rules(decide=decide)
 
@@ -122,21 +122,21 @@ def spoilt(commands: Commands, spoil: Callable[[TaskChange], TaskChange]) -> Rul
     """Decisions on these commands with something wrong in what they make of the row."""
 
     def decide(task: Task, command: Command, moment: DecisionContext) -> TaskChange | None:
-        made = production.decide(task, command, moment)
-        return spoil(made) if made and isinstance(command, commands) else made
+        created = production.decide(task, command, moment)
+        return spoil(created) if created and isinstance(command, commands) else created
 
     return Rules(decide=decide)
 
 
 def writing(commands: Commands, **fields: Any) -> Rules:
     """Decisions on these commands that write these values."""
-    return spoilt(commands, lambda made: _with(made, **fields))
+    return spoilt(commands, lambda row: _with(row, **fields))
 
 
-def _with(made: TaskChange, **fields: Any) -> TaskChange:
-    task = replace_fields(made.task, **fields)
-    event = msgspec.structs.replace(made.event, new=task.status)
-    return msgspec.structs.replace(made, task=task, event=event)
+def _with(created: TaskChange, **fields: Any) -> TaskChange:
+    task = replace_fields(created.task, **fields)
+    event = msgspec.structs.replace(created.event, new=task.status)
+    return msgspec.structs.replace(created, task=task, event=event)
 
 
 def _same_agent(task: Task, fence: Fence) -> bool:
@@ -171,18 +171,18 @@ def _steal(task: Task, agent: UUID, worker: str, token: str, status: Status) -> 
 
 def _claim_writing(**changes: int) -> Rules:
     def taken(task: Task, agent: UUID, worker: str, token: str, status: Status) -> Task | None:
-        made = claim(task, agent, worker, token, status)
+        created = claim(task, agent, worker, token, status)
         added = {name: getattr(task, name) + more for name, more in changes.items()}
-        return made and replace_fields(made, **added)
+        return created and replace_fields(created, **added)
 
     return Rules(claim=taken)
 
 
 def _renewed(passes: Callable[[Task, Fence], bool]) -> Rules:
-    def beat(task: Task, fence: Fence) -> Task | None:
+    def renew(task: Task, fence: Fence) -> Task | None:
         return replace_fields(task, lease_until=NOW + LEASE) if passes(task, fence) else None
 
-    return Rules(heartbeat=beat)
+    return Rules(heartbeat=renew)
 
 
 def _saved(passes: Callable[[Task, Fence], bool]) -> Rules:
@@ -224,7 +224,7 @@ PLANTED: dict[str, Planted] = {
         "zombies", "I6", Rules(decide=_stale_but_accepted)
     ),
     "expire writes no attempt": Planted(
-        "crashes", "I6", spoilt(c.Expire, lambda made: msgspec.structs.replace(made, end=None))
+        "crashes", "I6", spoilt(c.Expire, lambda item: msgspec.structs.replace(item, end=None))
     ),
     "expire keeps the lease": Planted("crashes", "I7", writing(c.Expire, lease_until=NOW)),
     "complete keeps the lease": Planted("crashes", "I7", writing(c.Complete, lease_until=NOW)),
@@ -257,15 +257,15 @@ PLANTED: dict[str, Planted] = {
         "retry", "I11", blind(c.Retry, Status.COMPLETED, status=Status.FAILED)
     ),
     "no event of a cancel request": Planted(
-        "cancel", "I13", Rules(audited=lambda made: made.event.kind != "cancel_requested")
+        "cancel", "I13", Rules(audited=lambda item: item.event.kind != "cancel_requested")
     ),
     "no event of an expired lease": Planted(
-        "crashes", "I13", Rules(audited=lambda made: made.event.kind != "lease_expired")
+        "crashes", "I13", Rules(audited=lambda item: item.event.kind != "lease_expired")
     ),
     "version not raised": Planted(
         "crashes",
         "I13",
-        spoilt(c.RetryDue, lambda made: _with(made, version=made.task.version - 1)),
+        spoilt(c.RetryDue, lambda item: _with(item, version=item.task.version - 1)),
     ),
     "reaper without attempt cap": Planted("crashes", "I15", blind(c.Expire, max_attempts=99)),
     "reaper beyond the last number": Planted("last numbers", "I15", blind(c.Expire, attempt=9)),

@@ -116,7 +116,7 @@ def complete_after_a_cancel(stack: ExitStack) -> None:
 
 @plant("I16")
 def pause_overrules_a_cancel(stack: ExitStack) -> None:
-    """Who confirms a pause is not told that the task was cancelled since."""
+    """Confirms a pause without the check for a later cancel."""
     check = decide._check_fence
 
     def careless(task: Task, command: commands.AttemptCommand) -> None:
@@ -128,7 +128,7 @@ def pause_overrules_a_cancel(stack: ExitStack) -> None:
 
 
 @plant("I7")
-def heartbeat_revives(stack: ExitStack) -> None:
+def heartbeat_renews_expired_leases(stack: ExitStack) -> None:
     """A reaped lease comes back to life when its owner beats again."""
     rewrite(
         stack,
@@ -149,9 +149,9 @@ def expiry_keeps_the_lease(stack: ExitStack) -> None:
 def capacity_not_counted(stack: ExitStack) -> None:
     """An agent gets what it asks for, whatever it has already."""
 
-    def all_of_it(_claiming: TaskClaimer, wish: Any) -> Script[int]:
+    def all_of_it(_claiming: TaskClaimer, concurrency: Any) -> Script[int]:
         yield from ()
-        return int(wish.params["n"])
+        return int(concurrency.params["n"])
 
     swap(stack, TaskClaimer, "_free_capacity", all_of_it)
 
@@ -182,37 +182,37 @@ def expiry_not_audited(stack: ExitStack) -> None:
     write = rows.changes_statement
 
     def silent(decided: Sequence[tuple[TaskChange, commands.Command]]) -> Statement:
-        made = write(decided)
-        return msgspec.structs.replace(made, rows={**made.rows, "noted": []})
+        created = write(decided)
+        return msgspec.structs.replace(created, rows={**created.rows, "noted": []})
 
     swap(stack, maintenance, "changes_statement", silent)
 
 
 @plant("I13")
 def audit_in_a_second_transaction(stack: ExitStack) -> None:
-    """What happened is written first, and told when there is time."""
+    """Writes the change first and its event in a later transaction."""
     queries = sql.load(sql.SQLITE)
     change = queries["tasks_update"]
-    told_by = next(step for step in change.steps if step.text.startswith("insert into event"))
-    alone = msgspec.structs.replace(told_by, text=told_by.text.replace(" of moved", ""))
+    event_step = next(step for step in change.steps if step.text.startswith("insert into event"))
+    alone = msgspec.structs.replace(event_step, text=event_step.text.replace(" of moved", ""))
     later = msgspec.structs.replace(change, steps=(alone,), answer=alone.label, columns=())
     stack.enter_context(patch.dict(queries, {"note_later": later}))
-    who = [name for name, _ in change.rows["noted"]].index("actor")
+    caller = [name for name, _ in change.rows["noted"]].index("actor")
     write, decide_each = rows.changes_statement, maintenance.TaskMaintenance._decide_each
-    told: dict[Any, list[Any]] = {}
+    reported: dict[Any, list[Any]] = {}
 
     def half(decided: Sequence[tuple[TaskChange, commands.Command]]) -> Statement:
-        made = write(decided)
-        for row in made.rows["noted"]:
-            told.setdefault(row[who], []).append(row)
-        return msgspec.structs.replace(made, rows={**made.rows, "noted": []})
+        created = write(decided)
+        for row in created.rows["noted"]:
+            reported.setdefault(row[caller], []).append(row)
+        return msgspec.structs.replace(created, rows={**created.rows, "noted": []})
 
     async def in_two(
-        self: maintenance.TaskMaintenance, found: Statement, actor: str, choose: Any
+        self: maintenance.TaskMaintenance, result: Statement, actor: str, choose: Any
     ) -> int:
-        told.pop(actor, None)
-        done = await decide_each(self, found, actor, choose)
-        if rows := told.pop(actor, []):
+        reported.pop(actor, None)
+        done = await decide_each(self, result, actor, choose)
+        if rows := reported.pop(actor, []):
 
             def script() -> Script[None]:
                 yield Statement("note_later", rows={"noted": rows})
@@ -239,13 +239,13 @@ def timer_in_memory(stack: ExitStack) -> None:
     def start(self: core.Core, task: UUID) -> None:
         asyncio.get_running_loop().create_task(fire(self, task))
 
-    def remember(self: core.Core, made: Any) -> None:
-        found = list(made)
-        for each in found:
-            if each is not None and each.task.status is Status.RETRY_WAIT:
-                delay = (each.task.next_attempt_at - self.now()).total_seconds()
-                asyncio.get_running_loop().call_later(delay, start, self, each.task.id)
-        announce(self, found)
+    def remember(self: core.Core, created: Any) -> None:
+        result = list(created)
+        for item in result:
+            if item is not None and item.task.status is Status.RETRY_WAIT:
+                delay = (item.task.next_attempt_at - self.now()).total_seconds()
+                asyncio.get_running_loop().call_later(delay, start, self, item.task.id)
+        announce(self, result)
 
     swap(stack, changes, "next_due_at", no_column)
     swap(stack, core.Core, "send_hints", remember)
@@ -263,14 +263,14 @@ def cursor_before_the_sink(stack: ExitStack) -> None:
         *args: Any,
         **kwargs: Any,
     ) -> int:
-        kept: list[Any] = []
+        stored: list[Any] = []
 
         async def keep(events: Sequence[Any]) -> None:
-            kept.extend(events)
+            stored.extend(events)
 
         done = await relay(self, subscriber, keep, *args, **kwargs)
-        if kept:
-            await sink(kept)
+        if stored:
+            await sink(stored)
         return done
 
     swap(stack, maintenance.TaskMaintenance, "relay_once", hasty)
@@ -290,7 +290,7 @@ def acknowledged_before_the_commit(stack: ExitStack) -> None:
                 await self._core.batcher.submit(self._plain_kind, draft.rows)
 
         asyncio.get_running_loop().create_task(commit())
-        return [submit.Submitted(each) for each in draft.ids]
+        return [submit.Submitted(item) for item in draft.ids]
 
     swap(stack, submit.TaskSubmitter, "_insert_plain", eager)
 
@@ -301,9 +301,9 @@ def idempotency_key_dropped(stack: ExitStack) -> None:
     many = submit.TaskSubmitter.submit_many
 
     async def forgetful(
-        self: submit.TaskSubmitter, news: Sequence[NewTask], *args: Any, **kwargs: Any
+        self: submit.TaskSubmitter, new_tasks: Sequence[NewTask], *args: Any, **kwargs: Any
     ) -> list[submit.Submitted]:
-        stripped = [msgspec.structs.replace(new, idempotency_key=None) for new in news]
+        stripped = [msgspec.structs.replace(new, idempotency_key=None) for new in new_tasks]
         return await many(self, stripped, *args, **kwargs)
 
     swap(stack, submit.TaskSubmitter, "submit_many", forgetful)
@@ -315,10 +315,10 @@ def bulk_in_parts(stack: ExitStack) -> None:
     many = submit.TaskSubmitter.submit_many
 
     async def one_by_one(
-        self: submit.TaskSubmitter, news: Sequence[NewTask], *args: Any, **kwargs: Any
+        self: submit.TaskSubmitter, new_tasks: Sequence[NewTask], *args: Any, **kwargs: Any
     ) -> list[submit.Submitted]:
         done = []
-        for new in news:
+        for new in new_tasks:
             done += await many(self, [new], *args, **kwargs)
         return done
 
@@ -335,8 +335,8 @@ def checkpoint_not_fenced(stack: ExitStack) -> None:
     ) -> Script[Task]:
         if not allow_pausing:
             return (yield from owned(self, fence))
-        found = yield Statement("tasks_locked", {"ids": [fence.task]})
-        task = parse_task(found[0])
+        result = yield Statement("tasks_locked", {"ids": [fence.task]})
+        task = parse_task(result[0])
         if task.status not in LEASED:
             raise Conflict("nobody runs the task", "lease_lost")
         return task
@@ -387,7 +387,7 @@ def hints_trusted(stack: ExitStack) -> None:
 
 
 @plant("zombie", harsh=True, near=224)
-def lost_lease_not_told(stack: ExitStack) -> None:
+def lost_lease_not_reported(stack: ExitStack) -> None:
     """A handler goes on though its lease was lost."""
     ask = heartbeat.HeartbeatLoop._request_stop
 

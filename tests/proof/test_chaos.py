@@ -43,12 +43,12 @@ def chaos(*words: str) -> subprocess.CompletedProcess[str]:
 def test_run_on_sqlite_holds_without_a_leader() -> None:
     done = chaos("--tasks", "150", "--no-leader", "--seed", "3", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    told: dict[str, Any] = msgspec.json.decode(done.stdout)
-    assert told["holds"]
-    assert told["leader"] is False
-    assert told["verdict"]["told"]["acknowledged"] >= 150
-    assert set(told["verdict"]["breaches"].values()) == {0}
-    assert min(told["faults"][kind] for kind in ("kill", "stop", "crash")) > 0
+    reported: dict[str, Any] = msgspec.json.decode(done.stdout)
+    assert reported["holds"]
+    assert reported["leader"] is False
+    assert reported["verdict"]["told"]["acknowledged"] >= 150
+    assert set(reported["verdict"]["breaches"].values()) == {0}
+    assert min(reported["faults"][kind] for kind in ("kill", "stop", "crash")) > 0
     assert "acknowledged" in done.stderr
 
 
@@ -61,16 +61,16 @@ def test_impossible_fault_is_refused() -> None:
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def short_folder() -> Iterator[Path]:
     """A folder with a short name: sockets of one with a long name would be elsewhere."""
     with tempfile.TemporaryDirectory(prefix="proof-") as folder:
         yield Path(folder)
 
 
-def test_ctrl_c_leaves_nothing(place: Path) -> None:
+def test_ctrl_c_leaves_nothing(short_folder: Path) -> None:
     running = subprocess.Popen(
         [str(PROGRAM), "chaos", "--minutes", "5"],
-        env={"PATH": "/usr/bin:/bin", "TMPDIR": str(place)},
+        env={"PATH": "/usr/bin:/bin", "TMPDIR": str(short_folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -80,7 +80,7 @@ def test_ctrl_c_leaves_nothing(place: Path) -> None:
         return [int(pid) for pid in text.split()]
 
     def busy() -> bool:
-        records = [*place.glob("tenuto-chaos-*/record")]
+        records = [*short_folder.glob("tenuto-chaos-*/record")]
         return bool(records and records[0].stat().st_size)
 
     try:
@@ -93,7 +93,7 @@ def test_ctrl_c_leaves_nothing(place: Path) -> None:
         running.kill()
         running.communicate()
     eventually_sync(lambda: not any(alive(pid) for pid in started), 20)
-    assert [*place.iterdir()] == []
+    assert [*short_folder.iterdir()] == []
 
 
 def test_recorder_keeps_whole_lines_and_contradictions(tmp_path: Path) -> None:

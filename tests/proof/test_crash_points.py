@@ -70,8 +70,8 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         url = f"sqlite:///{tmp_path}/t.db"
     else:
         url = request.getfixturevalue("durable").create_database()
-    async with system(url, tmp_path) as made:
-        yield made
+    async with system(url, tmp_path) as created:
+        yield created
 
 
 async def all_killed(crashing: dict[str, Process]) -> None:
@@ -81,7 +81,7 @@ async def all_killed(crashing: dict[str, Process]) -> None:
         code = await process.ended()
         assert code == KILLED, f"{point} was not reached: {code}\n{process.text()}"
 
-    await asyncio.gather(*(end(*each) for each in crashing.items()))
+    await asyncio.gather(*(end(*item) for item in crashing.items()))
 
 
 def test_every_crash_point_is_covered() -> None:
@@ -117,8 +117,8 @@ async def test_worker_crashes_during_a_drain_lose_nothing(world: System) -> None
 
 async def submit_tagged(world: System, scripts: dict[str, str]) -> dict[str, UUID]:
     """One task per point, for the worker that is to crash there."""
-    news = [world.task(LATER + script, task_tags=[point]) for point, script in scripts.items()]
-    return dict(zip(scripts, await world.submit(*news), strict=True))
+    new_tasks = [world.task(LATER + script, task_tags=[point]) for point, script in scripts.items()]
+    return dict(zip(scripts, await world.submit(*new_tasks), strict=True))
 
 
 def heal(world: System, tags: Iterable[str]) -> None:
@@ -130,10 +130,10 @@ def heal(world: System, tags: Iterable[str]) -> None:
 async def lose(world: System) -> list[UUID]:
     """Tasks whose worker is gone; only a coordinator can make them go on."""
     ids = await world.submit(*(world.task(LATER + LONG) for _ in range(3)))
-    victim = world.worker()
+    process = world.worker()
     await eventually(lambda: len(world.sessions()) >= SIZE * len(ids), 20)
-    victim.signal(signal.SIGKILL)
-    await victim.ended()
+    process.signal(signal.SIGKILL)
+    await process.ended()
     return ids
 
 
@@ -156,13 +156,13 @@ async def test_relay_crashes_lose_no_event(world: System) -> None:
     first, second = world.task("", command=["no such program"]), world.task(QUICK)
     bad, good = await world.submit(first, second)
     await world.in_status([bad], "FAILED")
-    told = []
+    reports = []
     for point in RELAY_POINTS:
         crashing = world.coordinator(CRASH_AT=point)
         await all_killed({point: crashing})
-        told.append(crashing.text().count(f"failed {bad}"))
+        reports.append(crashing.text().count(f"failed {bad}"))
     # Told before the cursor moved, so told again; not any more after it has.
-    assert told == [0, 1, 1]
+    assert reports == [0, 1, 1]
     [late] = await world.submit(first)
     healthy = world.coordinator()
     await eventually(lambda: f"failed {late}" in healthy.text(), 20)
@@ -182,9 +182,9 @@ async def test_client_crashes_lose_no_acknowledged_task(world: System, keyed: bo
     again = {point: submit(point) for point in ENGINE_POINTS}
     assert [await process.ended() for process in again.values()] == [0, 0, 0]
     answers = [process.text().split() for process in (*crashing.values(), *again.values())]
-    assert [len(each) for each in answers] == [1, 1, 1, 2, 2, 2]
+    assert [len(item) for item in answers] == [1, 1, 1, 2, 2, 2]
     world.worker()
-    await world.check({UUID(each) for answer in answers for each in answer})
+    await world.check({UUID(item) for answer in answers for item in answer})
     tasks = {task.id for task in (await world.engine.list()).tasks}
     # Repeated under its key, a submit makes no second task; without one, what was stored unheard
     # of stays. Either way only what was stored before the crash is there.

@@ -79,8 +79,8 @@ async def test_witness_of_a_frozen_machine_is_cut_and_continues() -> None:
             assert witness.refused == 0
             with frozen(server):
                 await eventually(lambda: witness.refused > 0)
-            known = len(witness._acknowledged)
-            await eventually(lambda: len(witness._acknowledged) > known)
+            existing = len(witness._acknowledged)
+            await eventually(lambda: len(witness._acknowledged) > existing)
         assert await witness.lost(server.url("postgres")) == set()
 
 

@@ -30,7 +30,7 @@ HANDLERS = ("--app", "tests.proof.crash.handlers:handlers")
 GROUPS = int(os.environ.get("TENUTO_PROOF_GROUPS", "60"))
 CHILDREN = 16
 KILLS = 6
-PATIENCE = 60 + GROUPS * 0.6
+WAIT_S = 60 + GROUPS * 0.6
 SOON: dict[str, Any] = {"max_attempts": 100, "retry": RetryPolicy(base_s=0.05, cap_s=0.2)}
 
 
@@ -47,28 +47,28 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         url = f"sqlite:///{tmp_path}/t.db"
     else:
         url = request.getfixturevalue("durable").create_database()
-    async with system(url, tmp_path) as made:
-        yield made
+    async with system(url, tmp_path) as created:
+        yield created
 
 
 async def check_flows(world: System, flows: int, ends: dict[str, int]) -> None:
-    """So many flows, completed; each key so often in all; each task by one attempt; joins once."""
+    """Checks the number of flows, of runs per key, of attempts per task, and of joins."""
     raw = Raw(world.url)
     rows = await raw.fetch("select status, count(*) from flow group by status")
     assert [tuple(row) for row in rows] == [("COMPLETED", flows)]
     tasks = await raw.fetch(
         "select body.key, task.status from task_body body join task on task.id = body.task"
     )
-    found = Counter("child" if key[0] == "c" else key for key, _ in tasks)
-    assert found == ends
+    result = Counter("child" if key[0] == "c" else key for key, _ in tasks)
+    assert result == ends
     assert {status for _, status in tasks} == {"COMPLETED"}
     twice = "select task from attempt where outcome = 'COMPLETED' group by task having count(*) > 1"
     assert await raw.fetch(twice) == []
     wrong = "select key from task_group where open <> 0 or failed <> 0 or succeeded <> total"
     assert await raw.fetch(wrong) == []
     assert await raw.fetch("select id from flow_work") == []
-    told = "select count(*) from event where kind = 'group_completed' group by task"
-    assert {int(row[0]) for row in await raw.fetch(told)} == {1}
+    reported = "select count(*) from event where kind = 'group_completed' group by task"
+    assert {int(row[0]) for row in await raw.fetch(reported)} == {1}
     assert await world.engine.maintenance.audit() == []
 
 
@@ -99,21 +99,21 @@ class Killer:
             process = self._world.coordinator()
         self._alive.append((kind, process))
 
-    def strike(self) -> None:
-        """Kill one, of the kind that was spared so far, and start another."""
+    def kill_one(self) -> None:
+        """Kill one, of the kind that was killed least so far, and start another."""
         fewest = min("worker", "coordinator", key=lambda kind: self.killed[kind])
-        kind, victim = self._rng.choice([each for each in self._alive if each[0] == fewest])
-        self._alive.remove((kind, victim))
-        victim.signal(signal.SIGKILL)
+        kind, process = self._rng.choice([item for item in self._alive if item[0] == fewest])
+        self._alive.remove((kind, process))
+        process.signal(signal.SIGKILL)
         self.killed[kind] += 1
         self._start(kind)
 
 
 async def test_groups_join_once_while_processes_are_killed(world: System) -> None:
-    made = joining()
+    created = joining()
     for start in range(0, GROUPS, 20):
         batch = range(start, min(start + 20, GROUPS))
-        await asyncio.gather(*(world.engine.flows.start_plan(made) for _ in batch))
+        await asyncio.gather(*(world.engine.flows.start_plan(created) for _ in batch))
     killer = Killer(world)
     kills = max(KILLS, GROUPS // 12)
     total = GROUPS * (CHILDREN + 1)
@@ -123,13 +123,13 @@ async def test_groups_join_once_while_processes_are_killed(world: System) -> Non
         async def so_far(part: int = part) -> bool:
             return (await world.engine.counts())["COMPLETED"] > part
 
-        await eventually(so_far, PATIENCE, 0.05)
-        killer.strike()
+        await eventually(so_far, WAIT_S, 0.05)
+        killer.kill_one()
 
     async def all_done() -> bool:
         return (await world.engine.counts())["COMPLETED"] == total
 
-    await eventually(all_done, PATIENCE, 0.1)
+    await eventually(all_done, WAIT_S, 0.1)
     assert min(killer.killed["worker"], killer.killed["coordinator"]) >= KILLS // 2
     lost = await Raw(world.url).value("select count(*) from attempt where outcome = 'STALLED'")
     assert lost, "no worker was killed at work"
@@ -149,19 +149,19 @@ def foreach(items: int) -> Plan:
 async def test_coordinator_crashes_activate_every_item_once(world: System) -> None:
     """A start makes the first items and leaves the rest to coordinators, which die at it."""
     await world.engine.flows.start_plan(foreach(1700))
-    made = []
+    created = []
     for point in FLOW_POINTS:
         process = world.coordinator(CRASH_AT=point)
         assert await process.ended() == KILLED, f"{point} was not reached\n{process.text()}"
-        made.append(await Raw(world.url).value("select made from task_group"))
-    assert 0 < made[0] == made[1] < made[2] < 1700
+        created.append(await Raw(world.url).value("select made from task_group"))
+    assert 0 < created[0] == created[1] < created[2] < 1700
     world.coordinator()
     world.worker(*HANDLERS, "--slots", "400")
 
     async def all_done() -> bool:
         return (await world.engine.counts())["COMPLETED"] == 1702
 
-    await eventually(all_done, PATIENCE, 0.1)
+    await eventually(all_done, WAIT_S, 0.1)
     await check_flows(world, 1, {"each": 1, "one": 1700, "end": 1})
 
 
@@ -178,5 +178,5 @@ async def test_client_crashes_start_one_flow(world: System) -> None:
     async def all_done() -> bool:
         return (await world.engine.counts())["COMPLETED"] == CHILDREN + 1
 
-    await eventually(all_done, PATIENCE, 0.1)
+    await eventually(all_done, WAIT_S, 0.1)
     await check_flows(world, 1, {"child": CHILDREN, "end": 1})

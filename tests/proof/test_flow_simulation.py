@@ -29,8 +29,8 @@ def test_flow_takes_every_step_once_under_faults() -> None:
         seen[f"{status} {'one' if twist.go else 'other'} way"] += 1
         seen["meddled"] += bool(twist.pauses)
         seen["in parts"] += twist.bound < 100
-    for what in ("COMPLETED one way", "COMPLETED other way", "FAILED", "meddled", "in parts"):
-        assert seen[what], f"{what} never happened: {seen}"
+    for subject in ("COMPLETED one way", "COMPLETED other way", "FAILED", "meddled", "in parts"):
+        assert seen[subject], f"{subject} never happened: {seen}"
 
 
 def test_same_seed_gives_the_same_flow_run() -> None:

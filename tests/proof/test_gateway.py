@@ -16,7 +16,7 @@ from uuid import UUID
 import httpx2
 import pytest
 from tests.contract.conftest import Raw
-from tests.proof.crash.system import PATIENCE, ROOT, Process, System, carrying, system
+from tests.proof.crash.system import ROOT, WAIT_S, Process, System, carrying, system
 from tests.waiting import eventually
 
 from tenuto.clock import to_micros
@@ -29,15 +29,15 @@ log = logging.getLogger(__name__)
 
 SESSIONS = int(os.environ.get("TENUTO_PROOF_SESSIONS", "40"))
 CAP = 20
-BEAT_S = max(1.0, SESSIONS / 50)
+HEARTBEAT_S = max(1.0, SESSIONS / 50)
 DISPATCH_POINTS = ("dispatch.claimed", "dispatch.spawned", "dispatch.begun")
 GATEWAY = str(ROOT / "examples" / "gateway" / "gateway.py")
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as result:
+        result.bind(("127.0.0.1", 0))
+        return int(result.getsockname()[1])
 
 
 class World:
@@ -76,7 +76,7 @@ class World:
         return process
 
     async def light_gateway(self, run_s: float) -> Process:
-        words = ("-m", "tests.proof.light_gateway", self.gateway_port, BEAT_S, run_s)
+        words = ("-m", "tests.proof.light_gateway", self.gateway_port, HEARTBEAT_S, run_s)
         process = self.base.start("python", *map(str, words))
         await self._answers(self.gateway_url)
         return process
@@ -91,7 +91,7 @@ class World:
                     return False
                 return True
 
-            await eventually(answered, PATIENCE, 0.05)
+            await eventually(answered, WAIT_S, 0.05)
 
     async def agent(self, **changes: Any) -> AgentProfile:
         plain: dict[str, Any] = {
@@ -106,10 +106,10 @@ class World:
 
     async def submit(self, n: int = 1, **options: Any) -> list[UUID]:
         plain: dict[str, Any] = {"max_attempts": 20, "retry": RetryPolicy(base_s=0.2, cap_s=1)}
-        news = [NewTask(title=f"task {number}", **plain | options) for number in range(n)]
-        return await self.base.submit(*news)
+        new_tasks = [NewTask(title=f"task {number}", **plain | options) for number in range(n)]
+        return await self.base.submit(*new_tasks)
 
-    async def in_status(self, tasks: list[UUID], status: str, limit: float = PATIENCE) -> None:
+    async def in_status(self, tasks: list[UUID], status: str, limit: float = WAIT_S) -> None:
         await self.base.in_status(tasks, status, limit=limit)
 
     def sessions(self, gateway: Process) -> list[int]:
@@ -117,7 +117,7 @@ class World:
         return [pid for pid in carrying(f"{self.base.mark} session") if pid != gateway.pid]
 
     async def claims(self) -> list[float]:
-        """When tasks were claimed, in seconds."""
+        """Returns the times at which tasks were claimed, in seconds."""
         rows = await Raw(self.base.url).fetch("select at from event where kind = 'claimed'")
         return sorted(
             (to_micros(at) if isinstance(at, datetime) else int(at)) / 1e6 for (at,) in rows
@@ -128,13 +128,13 @@ class World:
 
 
 def fullest_second(times: list[float]) -> int:
-    """How many of them lie within one second at most, wherever it begins."""
-    most, first = 0, 0
+    """Returns the greatest number of times within any one second."""
+    maximum, first = 0, 0
     for last, time in enumerate(times):
         while times[first] <= time - 1:
             first += 1
-        most = max(most, last - first + 1)
-    return most
+        maximum = max(maximum, last - first + 1)
+    return maximum
 
 
 def test_fullest_second_is_computed() -> None:
@@ -145,8 +145,8 @@ def test_fullest_second_is_computed() -> None:
 @pytest.fixture
 async def world(database_url: str, tmp_path: Path) -> AsyncIterator[World]:
     async with system(database_url, tmp_path) as base:
-        made = World(base)
-        yield made
+        created = World(base)
+        yield created
 
 
 STEPS = {"steps": 2, "stepSeconds": 0.05, "beatSeconds": 0.5}
@@ -163,7 +163,7 @@ async def test_pushed_task_completes_over_its_callback(world: World) -> None:
         assert view.output == {"said": "count", "from": 0, "to": 2}
         assert (view.worker, view.attempt) == ("gateway:default", 1)
         assert view.session_key
-    await eventually(lambda: not world.sessions(gateway), PATIENCE)
+    await eventually(lambda: not world.sessions(gateway), WAIT_S)
     [state] = await Gateways(world.engine.system).states()
     assert (state.name, state.failures) == ("default", 0)
     async with httpx2.AsyncClient(timeout=30) as client:
@@ -177,7 +177,7 @@ async def test_cancel_kills_all_processes_of_the_session(world: World) -> None:
     await world.open()
     [task] = await world.submit()
     await world.in_status([task], "RUNNING")
-    await eventually(lambda: len(world.sessions(gateway)) == 4, PATIENCE)
+    await eventually(lambda: len(world.sessions(gateway)) == 4, WAIT_S)
     world.coordinator.signal(signal.SIGKILL)
     await world.engine.cancel(task)
     world.coordinate()
@@ -197,11 +197,11 @@ async def test_silent_session_is_killed_and_its_task_runs_again(world: World) ->
     async def again() -> bool:
         return (await world.engine.show(task)).attempt >= 3
 
-    await eventually(again, PATIENCE, 0.05)
+    await eventually(again, WAIT_S, 0.05)
     assert len(world.sessions(gateway)) <= 2, "one keeper and one command at a time"
     attempts = await world.engine.attempts(task)
-    ended = [each for each in attempts if each.outcome == "STALLED"]
-    assert [(each.receipt or {}).get("state") for each in ended[:2]] == ["killed", "killed"]
+    ended = [attempt for attempt in attempts if attempt.outcome == "STALLED"]
+    assert [(item.receipt or {}).get("state") for item in ended[:2]] == ["killed", "killed"]
 
 
 async def test_restarted_gateway_loses_its_sessions_and_no_task(world: World) -> None:
@@ -215,9 +215,9 @@ async def test_restarted_gateway_loses_its_sessions_and_no_task(world: World) ->
     async def saved() -> bool:
         return all([(await world.engine.show(task)).checkpoint_seq >= 2 for task in tasks])
 
-    await eventually(saved, PATIENCE, 0.05)
+    await eventually(saved, WAIT_S, 0.05)
     gateway.signal(signal.SIGKILL)
-    await eventually(lambda: not world.sessions(gateway), PATIENCE)
+    await eventually(lambda: not world.sessions(gateway), WAIT_S)
     await world.gateway()
     await world.in_status(tasks, "COMPLETED")
     for task in tasks:
@@ -229,16 +229,16 @@ async def test_restarted_gateway_loses_its_sessions_and_no_task(world: World) ->
 
 async def test_killed_gateway_with_many_sessions_starts_no_stampede(world: World) -> None:
     """Sessions are coroutines of the gateway, so that as many fit; they report like any other."""
-    await world.agent(max_concurrent=SESSIONS, stale_threshold_s=int(4 * BEAT_S))
+    await world.agent(max_concurrent=SESSIONS, stale_threshold_s=int(4 * HEARTBEAT_S))
     gateway = await world.light_gateway(run_s=3600)
     await world.open(tick_s=0.5)
     await world.submit(SESSIONS)
-    patience = PATIENCE + 6 * SESSIONS / CAP + 8 * BEAT_S
+    timeout_s = WAIT_S + 6 * SESSIONS / CAP + 8 * HEARTBEAT_S
 
     async def all_run() -> bool:
         return (await world.engine.counts())["RUNNING"] == SESSIONS
 
-    await eventually(all_run, patience, 0.1)
+    await eventually(all_run, timeout_s, 0.1)
     killed_at = len(await world.claims())
     gateway.signal(signal.SIGKILL)
     await gateway.ended()
@@ -249,13 +249,13 @@ async def test_killed_gateway_with_many_sessions_starts_no_stampede(world: World
         )
         return int(rows[0][0]) >= SESSIONS
 
-    await eventually(all_lost, patience, 0.1)
-    await world.light_gateway(run_s=BEAT_S / 2)
+    await eventually(all_lost, timeout_s, 0.1)
+    await world.light_gateway(run_s=HEARTBEAT_S / 2)
 
     async def all_done() -> bool:
         return await world.completed() == SESSIONS
 
-    await eventually(all_done, patience, 0.2)
+    await eventually(all_done, timeout_s, 0.2)
     claims = await world.claims()
     assert killed_at == SESSIONS
     assert len(claims) >= 2 * SESSIONS
@@ -264,8 +264,8 @@ async def test_killed_gateway_with_many_sessions_starts_no_stampede(world: World
     assert await Raw(world.base.url).fetch(twice) == []
     assert await world.engine.maintenance.audit() == []
     again = claims[killed_at:]
-    took, most = again[-1] - again[0], fullest_second(claims)
-    log.info("%d claims again in %.1f s, at most %d in a second", len(again), took, most)
+    took, maximum = again[-1] - again[0], fullest_second(claims)
+    log.info("%d claims again in %.1f s, at most %d in a second", len(again), took, maximum)
 
 
 async def test_coordinator_killed_after_a_spawn_loses_no_task(world: World) -> None:
@@ -317,11 +317,11 @@ async def test_reference_gateway_follows_the_contract(tmp_path: Path, sqlite_url
             second = await client.post(spawn, json=body, headers=headers)
             assert first.json() == second.json()
             key = first.json()["session"]["sessionKey"]
-            await eventually(lambda: len(world.sessions(gateway)) == 2, PATIENCE)
+            await eventually(lambda: len(world.sessions(gateway)) == 2, WAIT_S)
             kill = f"/api/agents/sessions/{key}/kill"
             assert (await client.post(kill, json={})).status_code == 401
             assert (await client.post(kill, json={}, headers=headers)).json() == {"killed": True}
-            await eventually(lambda: not world.sessions(gateway), PATIENCE)
+            await eventually(lambda: not world.sessions(gateway), WAIT_S)
             assert (await client.post(kill, json={}, headers=headers)).json() == {"killed": False}
             gone = await client.post("/api/agents/sessions/x/kill", json={}, headers=headers)
             assert gone.status_code == 404

@@ -17,7 +17,7 @@ TWO = (Worker(), Worker())
 
 def row(number: int = 1, **fields: Any) -> Row:
     """A task that was just submitted, with some fields as if it had a longer past."""
-    given: dict[str, Any] = {"status": Status.PENDING, "max_attempts": 2} | fields
+    values: dict[str, Any] = {"status": Status.PENDING, "max_attempts": 2} | fields
     task = Task(
         id=UUID(int=number),
         workspace=UUID(int=9),
@@ -25,7 +25,7 @@ def row(number: int = 1, **fields: Any) -> Row:
         lease_s=int(LEASE.total_seconds()),
         created_at=NOW,
         updated_at=NOW,
-        **given,
+        **values,
     )
     task = msgspec.structs.replace(task, due_at=next_due_at(task))
     return Row(task, (task.version, task.status), free=(task.free_ends, 0))

@@ -27,12 +27,12 @@ JOINED = "select count(*) from event where kind = 'group_completed'"
 def test_planted_flow_fault_is_detected(name: str) -> None:
     plant = PLANTS[name]
     with plant.planted():
-        found = next(
+        result = next(
             (seed for seed in range(WITHIN) if simulate_flow(seed).kinds() & plant.seen_by), None
         )
-    assert found is not None, f"{name} was not seen by {set(plant.seen_by)}"
-    sys.stdout.write(f"{name}: found by {sorted(plant.seen_by)} after {found + 1} seeds\n")
-    assert simulate_flow(found).broken == [], "the program itself is broken"
+    assert result is not None, f"{name} was not seen by {set(plant.seen_by)}"
+    sys.stdout.write(f"{name}: found by {sorted(plant.seen_by)} after {result + 1} seeds\n")
+    assert simulate_flow(result).broken == [], "the program itself is broken"
 
 
 async def races(url: str, seeds: range) -> int:
@@ -47,9 +47,9 @@ async def races(url: str, seeds: range) -> int:
         before = await Raw(url).value(JOINED)
         for race in range(RACES):
             await start(engines[0], "g", *specs)
-            works = await claim_all(engines[0])
+            claimed = await claim_all(engines[0])
             await asyncio.gather(
-                *(engines[n % 3].complete(work.fence) for n, work in enumerate(works))
+                *(engines[n % 3].complete(work.fence) for n, work in enumerate(claimed))
             )
             if await Raw(url).value(JOINED) != before + race + 1:
                 return race
@@ -57,7 +57,7 @@ async def races(url: str, seeds: range) -> int:
 
 
 async def test_join_without_its_lock_is_detected(postgres_url: str) -> None:
-    """What only a database with several writers can show."""
+    """Only a database with several writers can show this fault."""
     assert await races(postgres_url, range(3)) == RACES
     queries = sql.load(sql.POSTGRES)
     before = queries["groups_locked"]

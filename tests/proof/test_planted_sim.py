@@ -17,9 +17,9 @@ def test_planted_simulation_fault_is_detected(name: str) -> None:
     plan = make_harsh_plan if plant.harsh else make_plan
     seeds = [*range(plant.near, WITHIN), *range(plant.near)]
     with plant.planted():
-        found = next(
+        result = next(
             (seed for seed in seeds if simulate(seed, plan(seed)).kinds() & plant.seen_by), None
         )
-    assert found is not None, f"{name} was not seen by {set(plant.seen_by)}"
-    sys.stdout.write(f"{name}: found by {sorted(plant.seen_by)} with seed {found}\n")
-    assert simulate(found, plan(found)).broken == [], "the program itself is broken"
+    assert result is not None, f"{name} was not seen by {set(plant.seen_by)}"
+    sys.stdout.write(f"{name}: found by {sorted(plant.seen_by)} with seed {result}\n")
+    assert simulate(result, plan(result)).broken == [], "the program itself is broken"

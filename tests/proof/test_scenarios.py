@@ -21,11 +21,11 @@ from uuid import UUID
 import msgspec
 import pytest
 from tests.contract.conftest import Raw
-from tests.proof.crash.system import PATIENCE, Process, System, stopped, system
+from tests.proof.crash.system import WAIT_S, Process, System, stopped, system
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 from tests.webhooks.receiver import Receiver, receiving
-from tests.worker.test_worker_process import nobody_writes
+from tests.worker.test_worker_process import without_writers
 
 from tenuto import app
 from tenuto.broker.memory import MemoryWakeups
@@ -54,12 +54,12 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         url = f"sqlite:///{tmp_path}/t.db"
     else:
         url = request.getfixturevalue("durable").create_database()
-    async with system(url, tmp_path) as made:
-        yield made
+    async with system(url, tmp_path) as created:
+        yield created
 
 
 async def kinds(world: System, task: UUID) -> list[str]:
-    """What the trail says happened, in order."""
+    """Returns the kinds of audit events, in order."""
     rows = await Raw(world.url).fetch(f"select kind from event where task = '{task}' order by seq")
     return [row[0] for row in rows]
 
@@ -68,14 +68,14 @@ async def has_kind(world: System, task: UUID, kind: str) -> None:
     async def there() -> bool:
         return kind in await kinds(world, task)
 
-    await eventually(there, PATIENCE, 0.05)
+    await eventually(there, WAIT_S, 0.05)
 
 
 async def older(world: System, task: UUID, seconds: int, *columns: str) -> None:
     """Make a running task's times so much earlier, and its timer with them."""
     raw = Raw(world.url)
     by = f"{seconds} * 1000000" if raw.path is not None else f"interval '{seconds} seconds'"
-    changes = ", ".join(f"{each} = {each} - {by}" for each in (*columns, "due_at"))
+    changes = ", ".join(f"{item} = {item} - {by}" for item in (*columns, "due_at"))
     await raw.execute(f"update task set {changes} where id = '{task}'")
 
 
@@ -93,15 +93,19 @@ async def test_1_task_of_a_crashed_agent_continues_from_its_checkpoint(world: Sy
         saved = (
             f"select checkpoint_seq from task where id = '{task}' and checkpoint_seq = {attempt}"
         )
-        await eventually(lambda: Raw(world.url).fetch(saved), PATIENCE, 0.05)  # noqa: B023  at once
+        await eventually(lambda: Raw(world.url).fetch(saved), WAIT_S, 0.05)  # noqa: B023  at once
         worker.signal(signal.SIGKILL)
         await worker.ended()
     world.worker()
     await world.check([task])
     assert seen.read_text().splitlines() == ["1 none", "2 1", "3 2"]
     assert await world.outcomes(task) == ["STALLED", "STALLED", "COMPLETED"]
-    told = f"select data from event where task = '{task}' and kind = 'lease_expired' order by seq"
-    waits = [msgspec.json.decode(row[0])["backoff_ms"] for row in await Raw(world.url).fetch(told)]
+    reported = (
+        f"select data from event where task = '{task}' and kind = 'lease_expired' order by seq"
+    )
+    waits = [
+        msgspec.json.decode(row[0])["backoff_ms"] for row in await Raw(world.url).fetch(reported)
+    ]
     assert waits[0] == 0, "the first loss is nobody's fault"
     assert waits[1] > 0
 
@@ -124,15 +128,15 @@ async def test_3_cycle_of_tasks_fails_whole_and_is_reported(world: System) -> No
         await watch(world, receiver, "task.dependency_cycle")
         world.coordinator(webhook_allow=LOOPBACK)
         await world.in_status([a, b, c, d], "FAILED")
-        await eventually(lambda: len(receiver.got) == 3, PATIENCE)
+        await eventually(lambda: len(receiver.got) == 3, WAIT_S)
     for task in (a, b, c):
         view = await world.engine.show(task)
         assert view.error_class == "dependency_cycle"
         assert "cyclic dependencies" in (view.last_error or "")
         assert (await kinds(world, task))[-1] == "dependency_cycle"
-    told = [msgspec.json.decode(each.body) for each in receiver.got]
-    assert {each["event"] for each in told} == {"task.dependency_cycle"}
-    assert {each["taskId"] for each in told} == {str(a), str(b), str(c)}
+    reports = [msgspec.json.decode(item.body) for item in receiver.got]
+    assert {item["event"] for item in reports} == {"task.dependency_cycle"}
+    assert {item["taskId"] for item in reports} == {str(a), str(b), str(c)}
     assert await world.engine.maintenance.audit() == []
 
 
@@ -152,14 +156,14 @@ async def test_4_database_outage_loses_nothing(durable: PostgresServer, tmp_path
         script = f"until [ -e '{done}' ]; do sleep 0.05; done"
         tasks = await world.submit(*(world.task(script) for _ in range(6)))
         worker, coordinator = world.worker("--slots", "3"), world.coordinator()
-        await eventually(lambda: len(world.sessions()) >= 3, PATIENCE)
-        await eventually(lambda: "became leader, epoch" in coordinator.text(), PATIENCE)
+        await eventually(lambda: len(world.sessions()) >= 3, WAIT_S)
+        await eventually(lambda: "became leader, epoch" in coordinator.text(), WAIT_S)
         durable.stop("immediate")
         try:
             with pytest.raises(Unavailable):
                 await world.submit(world.task("exit 0"))
-            await eventually(lambda: "cycle failed" in coordinator.text(), PATIENCE)
-            await eventually(lambda: "heartbeat failed" in worker.text(), PATIENCE)
+            await eventually(lambda: "cycle failed" in coordinator.text(), WAIT_S)
+            await eventually(lambda: "heartbeat failed" in worker.text(), WAIT_S)
         finally:
             durable.start()
         done.touch()
@@ -177,14 +181,14 @@ async def test_5_two_leaders_and_zombies_produce_one_result(world: System) -> No
     tasks = await world.submit(*(world.task(script) for _ in range(6)))
     zombies = [world.worker("--slots", "2") for _ in range(3)]
     await world.in_status(tasks, "RUNNING")
-    await eventually(lambda: len(world.sessions()) >= len(tasks), PATIENCE)
-    with stopped(*zombies, free=nobody_writes(world)):
+    await eventually(lambda: len(world.sessions()) >= len(tasks), WAIT_S)
+    with stopped(*zombies, free=without_writers(world)):
         for _ in range(2):
             world.coordinator(leader="false")
         second = world.worker()
         await world.in_status(tasks, "COMPLETED")
         done.touch()
-        await eventually(lambda: not world.sessions(), PATIENCE)
+        await eventually(lambda: not world.sessions(), WAIT_S)
         second.signal(signal.SIGTERM)
         assert await second.ended() == 0
     for zombie in zombies:
@@ -204,7 +208,7 @@ async def test_6_hung_task_is_warned_then_aborted_and_runs_again_sooner(world: S
     before = await Raw(world.url).value(rank)
     world.coordinator()
     world.worker()
-    await eventually(lambda: len(world.sessions()) >= 1, PATIENCE)
+    await eventually(lambda: len(world.sessions()) >= 1, WAIT_S)
     await older(world, task, 60 + 30 * 60 + 1, "started_at")
     await has_kind(world, task, "hung_warned")
     assert (await world.engine.show(task)).status == "RUNNING"
@@ -215,8 +219,8 @@ async def test_6_hung_task_is_warned_then_aborted_and_runs_again_sooner(world: S
     assert await Raw(world.url).value(rank) == before - AGING_MS
 
 
-def beats(world: System, task: UUID) -> list[float]:
-    """When the command of a task's first attempt was alive, in seconds since the boot."""
+def alive_at(world: System, task: UUID) -> list[float]:
+    """Returns when the first attempt's command was alive, in seconds since the boot."""
     path = world.folder / f"{task}.beats"
     return [float(line) for line in path.read_text().split()] if path.exists() else []
 
@@ -248,19 +252,21 @@ async def one_round(
 ) -> list[float]:
     """Stop workers past their leases and wake them; how long each command outlived that."""
     new = world.task("", command=["sh", "-c", script, str(world.folder)])
-    with stopped(healthy, free=nobody_writes(world)):
+    with stopped(healthy, free=without_writers(world)):
         tasks = await world.submit(*(new for _ in zombies))
-        await eventually(lambda: all(beats(world, task) for task in tasks), PATIENCE)
-        with stopped(*zombies, free=nobody_writes(world)):
+        await eventually(lambda: all(alive_at(world, task) for task in tasks), WAIT_S)
+        with stopped(*zombies, free=without_writers(world)):
             healthy.signal(signal.SIGCONT)
             await world.in_status(tasks, "COMPLETED")
             over = boot_time()
             # Every command goes on, though its task has ended.
-            await eventually(lambda: all(beats(world, task)[-1] > over for task in tasks), PATIENCE)
+            await eventually(
+                lambda: all(alive_at(world, task)[-1] > over for task in tasks), WAIT_S
+            )
             woken = boot_time()
-    await eventually(lambda: not world.sessions(), PATIENCE)
+    await eventually(lambda: not world.sessions(), WAIT_S)
     await world.check(tasks)
     for task in tasks:
         assert await world.outcomes(task) == ["STALLED", "COMPLETED"]
         assert (await world.engine.show(task)).output == {"exitCode": 0}
-    return [beats(world, task)[-1] - woken for task in tasks]
+    return [alive_at(world, task)[-1] - woken for task in tasks]

@@ -28,10 +28,10 @@ def regressions() -> list[int]:
 
 
 def complaint(result: Result) -> str:
-    """What went wrong, and how to see it again."""
-    found = "\n".join(f"  {invariant}: {what}" for invariant, what in result.broken[:20])
+    """Returns the failure, and how to repeat it."""
+    matches = "\n".join(f"  {invariant}: {subject}" for invariant, subject in result.broken[:20])
     again = f"python -m tests.proof.sim --seed {result.seed} --verbose"
-    return f"seed {result.seed} broke\n{found}\nagain: {again}\n"
+    return f"seed {result.seed} broke\n{matches}\nagain: {again}\n"
 
 
 def play(seed: int) -> Counter[str]:
@@ -47,8 +47,8 @@ def test_every_task_finishes_once_under_faults(chunk: int) -> None:
     happened: Counter[str] = Counter()
     for seed in range(chunk * SIZE, (chunk + 1) * SIZE):
         happened += play(seed)
-    sys.stdout.write("".join(f"{happened[what]:>7}  {what}\n" for what in HAPPENS))
-    assert [what for what in HAPPENS if not happened[what]] == []
+    sys.stdout.write("".join(f"{happened[item]:>7}  {item}\n" for item in HAPPENS))
+    assert [item for item in HAPPENS if not happened[item]] == []
 
 
 def play_harsh(seed: int) -> None:
@@ -78,12 +78,12 @@ def test_same_seed_gives_the_same_run(seed: int) -> None:
 def test_run_does_not_depend_on_the_interpreter() -> None:
     """Sets of text are in another order in every Python process; nothing may follow from that."""
     code = "from tests.proof.sim.world import simulate; print(simulate(3).digest())"
-    found = os.pathsep.join(sys.path)
+    result = os.pathsep.join(sys.path)
     runs = {
         subprocess.run(
             [sys.executable, "-c", code],
             cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": found},
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": result},
             capture_output=True,
             text=True,
             check=True,
@@ -133,5 +133,5 @@ def test_suspension_of_the_world_runs_no_task_again() -> None:
 
 def lost() -> list[tuple[str, int]]:
     """The attempts of the last run that were taken to be gone."""
-    found = database().rows("select task, attempt from attempt where outcome = 'STALLED'")
-    return [(task, attempt) for task, attempt in found]
+    result = database().rows("select task, attempt from attempt where outcome = 'STALLED'")
+    return [(task, attempt) for task, attempt in result]

@@ -1,4 +1,4 @@
-"""Engines that have keys, on each kind of store, and the whole database as text."""
+"""Engines with encryption keys, on each kind of database, and the whole database as text."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -56,7 +56,7 @@ async def dump(raw: Raw) -> str:
 
 
 def stored_bytes(raw: Raw) -> bytes:
-    """What a SQLite database has on the disk: the file, and what was not moved into it yet."""
+    """Returns a SQLite database's bytes on disk: the file and its write-ahead log."""
     if raw.path is None:
         return b""
     files = Path(raw.path).parent.glob(f"{Path(raw.path).name}*")

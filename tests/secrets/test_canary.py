@@ -1,4 +1,4 @@
-"""A canary among the secrets: attempts tell it wherever they can, and it is found nowhere."""
+"""A canary secret: attempts report it everywhere, and it is stored nowhere."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ SPELLINGS = [
         b64encode(value.encode()).decode(),
     )
 ]
-TOLD = " | ".join([*SPELLINGS, b64encode(f"user:{CANARY}".encode()).decode()])
+REPORTED = " | ".join([*SPELLINGS, b64encode(f"user:{CANARY}".encode()).decode()])
 ENDLESS = CANARY * 20_000
 """Wherever the worker cuts a line that is too long, a canary lies across the cut."""
 SINKS = {
@@ -70,21 +70,21 @@ class Received:
 def handlers(received: Received) -> dict[str | None, Callable[[Any], Any]]:
     async def later(ctx: Any) -> Any:
         received.inputs.append(ctx.input)
-        ctx.log(TOLD)
+        ctx.log(REPORTED)
         ctx.log(ENDLESS, "WARN")
-        await ctx.progress(5, TOLD)
-        await ctx.save({"token": CANARY, NAMED: [TOLD]})
+        await ctx.progress(5, REPORTED)
+        await ctx.save({"token": CANARY, NAMED: [REPORTED]})
         assert await ctx.step("one", lambda: NAMED) == NAMED
-        child = NewTask(title=CANARY, task_type="nobody's", prompt=TOLD, input={"a": [NAMED]})
+        child = NewTask(title=CANARY, task_type="nobody's", prompt=REPORTED, input={"a": [NAMED]})
         received.children.append(await ctx.spawn("two", child))
-        return {"echo": TOLD, CANARY: ctx.input}
+        return {"echo": REPORTED, CANARY: ctx.input}
 
     def now(ctx: Any) -> Any:
         received.inputs.append(ctx.input)
-        ctx.log(TOLD)
+        ctx.log(REPORTED)
         assert ctx.step("one", lambda: CANARY) == CANARY
         # Longer than what is kept of a message, which is cut within the canary.
-        raise ValueError("x" * 3_975 + CANARY + TOLD)
+        raise ValueError("x" * 3_975 + CANARY + REPORTED)
 
     return {"later": later, "now": now}
 
@@ -134,7 +134,7 @@ async def working(
 
 def prepare(folder: Path, report: dict[str, Any]) -> None:
     folder.mkdir(parents=True)
-    (folder / "told").write_text(TOLD)
+    (folder / "told").write_text(REPORTED)
     (folder / "endless").write_text(ENDLESS)
     (folder / "report").write_text(json.dumps(report) + "\n")
 
@@ -150,12 +150,18 @@ async def command(inside: Inside, folder: Path, report: dict[str, Any]) -> UUID:
 async def run_all(inside: Inside, received: Received, folder: Path) -> list[UUID]:
     """Run a coroutine, a function and a command that tell their secrets; the ids, all ended."""
     await inside.engine.secrets.put("stored", NAMED)
-    report = {"log": TOLD, "progress": 5, "step": TOLD, "checkpoint": [TOLD], "output": TOLD}
+    report = {
+        "log": REPORTED,
+        "progress": 5,
+        "step": REPORTED,
+        "checkpoint": [REPORTED],
+        "output": REPORTED,
+    }
     tasks = [
         await inside.submit(task_type="later", input=INPUT, max_attempts=1),
         await inside.submit(task_type="now", input=INPUT, max_attempts=1),
         await command(inside, folder / "plain", {}),
-        await command(inside, folder / "report", report | {"error": {"message": TOLD}}),
+        await command(inside, folder / "report", report | {"error": {"message": REPORTED}}),
     ]
     statuses = [(await inside.ended(task)).status for task in tasks]
     assert statuses == ["COMPLETED", "DEAD", "DEAD", "DEAD"]

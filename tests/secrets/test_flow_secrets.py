@@ -1,4 +1,4 @@
-"""Secrets beside results: both are handed over, and no result becomes a secret."""
+"""Secrets beside results: both are passed on, and no result resolves a secret."""
 
 from typing import Any
 
@@ -38,8 +38,8 @@ async def test_result_that_names_a_secret_is_data(engine: Engine) -> None:
 @pytest.mark.parametrize("item", [{"$secret": "db"}, {"deep": [{"$secret": "db"}]}, {"$from": "a"}])
 async def test_foreach_items_of_a_result_resolve_no_secret(engine: Engine, item: Any) -> None:
     await engine.secrets.put("db", CANARY)
-    each = task("each", control=Foreach(items={"$from": "a"}, template="item"))
-    flow = await start(engine, "a", task("a", next="each"), each, task("item"))
+    foreach = task("each", control=Foreach(items={"$from": "a"}, template="item"))
+    flow = await start(engine, "a", task("a", next="each"), foreach, task("item"))
     await engine.complete((await claim_one(engine)).fence, [1, item])
     assert await flow_status(engine, flow) == "FAILED"
     [failed] = [entry for entry in (await engine.list()).tasks if entry.title == "each"]

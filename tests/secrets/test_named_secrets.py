@@ -1,4 +1,4 @@
-"""Named secrets: kept by workspace, referred to by tasks, sealed anew when the key changes."""
+"""Named secrets: stored per workspace, referred to by tasks, encrypted again at a rotation."""
 
 from typing import Any
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""A task's secrets: sealed with it, handed to its attempts, struck from what these say."""
+"""Secrets of a task: encrypted with it, passed to its attempts, redacted in their reports."""
 
 import asyncio
 from typing import Any
@@ -38,7 +38,7 @@ STORED = {"url": "https://example.test", "secrets": {"token": "***"}}
 
 
 async def nowhere(raw: Raw) -> bool:
-    """Whether the canary is not stored, in any of its plain spellings."""
+    """True if the canary is not stored in any of its plain encodings."""
     spellings = [CANARY, CANARY.replace('"', '\\"'), "canary-7f3a"]
     result = await dump(raw)
     stored = stored_bytes(raw)

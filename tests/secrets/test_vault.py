@@ -1,4 +1,4 @@
-"""Keys: what they seal opens only in its place, and weak or exposed rings are refused."""
+"""Encryption: values decrypt only in their place; weak or exposed key rings are refused."""
 
 import json
 import multiprocessing
@@ -69,10 +69,10 @@ def test_encrypted_value_belongs_to_its_key() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
-def test_altered_byte_is_detected(place: int, flip: int) -> None:
+def test_altered_byte_is_detected(index: int, flip: int) -> None:
     vault = KeyRing({"k1": KEY})
     raw = bytearray(b64decode(vault.encrypt("value", **HERE).data))
-    raw[place % len(raw)] ^= flip
+    raw[index % len(raw)] ^= flip
     assert unreadable(vault, Encrypted("k1", b64encode(raw).decode()))
 
 

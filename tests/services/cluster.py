@@ -119,7 +119,7 @@ class Cluster:
         return eventually_sync(other, START_S, 0.05) - 1
 
     def members(self) -> list[Member]:
-        """What the machines say of each other, as the first that answers sees it."""
+        """Returns the machines' states, as the first machine that responds sees them."""
         for n in range(SIZE):
             with suppress(OSError, ValueError):
                 result: list[Member] = json.loads(self._ask(n, "cluster"))["members"]
@@ -161,7 +161,7 @@ class Cluster:
             assert answer.status == 200, answer.read()
 
     def require_standby(self, *, strict: bool) -> None:
-        """Whether commits wait when there is no standby; without that the leader goes on alone."""
+        """Makes commits wait without a standby; otherwise the leader continues alone."""
         change = json.dumps({"synchronous_mode_strict": strict}).encode()
         position = self._places[self.leader()]
         url = f"http://{position.outer}:{position.rest}/config"
@@ -189,7 +189,7 @@ class Cluster:
             self.thaw(n)
             if isinstance(self.net, Namespaces):
                 for item in network.NETWORKS:
-                    self.net.mend(item, n)
+                    self.net.restore(item, n)
             if not processes_in(self._home(n)):
                 self.rejoin(n)
         try:
@@ -207,7 +207,7 @@ class Cluster:
         return next((n + 1 for n in range(SIZE) if self._answers(n, "primary")), 0)
 
     def _answers(self, machine: int, path: str) -> bool:
-        """Whether Patroni there says that it has that role."""
+        """True if Patroni at this address reports that role."""
         with suppress(OSError):
             self._ask(machine, path)
             return True

@@ -91,7 +91,7 @@ class Namespaces:
         """Lose every packet between the machine and the network, without a word to either."""
         ip("-n", self._switch, "link", "set", f"{network}{machine}", "nomaster")
 
-    def mend(self, network: str, machine: int) -> None:
+    def restore(self, network: str, machine: int) -> None:
         """End a cut."""
         ip("-n", self._switch, "link", "set", f"{network}{machine}", "master", network)
 
@@ -130,7 +130,7 @@ def ip(*words: str) -> None:
 
 
 def _as_account(account: pwd.struct_passwd | None) -> list[str]:
-    """What starts a program as the account, which may then read where only root may.
+    """Returns the start of a command that runs as the account and reads what only root may.
 
     Python and PostgreSQL may be installed below root's home.
     """

@@ -1,4 +1,4 @@
-"""What Patroni and etcd are started with: their files, configuration and command lines."""
+"""Files, configuration and command lines of Patroni and etcd."""
 
 import json
 import shutil
@@ -54,7 +54,9 @@ def patroni_words(config: Path) -> list[str]:
 def etcd_words(program: Path, positions: list[Place], number: int) -> list[str]:
     """A member of etcd. It does not sync its files: no test relies on what etcd survives."""
     position = positions[number]
-    peers = ",".join(f"etcd{n}=http://{each.inner}:{each.peer}" for n, each in enumerate(positions))
+    peers = ",".join(
+        f"etcd{n}=http://{position.inner}:{position.peer}" for n, position in enumerate(positions)
+    )
     options = {
         "name": f"etcd{number}",
         "data-dir": "data",

@@ -197,15 +197,15 @@ class Client:
         self._statements: dict[str, bytes] = {}
         self._backend: Backend | None = None
 
-    def _say(self, messages: Sequence[Message]) -> None:
+    def _send(self, messages: Sequence[Message]) -> None:
         self._writer.write(b"".join(message.encoded for message in messages))
 
     def _refuse(self, code: str, reason: str) -> None:
         fields = f"SFATAL\0VFATAL\0C{code}\0M{reason}\0\0"
-        self._say([Message(b"E", fields.encode())])
+        self._send([Message(b"E", fields.encode())])
 
     async def greet(self, *, ignores: bool) -> bool:
-        """Whether the client may go on."""
+        """True if the client may continue."""
         while True:
             size, code = struct.unpack("!ii", await self._reader.readexactly(8))
             if code == CANCEL_REQUEST:
@@ -222,7 +222,7 @@ class Client:
             return False
         backend = await self._pooler.take(self._user)
         await self._pooler.give(self._user, backend)
-        self._say([*backend.greeting, READY])
+        self._send([*backend.greeting, READY])
         return True
 
     async def serve(self) -> None:
@@ -245,7 +245,7 @@ class Client:
             answers = await self._tracked(backend, unit)
         else:
             answers = await backend.ask(list(unit))
-        self._say(answers)
+        self._send(answers)
         if answers and answers[-1] == READY:
             self._backend = None
             await self._pooler.give(self._user, backend)

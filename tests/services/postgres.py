@@ -33,7 +33,7 @@ SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.S
 SETTINGS = {"shared_buffers": "128MB", "max_connections": "200", "listen_addresses": "127.0.0.1"}
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 FAST = dict.fromkeys(DURABLE, "off") | {"max_wal_size": "256MB", "deadlock_timeout": "100ms"}
-PATIENCE = 60.0  # seconds for a start, a recovery or a stop on a slow, loaded machine
+WAIT_S = 60.0  # seconds for a start, a recovery or a stop on a slow, loaded machine
 # A socket's path has at most 107 characters, of which the folder's name and the socket's take 40.
 LONGEST_BASE = 67
 # Creating a database makes 300 files: 10 ms in memory, up to 230 ms on a busy ext4.
@@ -105,7 +105,7 @@ class PostgresServer:
         arguments = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
         self._process = self._launch(["postgres", "-D", str(self._data), *arguments])
         try:
-            ready = eventually_sync(self._ready_or_gone, timeout=PATIENCE) == "ready"
+            ready = eventually_sync(self._ready_or_gone, timeout=WAIT_S) == "ready"
         except AssertionError:
             ready = False
         if not ready:
@@ -148,7 +148,7 @@ class PostgresServer:
         return f"postgresql://{USER}:{self._password}@127.0.0.1:{self._port}/{database}"
 
     def program(self, name: str) -> Path:
-        """Where a program of this PostgreSQL is, such as `psql`."""
+        """Returns the path of a program of this PostgreSQL, such as `psql`."""
         return self._binaries / name
 
     @property
@@ -187,23 +187,23 @@ class PostgresServer:
                 group=account.pw_gid if account else None,
                 extra_groups=[] if account else None,
             )
-        self._tell_keeper(process.pid)
+        self._register_with_keeper(process.pid)
         return process
 
     def _end(self, mode: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(mode)
         try:
-            self._process.wait(PATIENCE)
+            self._process.wait(WAIT_S)
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"PostgreSQL did not stop on {mode.name} in {PATIENCE} s") from None
+            raise RuntimeError(f"PostgreSQL did not stop on {mode.name} in {WAIT_S} s") from None
         self._forget_process()
 
     def _forget_process(self) -> None:
         self._process = None
-        self._tell_keeper(0)
+        self._register_with_keeper(0)
 
-    def _tell_keeper(self, pid: int) -> None:
+    def _register_with_keeper(self, pid: int) -> None:
         assert self._keeper.stdin is not None
         self._keeper.stdin.write(f"{pid}\n".encode())
         self._keeper.stdin.flush()
@@ -233,7 +233,7 @@ class PostgresServer:
             raise RuntimeError(f"{statement!r} failed: {reported}")
 
     def _ask_psql(self, statement: str) -> str | None:
-        """What psql says of the statement, nothing if all is well; `None` if it has ended.
+        """Returns psql's errors for the statement, empty on success; `None` if it has ended.
 
         One psql serves all statements: to start it takes longer than most of them. It ends by
         itself with a server that crashes.
@@ -292,7 +292,7 @@ def find_binaries() -> Path:
 
 
 def server_account() -> pwd.struct_passwd | None:
-    """Whom the server runs as: us, or for root, which PostgreSQL refuses, a lesser account."""
+    """Returns the server's account: ours, or for root, which PostgreSQL refuses, a lesser one."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -326,7 +326,7 @@ def _forbids_programs(folder: str) -> bool:
 
 
 def _open_to_all(folder: Path) -> bool:
-    """Whether every account may walk into `folder`, such as not below root's home."""
+    """True if every account can enter `folder`, unlike one below root's home."""
     real = folder.resolve()
     return all(step.stat().st_mode & stat.S_IXOTH for step in (real, *real.parents))
 
@@ -395,7 +395,7 @@ def _end_group(pid: int) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process still runs; one that waits for its parent's notice does not."""
+    """True if the process runs; a zombie that waits for its parent does not."""
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -104,7 +104,7 @@ class _Step:
         )
 
     def _finds(self, text: str) -> bool:
-        """Whether a side finds bound rows itself, or goes by a select that does."""
+        """True if a side finds bound rows itself, or by a select that does."""
         if self._bound.search(text):
             return True
         sources = [self._parts[int(mark)] for mark in _SOURCE.findall(text)]
@@ -112,7 +112,7 @@ class _Step:
 
 
 def _is_choice(text: str) -> bool:
-    """Whether rows of a side need meet only one of several conditions."""
+    """True if rows of a side need to meet only one of several conditions."""
     while (inner := _GROUP.sub("", text)) != text:
         text = inner
     _, *conditions = _WHERE.split(text)
@@ -120,7 +120,7 @@ def _is_choice(text: str) -> bool:
 
 
 def _keeps(table: str, text: str) -> bool:
-    """Whether an insert that meets a row changes one of its own workspace only."""
+    """True if an insert that conflicts changes only a row of its own workspace."""
     met = _CONFLICT.search(text)
     own = f"{table}.workspace = excluded.workspace"
     return met is None or "workspace" in (met[1] or "") or own in met[2]

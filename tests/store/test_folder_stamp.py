@@ -1,4 +1,4 @@
-"""A folder's stamp: the same while the same names are in it."""
+"""The stamp of a folder: equal while the same names are in it."""
 
 import os
 from collections.abc import Callable

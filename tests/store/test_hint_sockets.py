@@ -1,4 +1,4 @@
-"""The folder for hint sockets: nobody else's, and refused if it could be."""
+"""The folder of hint sockets: private, and refused otherwise."""
 
 import os
 import socket
@@ -51,13 +51,13 @@ def file(folder: Path) -> None:
     folder.touch(0o600)
 
 
-def foreign(folder: Path) -> None:
+def of_another_user(folder: Path) -> None:
     with without_privileges():
         folder.mkdir(0o700)
 
 
 # Only root can be somebody else; for others a mode stands for it.
-PLANTED = [wide, readable, link, dangling, file, foreign if os.geteuid() == 0 else wide]
+PLANTED = [wide, readable, link, dangling, file, of_another_user if os.geteuid() == 0 else wide]
 
 
 @pytest.mark.parametrize("plant", PLANTED)
@@ -115,7 +115,7 @@ async def test_hint_folder_and_its_sockets_are_private(elsewhere: str, umask: in
 
 
 async def test_root_listens_in_the_folder_of_the_databases_owner(elsewhere: str) -> None:
-    foreign(_socket_folder(elsewhere))
+    of_another_user(_socket_folder(elsewhere))
     with without_privileges(), open(elsewhere, "x"):  # noqa: ASYNC230, PTH123
         pass
     listener = LocalWakeups(elsewhere, "listener", Clock())

@@ -1,4 +1,4 @@
-"""Every query is one that its database understands, whichever of its optional parts are in it."""
+"""Every query is valid on its database, with any of its optional parts."""
 
 import re
 import sqlite3
@@ -32,7 +32,7 @@ def variants(query: sql.Query) -> Iterator[sql.Query]:
 
 
 def statements(query: sql.Query) -> set[str]:
-    """What SQLite is given for the query, for sets of one row and of many."""
+    """Returns SQLite's texts of the query, for sets of one row and of many."""
     return {
         text
         for variant in variants(query)

@@ -1,4 +1,4 @@
-"""Every query of a tenant's table names the workspace, but for the system's own."""
+"""Every query of a workspace table names the workspace, except queries of the system."""
 
 import msgspec
 import pytest

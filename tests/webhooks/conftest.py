@@ -45,13 +45,13 @@ LOOPBACK = ["127.0.0.0/8"]
 
 
 def hooks_of(store: Store, workspace: UUID) -> WebhookEndpoints:
-    """What people of a workspace can do."""
+    """Returns the endpoints of an engine's workspace."""
     core = Core(store.for_workspace(workspace), MemoryWakeups(), VAULT)
     return WebhookEndpoints(core, UrlGuard(LOOPBACK).resolve_allowed)
 
 
 def deliveries_of(store: Store) -> Deliveries:
-    """What the system does for all."""
+    """Returns the deliveries of all workspaces."""
     return Deliveries(Core(store, MemoryWakeups(), VAULT))
 
 
@@ -107,7 +107,7 @@ class World:
         return total
 
     async def messages(self, webhook: UUID) -> list[DeliveryView]:
-        """What became of all messages to a webhook, oldest first."""
+        """Returns all deliveries of a webhook, oldest first."""
         page = await self.hooks.deliveries(webhook, self.engine.workspace, 1000)
         return page.deliveries[::-1]
 
@@ -119,11 +119,11 @@ class World:
         return [message.status for message in await self.messages(webhook)]
 
     def bodies(self) -> list[dict[str, Any]]:
-        """What the receiver got, in order of arrival."""
+        """Returns the bodies that the receiver got, in order of arrival."""
         return [msgspec.json.decode(got.body) for got in self.receiver.got]
 
     async def wait(self, webhook: UUID) -> timedelta:
-        """How long the only message waits for its next attempt."""
+        """Returns how long the only delivery waits for its next attempt."""
         at = (await self.only(webhook)).next_attempt_at
         assert at is not None
         return at - self.clock.now()

@@ -1,4 +1,4 @@
-"""A small HTTP server on loopback that remembers what it is sent and answers as a test says."""
+"""A small HTTP server on loopback that records requests and responds as configured."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""Processes that are killed while they fan out or send: nothing is lost, nothing made twice."""
+"""Processes killed during fan-out or sending: no delivery is lost or doubled."""
 
 import signal
 from pathlib import Path
@@ -14,8 +14,8 @@ from tests.webhooks.receiver import Receiver
 WEBHOOK_POINTS = {"webhooks.noted": (0, 1), "webhooks.taken": (1, 1), "webhooks.sent": (1, 2)}
 
 
-async def told(world: System, url: str) -> UUID:
-    """A webhook that is to be told of one task."""
+async def subscribe(world: System, url: str) -> UUID:
+    """Creates a webhook for one task and returns its id."""
     workspace = world.engine.workspace
     hooks = hooks_of(store_of(world.engine), workspace)
     created = await hooks.create(url, ["task.completed"], workspace, None)
@@ -30,7 +30,7 @@ async def test_crash_neither_loses_nor_doubles_a_delivery(
     raw, process = Raw(database_url), ("python", "-m", "tests.webhooks.process")
     created, sent = WEBHOOK_POINTS[point]
     async with system(database_url, tmp_path) as world:
-        webhook = await told(world, receiver.url)
+        webhook = await subscribe(world, receiver.url)
         crashing = world.start(*process, CRASH_AT=point)
         assert await crashing.ended() == -signal.SIGKILL, crashing.text()
         assert await raw.count("webhook_delivery") == created

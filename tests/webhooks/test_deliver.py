@@ -1,4 +1,4 @@
-"""Delivery: signed, repeated until it arrives, and bounded where it never does."""
+"""Delivery: signed, retried until it succeeds, and bounded."""
 
 import asyncio
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What people do with webhooks, on both databases."""
+"""Webhook endpoints as users manage them, on both databases."""
 
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from tenuto.model.errors import NotFound
 from tenuto.model.webhooks import EVENTS, MAX_WEBHOOKS, is_subscribed
 from tenuto.webhooks.url_guard import UrlGuard
 
-NOBODY = UUID(int=7 << 76 | 2 << 62)
+MISSING_ID = UUID(int=7 << 76 | 2 << 62)
 
 
 async def test_webhook_is_shown_as_created(world: World) -> None:
@@ -180,7 +180,7 @@ async def test_webhooks_of_another_workspace_are_not_found(world: World) -> None
             await call
     assert await world.show(created.id) == created
     assert await world.only(created.id) == message
-    assert await refusal(world.show(NOBODY)) == "not_found"
+    assert await refusal(world.show(MISSING_ID)) == "not_found"
 
 
 async def test_webhook_without_an_encryption_key_is_refused(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Fan-out: every event becomes its messages once, whoever dies or runs beside."""
+"""Fan-out: every event becomes its deliveries once, despite crashes and other processes."""
 
 import asyncio
 from uuid import UUID
@@ -20,12 +20,12 @@ from tenuto.store.protocol import Script, Statement
 FIELDS = ["event", "taskId", "previousStatus", "newStatus", "workspaceId", "timestamp"]
 
 
-async def place(raw: Raw) -> tuple[int, int]:
+async def cursor_position(raw: Raw) -> tuple[int, int]:
     [result] = await raw.fetch(f"select xid, position from cursor where name = '{CURSOR}'")
     return result[0], result[1]
 
 
-async def told(world: World, webhook: UUID) -> list[tuple[str, str | None, str]]:
+async def delivered(world: World, webhook: UUID) -> list[tuple[str, str | None, str]]:
     bodies = [message.body for message in await world.messages(webhook)]
     return [(body["event"], body["previousStatus"], body["newStatus"]) for body in bodies]
 
@@ -34,7 +34,7 @@ async def test_status_change_is_two_events(world: World) -> None:
     created = (await world.hook()).webhook
     [task] = await world.complete()
     assert await world.fan_out() == 3
-    assert await told(world, created.id) == [
+    assert await delivered(world, created.id) == [
         ("task.status_changed", None, "PENDING"),
         ("task.pending", None, "PENDING"),
         ("task.status_changed", "PENDING", "RUNNING"),
@@ -60,12 +60,12 @@ async def test_webhook_gets_the_events_it_subscribed_to(world: World) -> None:
     waiting = await world.engine.submit(new())
     await world.engine.cancel(waiting.id)
     await world.fan_out()
-    assert await told(world, dead.id) == [("task.dead", "RUNNING", "DEAD")]
-    assert [event for event, _, _ in await told(world, ends.id)] == [
+    assert await delivered(world, dead.id) == [("task.dead", "RUNNING", "DEAD")]
+    assert [event for event, _, _ in await delivered(world, ends.id)] == [
         "task.completed",
         "task.cancelled",
     ]
-    assert await told(world, others.id) == []
+    assert await delivered(world, others.id) == []
 
 
 async def test_change_without_a_status_change_is_no_event(world: World) -> None:
@@ -104,12 +104,12 @@ async def test_events_without_a_webhook_are_skipped(world: World) -> None:
     assert await world.deliveries.fan_out_once() == 0
     await world.complete(3)
     assert await world.deliveries.fan_out_once() == 0
-    here = await place(world.raw)
+    here = await cursor_position(world.raw)
     assert await world.deliveries.fan_out_once() == 0
-    assert await place(world.raw) == here
+    assert await cursor_position(world.raw) == here
     await world.complete()
     assert await world.deliveries.fan_out_once() == 0
-    assert await place(world.raw) > here
+    assert await cursor_position(world.raw) > here
     assert await world.raw.count("webhook_delivery") == 0
     created = (await world.hook(["task.completed"])).webhook
     await world.complete()
@@ -118,7 +118,7 @@ async def test_events_without_a_webhook_are_skipped(world: World) -> None:
 
 
 async def test_webhook_created_during_a_fan_out_misses_no_event(world: World) -> None:
-    """Whoever saw no webhook passes over the events only if there is still none."""
+    """A fan-out without webhooks skips events only if there is still none."""
     await world.deliveries.fan_out_once()
     created = (await world.hook(["task.completed"])).webhook
     await world.complete()

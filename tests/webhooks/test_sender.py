@@ -1,4 +1,4 @@
-"""The sender: one POST to the address that was checked, whatever the other side does."""
+"""The sender: one POST to the checked address, whatever the endpoint does."""
 
 import datetime as dt
 import ssl

@@ -1,4 +1,4 @@
-"""Signatures: those of the Standard Webhooks specification, and nothing else."""
+"""Signatures of the Standard Webhooks specification."""
 
 import base64
 import hashlib

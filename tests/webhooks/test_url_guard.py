@@ -1,4 +1,4 @@
-"""The guard: where a URL may lead, in every spelling somebody might try."""
+"""The URL guard: allowed targets, in every notation of an address."""
 
 import asyncio
 import socket

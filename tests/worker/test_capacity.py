@@ -1,4 +1,4 @@
-"""Workers on machines that lack something: they take no more than they can start."""
+"""Workers on machines that lack resources claim only what they can start."""
 
 import asyncio
 import errno

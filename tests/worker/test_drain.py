@@ -1,4 +1,4 @@
-"""Workers that are asked to end: they take no more, finish or give back, and end well."""
+"""Draining workers: they claim nothing more, finish or release their tasks, and exit."""
 
 import asyncio
 import signal
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.proof.crash.inside import PATIENCE, working
+from tests.proof.crash.inside import WAIT_S, working
 from tests.proof.crash.system import System, frozen, system
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
@@ -30,9 +30,9 @@ async def test_drained_worker_releases_its_tasks_and_exits_0(world: System) -> N
     process = world.worker("--slots", "2")
     [task] = await world.submit(world.task("sleep 100"))
     await world.in_status([task], "RUNNING")
-    [worker] = await eventually(world.engine.workers, PATIENCE)
+    [worker] = await eventually(world.engine.workers, WAIT_S)
     await world.engine.drain_worker(worker.id)
-    assert await process.ended(PATIENCE + 20) == 0
+    assert await process.ended(WAIT_S + 20) == 0
     output = process.text()
     assert (
         0 < output.find("no more claims; 1 running tasks") < output.find("stopping 1 tasks within")
@@ -62,7 +62,7 @@ async def test_terminated_agent_is_dropped_and_its_worker_continues(database_url
         async def beaten() -> bool:
             return (await inside.engine.workers())[0].last_heartbeat > before
 
-        await eventually(beaten, PATIENCE, 0.05)
+        await eventually(beaten, WAIT_S, 0.05)
         assert (await inside.engine.show(second)).status == "PENDING"
 
 
@@ -93,7 +93,7 @@ async def test_worker_drains_despite_a_handler_that_blocks_its_loop(world: Syste
     tasks = []
     for handler in ("calm", "busy"):
         tasks += await world.submit(world.handled(handler))
-        await world.said(tasks[-1], "up")
+        await world.logged(tasks[-1], "up")
     worker.signal(signal.SIGTERM)
     assert await worker.ended(20) == STUCK_EXIT, worker.text()
     for task in tasks:
@@ -106,10 +106,10 @@ async def test_worker_exits_despite_a_database_that_hangs(
 ) -> None:
     async with system(postgres_url, tmp_path) as world:
         worker = world.worker(drain_s=0.1)
-        await eventually(world.engine.workers, PATIENCE)
+        await eventually(world.engine.workers, WAIT_S)
         with frozen(postgres.pid):
             worker.signal(signal.SIGTERM)
-            assert await worker.ended(PATIENCE + 20) == 0, worker.text()
+            assert await worker.ended(WAIT_S + 20) == 0, worker.text()
 
 
 async def test_task_claimed_during_a_drain_is_released_first(

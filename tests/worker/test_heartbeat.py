@@ -1,4 +1,4 @@
-"""The heart and attempts that do not stop."""
+"""The heartbeat loop, and attempts that do not stop."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -72,9 +72,9 @@ class World:
         self.held = HeldLease(work.fence, stop=lambda _: None)
         self.leases.add(self.held)
         caller = WorkerInfo(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
-        self.heart = HeartbeatLoop(engine, self.leases, caller, self.settings, self._tell, end)
+        self.heart = HeartbeatLoop(engine, self.leases, caller, self.settings, self._notify, end)
 
-    def _tell(self, held: HeldLease, reason: StopReason) -> None:
+    def _notify(self, held: HeldLease, reason: StopReason) -> None:
         assert held is self.held
         self.told.append(reason)
 
@@ -118,13 +118,13 @@ async def test_heartbeat_loop_polls_every_second_while_an_attempt_must_stop(
         until = here.clock.elapsed() + 11
         seen = 0
 
-        async def beat_once() -> None:
+        async def heartbeat_once() -> None:
             nonlocal seen
             seen += 1
             if here.clock.elapsed() >= until - (0 if stopping else 4):
                 stop.set()
 
-        here.heart.heartbeat_once = beat_once  # type: ignore[method-assign]
+        here.heart.heartbeat_once = heartbeat_once  # type: ignore[method-assign]
         await here.heart.run(stop)
         assert seen == heartbeats
 

@@ -1,4 +1,4 @@
-"""Periodic work goes on after a fault: nobody else would do it."""
+"""Periodic work continues after an internal error."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Sessions of a process that has many files open."""
+"""Sessions of a process with many open files."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""Attempts while the store is away, everything stands still, or a runtime has a fault."""
+"""Attempts during an outage of the store, a suspension, or an error of a runtime."""
 
 import asyncio
 import threading
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.proof.crash.inside import PATIENCE, Handlers, working
+from tests.proof.crash.inside import WAIT_S, Handlers, working
 from tests.proof.crash.system import frozen, system
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
@@ -28,7 +28,7 @@ class Away:
 
     async def awaiting(self, ctx: Any) -> Any:
         self.begun.set()
-        await asyncio.to_thread(self.gone.wait, PATIENCE)
+        await asyncio.to_thread(self.gone.wait, WAIT_S)
         ctx.log("while it was away")
         await ctx.progress(50, "half")
         await ctx.save({"half": True})
@@ -36,7 +36,7 @@ class Away:
 
     def plain(self, ctx: Any) -> Any:
         self.begun.set()
-        self.gone.wait(PATIENCE)
+        self.gone.wait(WAIT_S)
         ctx.log("while it was away")
         ctx.progress(50, "half")
         ctx.save({"half": True})
@@ -50,11 +50,11 @@ async def test_handler_reports_during_an_outage_are_stored_later(
     away = Away()
     async with working(postgres_url, away.handlers(), lease_s=60) as inside:
         task = await inside.submit(task_type=kind)
-        await eventually(away.begun.is_set, PATIENCE)
+        await eventually(away.begun.is_set, WAIT_S)
         await asyncio.to_thread(postgres.stop)
         try:
             away.gone.set()
-            await eventually(lambda: "not stored yet" in caplog.text, PATIENCE)
+            await eventually(lambda: "not stored yet" in caplog.text, WAIT_S)
         finally:
             await asyncio.to_thread(postgres.start)
         view = await inside.ended(task)
@@ -74,7 +74,7 @@ async def test_time_of_a_suspension_does_not_count(sqlite_url: str, tmp_path: Pa
         assert started is not None
         with frozen(worker.pid):
             limit = started + timedelta(seconds=8)
-            await eventually(lambda: world.engine.clock.now() > limit, PATIENCE)
+            await eventually(lambda: world.engine.clock.now() > limit, WAIT_S)
         done.touch()
         await world.in_status([task], "COMPLETED")
         assert await world.outcomes(task) == ["COMPLETED"]

@@ -1,4 +1,4 @@
-"""What comes at an awkward moment: a hint during a claim, a cancel while a pause is confirmed."""
+"""Races of a worker: a hint during a claim, a cancel during the confirmation of a pause."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sessions with real processes: what they start, how they end, and that nothing outlives them."""
+"""Sessions with real processes: start, end, and no process that outlives them."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What the supervisor decides, with a clock to move and a tree that only notes its signals."""
+"""Decisions of the supervisor, with a manual clock and a process tree that records signals."""
 
 import os
 import signal

@@ -1,11 +1,11 @@
-"""A worker runs what it can run, whatever it is given."""
+"""A worker runs only what it supports."""
 
 from typing import Any
 from uuid import UUID
 
 import msgspec
 import pytest
-from tests.proof.crash.inside import PATIENCE, working
+from tests.proof.crash.inside import WAIT_S, working
 from tests.waiting import eventually
 
 from tenuto.model.agents.matching import AgentProfile
@@ -29,6 +29,6 @@ async def test_unsupported_task_is_released_without_counting_a_try(
             async def back(task: UUID = task) -> bool:
                 return "RELEASED" in await inside.outcomes(task)
 
-            await eventually(back, PATIENCE, 0.02)
+            await eventually(back, WAIT_S, 0.02)
             await inside.engine.cancel(task)
         assert (await inside.ended(await inside.submit(task_type="mine"))).output == "done"

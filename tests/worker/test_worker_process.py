@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.proof.crash.system import PATIENCE, System, frozen, stopped, system
+from tests.proof.crash.system import WAIT_S, System, frozen, stopped, system
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
@@ -35,7 +35,7 @@ async def world(database_url: str, tmp_path: Path) -> AsyncIterator[System]:
         yield created
 
 
-def nobody_writes(world: System) -> Callable[[], bool]:
+def without_writers(world: System) -> Callable[[], bool]:
     """A check that no process is inside a write transaction of SQLite."""
     path = sqlite_path(world.url)
 
@@ -54,7 +54,7 @@ def nobody_writes(world: System) -> Callable[[], bool]:
 
 async def flying(world: System, n: int, size: int = NASTY_SIZE) -> None:
     """Wait until so many commands run, with everything that they start."""
-    await eventually(lambda: len(world.sessions()) >= n * size, PATIENCE, 0.05)
+    await eventually(lambda: len(world.sessions()) >= n * size, WAIT_S, 0.05)
 
 
 async def claimed_at(world: System, task: UUID, attempt: int) -> float:
@@ -68,9 +68,9 @@ async def test_tasks_of_a_killed_worker_are_queued_again(
 ) -> None:
     world.coordinator()
     tasks = await world.submit(*(world.task(LATER + NASTY) for _ in range(20)))
-    victim = world.worker("--slots", "20")
+    worker = world.worker("--slots", "20")
     await flying(world, 20)
-    victim.signal(signal.SIGKILL)
+    worker.signal(signal.SIGKILL)
     killed = monotonic()
     leases = {task: (await world.engine.show(task)).lease_until for task in tasks}
     await eventually(lambda: not world.sessions(), GONE_S)
@@ -122,11 +122,11 @@ async def test_workers_drain_quietly_when_up_is_killed(world: System) -> None:
     tasks = await world.submit(*(world.task(MEEK) for _ in range(2)))
     await flying(world, 2, 2)
 
-    async def known() -> list[Any]:
+    async def both_workers() -> list[Any]:
         rows = list(await world.engine.query.workers(world.engine.workspace))
         return rows if len(rows) == 2 else []
 
-    before = {row["pid"]: cpu_seconds(row["pid"]) for row in await eventually(known, PATIENCE)}
+    before = {row["pid"]: cpu_seconds(row["pid"]) for row in await eventually(both_workers, WAIT_S)}
     used = dict(before)
     up.signal(signal.SIGKILL)
 
@@ -134,7 +134,7 @@ async def test_workers_drain_quietly_when_up_is_killed(world: System) -> None:
         used.update({pid: cpu_seconds(pid) or used[pid] for pid in used})
         return not world.others()
 
-    await eventually(gone, PATIENCE, 0.05)
+    await eventually(gone, WAIT_S, 0.05)
     assert max(used[pid] - before[pid] for pid in used) < 0.7
     for task in tasks:
         view = await world.engine.show(task)
@@ -145,7 +145,7 @@ async def test_workers_drain_quietly_when_up_is_killed(world: System) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used of the processors; nothing when it is gone."""
+    """Returns the processor time of a process; 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -159,10 +159,10 @@ async def test_suspension_of_all_processes_runs_no_task_again(world: System) -> 
     done = world.folder / "done"
     [task] = await world.submit(world.task(f"until [ -e '{done}' ]; do sleep 0.05; done"))
     await flying(world, 1, 1)
-    await eventually(lambda: leads(world), PATIENCE)
-    with stopped(worker, coordinator, free=nobody_writes(world)):
-        await eventually(lambda: expired(world, task, seconds=1), PATIENCE)
-    await eventually(lambda: renewed(world, task), PATIENCE)
+    await eventually(lambda: leads(world), WAIT_S)
+    with stopped(worker, coordinator, free=without_writers(world)):
+        await eventually(lambda: expired(world, task, seconds=1), WAIT_S)
+    await eventually(lambda: renewed(world, task), WAIT_S)
     done.touch()
     await world.check([task])
     assert await world.outcomes(task) == ["COMPLETED"]
@@ -173,7 +173,7 @@ async def leads(world: System) -> bool:
 
 
 async def expired(world: System, task: UUID, seconds: float) -> bool:
-    """Whether the lease ended that long ago."""
+    """True if the lease ended that long ago."""
     until = (await world.engine.show(task)).lease_until
     assert until is not None, "the task is nobody's"
     return world.engine.clock.now() > until + timedelta(seconds=seconds)
@@ -192,13 +192,13 @@ async def test_outage_of_the_database_runs_no_task_again(
         done = tmp_path / "done"
         [task] = await world.submit(world.task(f"until [ -e '{done}' ]; do sleep 0.05; done"))
         await flying(world, 1, 1)
-        await eventually(lambda: leads(world), PATIENCE)
+        await eventually(lambda: leads(world), WAIT_S)
         until = (await world.engine.show(task)).lease_until
         assert until is not None
         with frozen(postgres.pid):
             limit = until + timedelta(seconds=4)
-            await eventually(lambda: world.engine.clock.now() > limit, PATIENCE)
-        await eventually(lambda: renewed(world, task), PATIENCE)
+            await eventually(lambda: world.engine.clock.now() > limit, WAIT_S)
+        await eventually(lambda: renewed(world, task), WAIT_S)
         done.touch()
         await world.check([task])
         assert await world.outcomes(task) == ["COMPLETED"]
@@ -217,32 +217,32 @@ async def test_outage_of_the_database_ends_no_worker(
         await flying(world, 1, 3)
         await asyncio.to_thread(postgres.stop)
         try:
-            # The first one's time is over while nobody can be told, for longer than the worker
-            # gives a handler that will not stop.
-            await eventually(lambda: "not stored yet" in worker.text(), PATIENCE)
+            # The deadline of the first task passes during the outage, for longer than the worker
+            # gives a handler that does not stop.
+            await eventually(lambda: "not stored yet" in worker.text(), WAIT_S)
             before = worker.text().count("heartbeat failed")
             limit = before + 5 / world.settings.heartbeat_s
             await eventually(
                 lambda: worker.code is not None or worker.text().count("heartbeat failed") > limit,
-                PATIENCE,
+                WAIT_S,
             )
         finally:
             await asyncio.to_thread(postgres.start)
         assert worker.code is None, worker.text()
         done.touch()
-        await eventually(lambda: told(world, late), PATIENCE)
+        await eventually(lambda: reported_as_lost(world, late), WAIT_S)
         await world.in_status([long], "COMPLETED")
         assert await world.outcomes(late) == ["TIMED_OUT"]
         assert await world.outcomes(long) == ["COMPLETED"]
 
 
-async def told(world: System, task: UUID) -> bool:
+async def reported_as_lost(world: System, task: UUID) -> bool:
     return (await world.engine.show(task)).status == "RETRY_WAIT"
 
 
 async def test_hint_outlives_the_client_that_sent_it(world: System) -> None:
     world.worker(poll_s=600, heartbeat_s=100)
-    await eventually(lambda: has_worker(world, "RUNNING"), PATIENCE)
+    await eventually(lambda: has_worker(world, "RUNNING"), WAIT_S)
     async with app.connect(world.settings) as client:
         task = (await client.submit(world.task(MEEK))).id
     await world.in_status([task], "RUNNING", limit=20)
@@ -260,7 +260,7 @@ async def test_zombie_attempt_is_refused_and_stopped(world: System) -> None:
     [task] = await world.submit(world.task(script))
     zombie = world.worker("--slots", "1")
     await flying(world, 1, 1)
-    with stopped(zombie, free=nobody_writes(world)):
+    with stopped(zombie, free=without_writers(world)):
         second = world.worker()
         await world.in_status([task], "COMPLETED")
         assert world.sessions(), "the zombie's command should have gone on"
@@ -278,11 +278,11 @@ async def test_late_result_of_a_zombie_is_refused(world: System) -> None:
     [task] = await world.submit(world.task(script))
     zombie = world.worker("--slots", "1")
     await flying(world, 1, 2)
-    with stopped(zombie, free=nobody_writes(world)):
+    with stopped(zombie, free=without_writers(world)):
         second = world.worker()
         await world.in_status([task], "COMPLETED")
         # The zombie wakes up with the end of its command and the loss of its lease before it.
-        await eventually(lambda: not world.sessions(), PATIENCE)
+        await eventually(lambda: not world.sessions(), WAIT_S)
         second.signal(signal.SIGTERM)
         assert await second.ended() == 0
     zombie.signal(signal.SIGTERM)

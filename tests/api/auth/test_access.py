@@ -1,4 +1,4 @@
-"""Who may do what: the table names every route, roles and scopes hold, tokens end."""
+"""Access: the table of routes, roles and scopes, and the expiry of tokens."""
 
 import json
 from datetime import timedelta
@@ -339,7 +339,7 @@ RIGHT = [("exp", 10**30), ("iat", 10**30), ("iat", -1), ("tok", "x")]
 
 
 async def test_signed_token_with_a_claim_of_the_wrong_type_is_refused(api: Api) -> None:
-    """Whoever has the key still gets no fault out of the server."""
+    """A caller that has the key still causes no internal error."""
     tokens = api.service.attempt_tokens
     good, _ = tokens.issue(uuid4(), DEFAULT_WORKSPACE, Fence(uuid4(), 1, "t" * 32))
     claims = jwt.decode(good, options={"verify_signature": False})

@@ -1,4 +1,4 @@
-"""An agent's own token speaks for its agent alone: what belongs to others looks missing."""
+"""Agent tokens: access to the own agent only; objects of other agents are not found."""
 
 from typing import Any
 from uuid import uuid4
@@ -47,7 +47,7 @@ async def hosted(api: Api, owner: httpx2.AsyncClient, name: str) -> Hosted:
 
 
 @pytest.fixture
-async def mine(api: Api, owner: httpx2.AsyncClient) -> Hosted:
+async def own(api: Api, owner: httpx2.AsyncClient) -> Hosted:
     return await hosted(api, owner, "mine")
 
 
@@ -57,30 +57,30 @@ async def other(api: Api, owner: httpx2.AsyncClient) -> Hosted:
 
 
 async def test_worker_of_another_agent_is_not_found(
-    owner: httpx2.AsyncClient, mine: Hosted, other: Hosted
+    owner: httpx2.AsyncClient, own: Hosted, other: Hosted
 ) -> None:
     await owner.post(f"{V1}/workers/members/heartbeat", json={"agents": ["mine"], "slots": 2})
     before = (await owner.get(f"{V1}/workers")).json()["workers"]
     bye = {"status": "STOPPED", "slots": 1, "agents": ["mine"]}
-    claim = {"agentId": mine.id, "claimToken": "x" * 40}
+    claim = {"agentId": own.id, "claimToken": "x" * 40}
     for worker in (other.worker, "members"):
         for path, body in (("heartbeat", bye), ("claim", claim), ("sweep", {"host": "host"})):
-            answer = await mine.client.post(f"{V1}/workers/{worker}/{path}", json=body)
+            answer = await own.client.post(f"{V1}/workers/{worker}/{path}", json=body)
             assert problem(answer) == MISSING, (worker, path)
-        answer = await mine.client.post(f"{V1}/agents/{mine.id}/claim", json={"worker": worker})
+        answer = await own.client.post(f"{V1}/agents/{own.id}/claim", json={"worker": worker})
         assert problem(answer) == MISSING
     assert (await owner.get(f"{V1}/workers")).json()["workers"] == before
 
 
 async def test_heartbeat_for_another_agent_is_refused(
-    owner: httpx2.AsyncClient, mine: Hosted, other: Hosted
+    owner: httpx2.AsyncClient, own: Hosted, other: Hosted
 ) -> None:
     await owner.post(f"{V1}/agents/{other.id}/messages", json={"kind": "note", "body": "b"})
     seen = (await owner.get(f"{V1}/agents/{other.id}")).json()["lastHeartbeat"]
-    path = f"{V1}/workers/{mine.worker}/heartbeat"
+    path = f"{V1}/workers/{own.worker}/heartbeat"
     for names in (["other"], ["mine", "other"], ["nobody"]):
-        assert problem(await mine.client.post(path, json={"agents": names})) == MISSING
-    assert (await mine.client.post(path, json={"agents": ["mine"]})).json()["messages"] == 0
+        assert problem(await own.client.post(path, json={"agents": names})) == MISSING
+    assert (await own.client.post(path, json={"agents": ["mine"]})).json()["messages"] == 0
     assert (await owner.get(f"{V1}/agents/{other.id}")).json()["lastHeartbeat"] == seen
     assert (
         await other.client.post(
@@ -90,15 +90,15 @@ async def test_heartbeat_for_another_agent_is_refused(
 
 
 async def test_lease_of_another_agent_is_reported_lost(
-    owner: httpx2.AsyncClient, mine: Hosted, other: Hosted
+    owner: httpx2.AsyncClient, own: Hosted, other: Hosted
 ) -> None:
     until = (await owner.get(f"{V1}/agent-tasks/{other.work['id']}")).json()["leaseUntil"]
-    body = {"agents": ["mine"], "leases": [mine.lease, other.lease], "leaseSeconds": 500}
-    held = (await mine.client.post(f"{V1}/workers/{mine.worker}/heartbeat", json=body)).json()
+    body = {"agents": ["mine"], "leases": [own.lease, other.lease], "leaseSeconds": 500}
+    held = (await own.client.post(f"{V1}/workers/{own.worker}/heartbeat", json=body)).json()
     assert held["lost"] == [other.work["id"]]
     assert (await owner.get(f"{V1}/agent-tasks/{other.work['id']}")).json()["leaseUntil"] == until
     fields = {"currentTaskId": other.work["id"], **other.fence}
-    heartbeat = await mine.client.post(f"{V1}/agents/{mine.id}/heartbeat", json=fields)
+    heartbeat = await own.client.post(f"{V1}/agents/{own.id}/heartbeat", json=fields)
     assert problem(heartbeat) == MISSING
 
 
@@ -122,34 +122,34 @@ REPORTS: dict[str, Any] = {
 
 
 async def test_task_of_another_agent_is_not_found_even_with_its_lease(
-    owner: httpx2.AsyncClient, mine: Hosted, other: Hosted
+    owner: httpx2.AsyncClient, own: Hosted, other: Hosted
 ) -> None:
     task = f"{V1}/agent-tasks/{other.work['id']}"
     before = (await owner.get(task)).json()
     for name, body in REPORTS.items():
         method = "PATCH" if name == "progress" else "POST"
-        answer = await mine.client.request(method, f"{task}/{name}", json=other.fence | body)
+        answer = await own.client.request(method, f"{task}/{name}", json=other.fence | body)
         assert problem(answer) == MISSING, name
-    assert problem(await mine.client.get(f"{task}/steps")) == MISSING
+    assert problem(await own.client.get(f"{task}/steps")) == MISSING
     assert (await owner.get(task)).json() == before
-    done = await mine.client.post(f"{V1}/agent-tasks/{mine.work['id']}/complete", json=mine.fence)
+    done = await own.client.post(f"{V1}/agent-tasks/{own.work['id']}/complete", json=own.fence)
     assert done.status_code == 200
-    again = await mine.client.post(f"{V1}/agent-tasks/{mine.work['id']}/complete", json=mine.fence)
+    again = await own.client.post(f"{V1}/agent-tasks/{own.work['id']}/complete", json=own.fence)
     assert again.status_code == 200  # told again, because the answer was lost
 
 
 async def test_agent_with_an_outdated_lease_gets_lease_lost(
-    owner: httpx2.AsyncClient, mine: Hosted
+    owner: httpx2.AsyncClient, own: Hosted
 ) -> None:
-    task = f"{V1}/agent-tasks/{mine.work['id']}"
-    assert (await mine.client.post(f"{task}/release", json=mine.fence)).status_code == 200
-    late = await mine.client.post(f"{task}/complete", json=mine.fence)
+    task = f"{V1}/agent-tasks/{own.work['id']}"
+    assert (await own.client.post(f"{task}/release", json=own.fence)).status_code == 200
+    late = await own.client.post(f"{task}/complete", json=own.fence)
     assert problem(late) == (409, "lease_lost")
 
 
-async def test_member_token_acts_for_every_worker(owner: httpx2.AsyncClient, mine: Hosted) -> None:
+async def test_member_token_acts_for_every_worker(owner: httpx2.AsyncClient, own: Hosted) -> None:
     body = {"status": "STOPPED", "agents": ["mine"], "slots": 1}
-    assert (await owner.post(f"{V1}/workers/{mine.worker}/heartbeat", json=body)).status_code == 200
+    assert (await owner.post(f"{V1}/workers/{own.worker}/heartbeat", json=body)).status_code == 200
     back = {"status": "RUNNING", "agents": ["mine"], "slots": 1}
-    again = await mine.client.post(f"{V1}/workers/{mine.worker}/heartbeat", json=back)
+    again = await own.client.post(f"{V1}/workers/{own.worker}/heartbeat", json=back)
     assert again.status_code == 200  # it is still the one that this agent registered

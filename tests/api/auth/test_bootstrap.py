@@ -1,4 +1,4 @@
-"""The first owner's token: there is one, however many servers start at once, and it is kept."""
+"""The first owner token: one is created however many servers start at once."""
 
 import asyncio
 from contextlib import AsyncExitStack

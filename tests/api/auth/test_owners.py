@@ -1,4 +1,4 @@
-"""The last way in for an owner stays, and who was one is judged by what they are now."""
+"""Owners: the last owner of a workspace stays, and former owners have no special rights."""
 
 import asyncio
 from typing import Any
@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import httpx2
 import pytest
-from tests.api.auth.test_users import GONE, PASSWORD, logged_in, made, owners_token, person
+from tests.api.auth.test_users import GONE, PASSWORD, created, logged_in, owners_token, person
 from tests.api.conftest import V1, Api, problem, replaced, running
 from tests.api.routes.test_operations import belongs
 from tests.contract.conftest import Raw
@@ -52,7 +52,7 @@ async def test_admin_revokes_the_token_of_a_former_owner(
 ) -> None:
     user, ann = await person(api, owner, "ann", "OWNER")
     whole = {"role": "OWNER", "scopes": list(SCOPES)}
-    key = (await made(ann, "tokens", name="hers", **whole))["id"]
+    key = (await created(ann, "tokens", name="hers", **whole))["id"]
     admin = await api.acting(Role.ADMIN)
     assert problem(await admin.delete(f"{V1}/tokens/{key}")) == (403, "forbidden")
     await owner.patch(f"{V1}/users/{user}", json={"role": "VIEWER"})
@@ -99,7 +99,7 @@ async def test_concurrent_demotion_of_two_owners_keeps_one(
 async def test_removed_guest_keeps_the_name_in_the_home_workspace(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
-    user = (await made(owner, "users", name="ann", password=PASSWORD))["id"]
+    user = (await created(owner, "users", name="ann", password=PASSWORD))["id"]
     workspace = await api.workspace("elsewhere")
     await belongs(api, workspace, UUID(user), Role.MEMBER)
     host = await api.acting(Role.OWNER, workspace)
@@ -125,7 +125,7 @@ async def test_member_of_two_workspaces_acts_in_the_named_one(
         assert await acts() == (str(DEFAULT_WORKSPACE), "ADMIN")
         named = await acts(**{"X-Workspace-Id": str(workspace)})
         assert named == (str(workspace), "VIEWER")
-    key = await made(ann, "tokens", name="k", role="VIEWER", scopes=["read"])
+    key = await created(ann, "tokens", name="k", role="VIEWER", scopes=["read"])
     program = await api.client(key["token"])
     assert len((await program.get(f"{V1}/workspaces")).json()) == 1
     assert len((await ann.get(f"{V1}/workspaces")).json()) == 2

@@ -1,4 +1,4 @@
-"""Every route against every kind of caller: who is let in, who is refused, who finds nothing.
+"""Access of every kind of caller to every route: accepted, refused or not found.
 
 What a route takes is written down here once more, on purpose not read from the program's own table:
 whoever adds a route says here, too, who may call it.
@@ -189,7 +189,7 @@ async def call(client: httpx2.AsyncClient, route: str, ids: dict[str, str]) -> i
 
 
 def body_of(ids: dict[str, str]) -> dict[str, Any]:
-    """What routes need so that their handlers are reached at all."""
+    """Returns the body with which the route's handler is reached."""
     claim = {"agentId": ids.get("claimant", str(uuid4())), "claimToken": "x" * 40, "limit": 0}
     return {
         f"POST {V1}/workers/{{worker_id}}/claim": claim,
@@ -228,7 +228,7 @@ def refused(status: int) -> dict[str, int]:
 
 
 def of_role(role: Role, scopes: str = "read write work admin") -> dict[str, int]:
-    """What somebody with that role and those scopes meets."""
+    """Returns the expected status for a caller with that role and those scopes."""
     return {
         route: 200 if role >= needs.role and needs.scope in scopes.split() else 403
         for route, needs in GUARDED.items()
@@ -236,7 +236,7 @@ def of_role(role: Role, scopes: str = "read write work admin") -> dict[str, int]
 
 
 def of_host(own: Hosted, ids: dict[str, str], *, attempt: bool) -> dict[str, int]:
-    """What the token of an agent or attempt meets with these ids."""
+    """Returns the expected status for an agent's or attempt's token with these ids."""
     result = {}
     for route, needs in GUARDED.items():
         names = re.findall(r"\{(\w+)\}", route)

@@ -1,4 +1,4 @@
-"""A secret that goes through everything is found nowhere but in the hands of its attempt."""
+"""A canary secret that passes through every part is found only in its attempt."""
 
 import asyncio
 import logging

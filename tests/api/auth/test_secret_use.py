@@ -1,4 +1,4 @@
-"""Who reads a secret over the API: the tokens of people, programs and agents."""
+"""Reading secrets over the API: tokens of users, programs and agents."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ async def submitted(client: httpx2.AsyncClient) -> str:
     return str(created.json()["id"])
 
 
-async def why(client: httpx2.AsyncClient, task: str) -> str:
+async def refusal_reason(client: httpx2.AsyncClient, task: str) -> str:
     view = (await client.get(f"{TASKS}/{task}")).json()
     assert VALUE not in str(view)
     return str(view["lastError"])
@@ -61,7 +61,7 @@ async def test_member_cannot_read_a_secret_of_a_higher_role(
     assert problem(refused) == (403, "secret_forbidden")
     task = await submitted(owner)
     assert await claim(member, agent) == []
-    assert "requires the role ADMIN" in await why(member, task)
+    assert "requires the role ADMIN" in await refusal_reason(member, task)
     again = await member.post(f"{TASKS}/{task}/rerun")
     assert problem(again) == (403, "secret_forbidden")
     await owner.post(f"{TASKS}/{task}/cancel")
@@ -87,7 +87,7 @@ async def test_agent_secret_is_read_only_with_the_listed_agents_token(
     for client, agent in ((member, payer), (await api.client(tokens[other]), other)):
         task = await submitted(owner)
         assert await claim(client, agent) == []
-        assert "is for agents payer" in await why(owner, task)
+        assert "is for agents payer" in await refusal_reason(owner, task)
         await owner.post(f"{TASKS}/{task}/cancel")
     await submitted(owner)
     [work] = await claim(await api.client(tokens[payer]), payer)

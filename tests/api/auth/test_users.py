@@ -1,4 +1,4 @@
-"""Rights follow people: what tokens are worth, who acts on whom, and who is meant by a name."""
+"""Users: rights of their tokens, actions on other users, and names across workspaces."""
 
 import asyncio
 import subprocess
@@ -22,8 +22,8 @@ PASSWORD = "correct horse battery"
 FORBIDDEN, GONE = (403, "forbidden"), (401, "unauthenticated")
 
 
-async def made(client: httpx2.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
-    """What a request that makes something answers."""
+async def created(client: httpx2.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
+    """Creates something by a POST request and returns the response body."""
     answer = await client.post(f"{V1}/{path}", json=body)
     assert answer.status_code == 201, answer.text
     result: dict[str, Any] = answer.json()
@@ -34,7 +34,7 @@ async def person(
     api: Api, owner: httpx2.AsyncClient, name: str, role: str
 ) -> tuple[str, httpx2.AsyncClient]:
     """A user of the owner's workspace, by id, and a client that is logged in."""
-    user = await made(owner, "users", name=name, password=PASSWORD, role=role)
+    user = await created(owner, "users", name=name, password=PASSWORD, role=role)
     workspace = (await owner.get(f"{V1}/me")).json()["workspaceId"]
     return user["id"], await logged_in(api, name, workspace)
 
@@ -48,7 +48,7 @@ async def logged_in(api: Api, name: str, workspace: str | None = None) -> httpx2
 
 
 async def key_of(client: httpx2.AsyncClient, api: Api, **fields: Any) -> httpx2.AsyncClient:
-    return await api.client((await made(client, "tokens", name="key", **fields))["token"])
+    return await api.client((await created(client, "tokens", name="key", **fields))["token"])
 
 
 WRITES = ["read", "write", "work", "admin"]
@@ -60,7 +60,7 @@ async def test_user_token_has_the_users_current_role(api: Api, owner: httpx2.Asy
     below = await key_of(key, api, role="MEMBER", scopes=WRITES)
     agent = str(uuid4())
     await owner.put(f"{V1}/agents/{agent}", json={"name": "a"})
-    worker = await api.client((await made(ann, f"agents/{agent}/token"))["token"])
+    worker = await api.client((await created(ann, f"agents/{agent}/token"))["token"])
     assert (await key.put(f"{V1}/secrets/s", json={"value": "v"})).status_code == 204
     assert (await worker.post(f"{V1}/agents/{agent}/heartbeat", json={})).status_code == 200
 
@@ -94,10 +94,10 @@ async def test_token_of_a_disabled_user_is_refused(
 async def test_token_expires_no_later_than_its_creators_token(api: Api) -> None:
     end = api.service.clock.now() + timedelta(hours=1)
     maker = await api.acting(Role.ADMIN, expires_at=end)
-    plain = await made(maker, "tokens", name="plain")
+    plain = await created(maker, "tokens", name="plain")
     assert plain["expiresAt"] == end.isoformat().replace("+00:00", "Z")
     sooner = (end - timedelta(minutes=1)).isoformat()
-    assert (await made(maker, "tokens", name="sooner", expiresAt=sooner))["expiresAt"] < plain[
+    assert (await created(maker, "tokens", name="sooner", expiresAt=sooner))["expiresAt"] < plain[
         "expiresAt"
     ]
     later = {"name": "later", "expiresAt": (end + timedelta(seconds=1)).isoformat()}
@@ -106,28 +106,28 @@ async def test_token_expires_no_later_than_its_creators_token(api: Api) -> None:
     assert end.isoformat() in refused.json()["detail"]
     agent = str(uuid4())
     await maker.put(f"{V1}/agents/{agent}", json={"name": "a"})
-    assert (await made(maker, f"agents/{agent}/token"))["expiresAt"] == plain["expiresAt"]
+    assert (await created(maker, f"agents/{agent}/token"))["expiresAt"] == plain["expiresAt"]
 
 
 async def test_login_does_not_limit_the_tokens_it_creates(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
     _, ann = await person(api, owner, "ann", "ADMIN")
-    assert (await made(ann, "tokens", name="key"))["expiresAt"] is None
+    assert (await created(ann, "tokens", name="key"))["expiresAt"] is None
 
 
 async def test_revoked_token_revokes_the_tokens_it_created(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
-    top = await made(owner, "tokens", name="top", role="ADMIN", scopes=WRITES)
-    child = await made(
+    top = await created(owner, "tokens", name="top", role="ADMIN", scopes=WRITES)
+    child = await created(
         await api.client(top["token"]), "tokens", name="child", role="ADMIN", scopes=WRITES
     )
     middle = await api.client(child["token"])
-    leaf = await api.client((await made(middle, "tokens", name="leaf"))["token"])
+    leaf = await api.client((await created(middle, "tokens", name="leaf"))["token"])
     agent = str(uuid4())
     await middle.put(f"{V1}/agents/{agent}", json={"name": "a"})
-    worker = await api.client((await made(middle, f"agents/{agent}/token"))["token"])
+    worker = await api.client((await created(middle, f"agents/{agent}/token"))["token"])
     beside = await key_of(owner, api)
     listed = {item["name"]: item for item in (await owner.get(f"{V1}/tokens")).json()}
     assert [listed[name]["below"] for name in ("bootstrap", "top", "child", "leaf")] == [5, 3, 2, 0]
@@ -144,7 +144,7 @@ async def test_revoked_token_revokes_the_tokens_it_created(
 async def test_token_revoked_by_another_server_creates_no_token(
     api: Api, owner: httpx2.AsyncClient, settings: Settings
 ) -> None:
-    top = await made(owner, "tokens", name="top", role="ADMIN", scopes=WRITES)
+    top = await created(owner, "tokens", name="top", role="ADMIN", scopes=WRITES)
     async with running(settings) as elsewhere:
         held = await elsewhere.client(top["token"])
         api.service.token_cache.clear()
@@ -193,13 +193,13 @@ async def test_last_owner_access_cannot_be_removed(api: Api, owner: httpx2.Async
     assert problem(await owner.delete(f"{V1}/tokens/{bootstrap}")) == last
     # One that ends, one of a user's, and one below it are no way in.
     soon = (api.service.clock.now() + timedelta(hours=1)).isoformat()
-    await made(owner, "tokens", name="ends", role="OWNER", scopes=WRITES, expiresAt=soon)
-    await made(owner, "tokens", name="below", role="OWNER", scopes=WRITES)
+    await created(owner, "tokens", name="ends", role="OWNER", scopes=WRITES, expiresAt=soon)
+    await created(owner, "tokens", name="below", role="OWNER", scopes=WRITES)
     assert problem(await owner.delete(f"{V1}/tokens/{bootstrap}")) == last
 
     user, eve = await person(api, owner, "eve", "OWNER")
     assert (await owner.delete(f"{V1}/tokens/{bootstrap}")).status_code == 204
-    await made(eve, "tokens", name="hers", role="OWNER", scopes=WRITES)
+    await created(eve, "tokens", name="hers", role="OWNER", scopes=WRITES)
     assert problem(await eve.patch(f"{V1}/users/{user}", json={"role": "ADMIN"})) == last
     assert problem(await eve.delete(f"{V1}/users/{user}")) == last
     await person(api, eve, "adam", "OWNER")
@@ -252,7 +252,7 @@ async def test_mutual_removal_of_two_owners_keeps_one(api: Api) -> None:
     clients = [await api.acting(Role.OWNER, workspace) for _ in range(2)]
     ids = [item["id"] for item in (await clients[0].get(f"{V1}/tokens")).json()]
     answers = await asyncio.gather(
-        *(client.delete(f"{V1}/tokens/{each}") for client, each in zip(clients, ids, strict=True))
+        *(client.delete(f"{V1}/tokens/{token}") for client, token in zip(clients, ids, strict=True))
     )
     assert sorted(answer.status_code for answer in answers) in ([204, 409], [204, 401])
 
@@ -262,8 +262,8 @@ async def test_user_name_reveals_nothing_of_other_workspaces(
 ) -> None:
     theirs = await api.acting(Role.OWNER, await api.workspace("theirs"))
     for client in (owner, theirs):
-        await made(client, "users", name="ann", password=PASSWORD)
-        await made(client, "workspaces", name="default")
+        await created(client, "users", name="ann", password=PASSWORD)
+        await created(client, "workspaces", name="default")
     twice = {"name": "ann", "password": PASSWORD}
     assert problem(await theirs.post(f"{V1}/users", json=twice)) == (409, "name_taken")
 
@@ -274,8 +274,8 @@ async def test_login_uses_the_user_of_the_named_workspace(
     workspace = await api.workspace("theirs")
     theirs = await api.acting(Role.OWNER, workspace)
     hers = {"name": "ann", "password": "another long password"}
-    own = await made(owner, "users", name="ann", password=PASSWORD)
-    other = await made(theirs, "users", **hers)
+    own = await created(owner, "users", name="ann", password=PASSWORD)
+    other = await created(theirs, "users", **hers)
     anonymous = await api.client()
 
     async def login(**more: Any) -> httpx2.Response:
@@ -297,13 +297,15 @@ async def test_login_reveals_nothing_of_other_workspaces(
     """A tenant who makes a user of some name learns nothing by how that user may log in."""
     theirs = await api.acting(Role.OWNER, await api.workspace("theirs"))
     elsewhere = await api.acting(Role.OWNER, await api.workspace("elsewhere"))
-    await made(elsewhere, "users", name="ann", password="a third password")
+    await created(elsewhere, "users", name="ann", password="a third password")
     anonymous, seen = await api.client(), set()
     for name in ("ann", "bob"):
-        await made(theirs, "users", name=name, password=PASSWORD)
-        inner = await made(theirs, "workspaces", name="elsewhere" if name == "ann" else "nowhere")
+        await created(theirs, "users", name=name, password=PASSWORD)
+        inner = await created(
+            theirs, "workspaces", name="elsewhere" if name == "ann" else "nowhere"
+        )
         owned = await api.client(inner["token"])
-        await made(owned, "users", name=name, password=PASSWORD)
+        await created(owned, "users", name=name, password=PASSWORD)
         hers = {"name": name, "password": PASSWORD}
         wheres: list[dict[str, str]] = [
             {},
@@ -320,8 +322,8 @@ async def test_failed_login_of_a_namesake_does_not_count_as_success(
 ) -> None:
     workspace = await api.workspace("theirs")
     theirs = await api.acting(Role.OWNER, workspace)
-    await made(theirs, "users", name="ann", password=PASSWORD)
-    await made(owner, "users", name="ann", password="another long password")
+    await created(theirs, "users", name="ann", password=PASSWORD)
+    await created(owner, "users", name="ann", password="another long password")
     anonymous = await api.client()
     own = {"name": "ann", "password": PASSWORD, "workspace": str(workspace)}
     assert (await anonymous.post(f"{V1}/login", json=own)).status_code == 200
@@ -334,7 +336,7 @@ async def test_failed_login_of_a_namesake_does_not_count_as_success(
 async def test_login_tries_count_together_for_every_workspace_name(
     api: Api, owner: httpx2.AsyncClient, name: str
 ) -> None:
-    await made(owner, "users", name="ann", password=PASSWORD)
+    await created(owner, "users", name="ann", password=PASSWORD)
     [first] = (await owner.get(f"{V1}/workspaces")).json()
     spellings = (None, first["name"], first["id"], first["id"].upper())
     anonymous, codes = await api.client(), []
@@ -348,9 +350,11 @@ async def test_login_tries_count_together_for_every_workspace_name(
 async def test_expiring_token_creates_nothing_that_lasts_longer(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
-    ann = await made(owner, "users", name="ann", password=PASSWORD)
+    ann = await created(owner, "users", name="ann", password=PASSWORD)
     later = (api.service.store.clock.now() + timedelta(hours=1)).isoformat()
-    brief = await made(owner, "tokens", name="brief", role="OWNER", scopes=WRITES, expiresAt=later)
+    brief = await created(
+        owner, "tokens", name="brief", role="OWNER", scopes=WRITES, expiresAt=later
+    )
     client = await api.client(brief["token"])
     for answer in (
         await client.post(f"{V1}/users", json={"name": "bob", "password": PASSWORD}),
@@ -363,7 +367,7 @@ async def test_expiring_token_creates_nothing_that_lasts_longer(
 
 
 async def test_password_change_ends_every_login(api: Api, owner: httpx2.AsyncClient) -> None:
-    await made(owner, "users", name="ann", password=PASSWORD, role="ADMIN")
+    await created(owner, "users", name="ann", password=PASSWORD, role="ADMIN")
     ann, elsewhere = await logged_in(api, "ann"), await logged_in(api, "ann")
     key = await key_of(ann, api)
 
@@ -388,7 +392,7 @@ async def test_password_change_ends_every_login(api: Api, owner: httpx2.AsyncCli
 async def test_password_change_slows_guesses_of_the_current_password(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
-    await made(owner, "users", name="ann", password=PASSWORD)
+    await created(owner, "users", name="ann", password=PASSWORD)
     ann = await logged_in(api, "ann")
     body = {"password": "wrong password", "newPassword": "another password"}
     codes = [(await ann.put(f"{V1}/me/password", json=body)).status_code for _ in range(6)]
@@ -396,11 +400,11 @@ async def test_password_change_slows_guesses_of_the_current_password(
 
 
 async def test_name_of_a_removed_user_is_free(api: Api, owner: httpx2.AsyncClient) -> None:
-    first = await made(owner, "users", name="ann", password=PASSWORD)
+    first = await created(owner, "users", name="ann", password=PASSWORD)
     ann = await logged_in(api, "ann")
     assert (await owner.delete(f"{V1}/users/{first['id']}")).status_code == 204
     assert (await ann.get(f"{V1}/me")).status_code == 401
-    again = await made(owner, "users", name="ann", password="another long password")
+    again = await created(owner, "users", name="ann", password="another long password")
     assert again["id"] != first["id"]
     refused = {"name": "ann", "password": PASSWORD}
     assert (await (await api.client()).post(f"{V1}/login", json=refused)).status_code == 401
@@ -409,10 +413,10 @@ async def test_name_of_a_removed_user_is_free(api: Api, owner: httpx2.AsyncClien
 async def test_name_of_a_user_who_stays_in_another_workspace_is_free(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
-    first = await made(owner, "users", name="ann", password=PASSWORD, role="OWNER")
-    own = await made(await logged_in(api, "ann"), "workspaces", name="hers")
+    first = await created(owner, "users", name="ann", password=PASSWORD, role="OWNER")
+    own = await created(await logged_in(api, "ann"), "workspaces", name="hers")
     assert (await owner.delete(f"{V1}/users/{first['id']}")).status_code == 204
-    again = await made(owner, "users", name="ann", password="another long password")
+    again = await created(owner, "users", name="ann", password="another long password")
     anonymous, old = await api.client(), {"name": "ann", "password": PASSWORD}
     assert problem(await anonymous.post(f"{V1}/login", json=old)) == (401, "login_refused")
     for named in ("hers", own["workspace"]["id"]):
@@ -427,11 +431,11 @@ async def test_name_of_a_user_who_stays_in_another_workspace_is_free(
 async def test_member_beyond_the_first_page_can_be_removed(
     api: Api, owner: httpx2.AsyncClient, database_url: str
 ) -> None:
-    last = await made(owner, "users", name="zoe", password=PASSWORD)
+    last = await created(owner, "users", name="zoe", password=PASSWORD)
     raw = Raw(database_url)
     ids = [uuid4() for _ in range(1001)]
     at = "(select min(created_at) from workspace)"
-    people = ", ".join(f"('{each}', 'a{n}', 'x', {at})" for n, each in enumerate(ids))
+    people = ", ".join(f"('{user}', 'a{n}', 'x', {at})" for n, user in enumerate(ids))
     await raw.execute(f"insert into app_user (id, name, password, created_at) values {people}")
     members = ", ".join(f"('{DEFAULT_WORKSPACE}', '{item}', 'MEMBER', {at})" for item in ids)
     await raw.execute(f"insert into member (workspace, user_id, role, created_at) values {members}")
@@ -445,7 +449,7 @@ async def test_every_refused_login_looks_the_same_after_equal_work(
 ) -> None:
     from tenuto.engine.tenancy import passwords
 
-    await made(owner, "users", name="ann", password=PASSWORD)
+    await created(owner, "users", name="ann", password=PASSWORD)
     await api.service.identity.login("ann", PASSWORD)  # the decoy is made once
     verified: list[str] = []
     verify = passwords._verify
@@ -477,12 +481,12 @@ async def test_every_refused_login_looks_the_same_after_equal_work(
 async def test_user_of_an_older_version_keeps_the_bare_name(
     api: Api, owner: httpx2.AsyncClient, database_url: str
 ) -> None:
-    first = await made(owner, "users", name="ann", password=PASSWORD)
+    first = await created(owner, "users", name="ann", password=PASSWORD)
     await Raw(database_url).execute("update app_user set home = null")
     again = {"name": "ann", "password": PASSWORD}
     assert problem(await owner.post(f"{V1}/users", json=again)) == (409, "name_taken")
     theirs = await api.acting(Role.OWNER, await api.workspace("theirs"))
-    await made(theirs, "users", name="ann", password="another long password")
+    await created(theirs, "users", name="ann", password="another long password")
     ann = await logged_in(api, "ann")
     assert (await ann.get(f"{V1}/me")).json()["userId"] == first["id"]
 
@@ -492,9 +496,9 @@ async def test_user_of_an_older_version_does_not_shadow_the_first_workspace(
 ) -> None:
     theirs = await api.acting(Role.OWNER, await api.workspace("theirs"))
     for name in ("ann", "bob"):
-        await made(theirs, "users", name=name, password="another long password")
+        await created(theirs, "users", name=name, password="another long password")
     await Raw(database_url).execute("update app_user set home = null")
-    own = await made(owner, "users", name="ann", password=PASSWORD)
+    own = await created(owner, "users", name="ann", password=PASSWORD)
     ann = await logged_in(api, "ann")
     assert (await ann.get(f"{V1}/me")).json()["userId"] == own["id"]
     bob = {"name": "bob", "password": "another long password"}  # nobody else is called so
@@ -504,9 +508,9 @@ async def test_user_of_an_older_version_does_not_shadow_the_first_workspace(
 async def test_workspaces_created_from_a_workspace_are_counted(settings: Settings) -> None:
     async with running(replaced(settings, workspaces_per_owner=2)) as api:
         tenant = await api.acting(Role.OWNER, UUID((await of_operator(api))["workspace"]["id"]))
-        child = (await made(tenant, "workspaces", name="child"))["token"]
+        child = (await created(tenant, "workspaces", name="child"))["token"]
         inside = await api.client(child)
-        await made(inside, "workspaces", name="grandchild")
+        await created(inside, "workspaces", name="grandchild")
         for client in (inside, tenant):
             more = await client.post(f"{V1}/workspaces", json={"name": "more"})
             assert problem(more) == (409, "too_many_workspaces")
@@ -517,7 +521,7 @@ async def test_workspaces_created_from_a_workspace_are_counted(settings: Setting
 
 
 async def of_operator(api: Api) -> dict[str, Any]:
-    return await made(await api.acting(), "workspaces", name="tenant")
+    return await created(await api.acting(), "workspaces", name="tenant")
 
 
 def test_password_hash_is_expensive() -> None:

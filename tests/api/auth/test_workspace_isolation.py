@@ -1,4 +1,4 @@
-"""Two tenants: whatever ids of the other one knows, it learns nothing, by queries and by roles."""
+"""Two workspaces: ids of the other reveal nothing, by query conditions and by database roles."""
 
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -135,7 +135,7 @@ async def compare(api: Api, own: httpx2.AsyncClient, ids: dict[str, str]) -> Non
 
 
 async def untouched(hers: httpx2.AsyncClient, ids: dict[str, str]) -> None:
-    """Nothing of hers has changed."""
+    """Asserts that nothing of the other workspace has changed."""
     task = (await hers.get(f"{V1}/agent-tasks/{ids['task_id']}")).json()
     assert (task["title"], task["status"], task["version"]) == (SECRET, "PENDING", 1)
     assert (await hers.get(f"{V1}/agents/{ids['agent_id']}")).json()["status"] == "IDLE"
@@ -194,8 +194,8 @@ async def test_id_of_another_workspace_is_not_found(api: Api, owner: httpx2.Asyn
     answers = [await owner.get(f"{V1}/me", headers=item) for item in (elsewhere, nowhere)]
     assert answers[0].status_code == 403
     texts = [
-        answer.text.replace(each["X-Workspace-Id"], "<id>")
-        for answer, each in zip(answers, (elsewhere, nowhere), strict=True)
+        answer.text.replace(missing_id["X-Workspace-Id"], "<id>")
+        for answer, missing_id in zip(answers, (elsewhere, nowhere), strict=True)
     ]
     assert texts[0] == texts[1]
 

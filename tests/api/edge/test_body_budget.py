@@ -1,4 +1,4 @@
-"""How many bytes of bodies one token, one workspace and all together may have in progress."""
+"""Limits of request body bytes in progress per token, per workspace and in total."""
 
 from pathlib import Path
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""Limits that hold at one moment: tries to log in, live streams, claims that wait."""
+"""Limits of concurrent use: login tries, live streams, waiting claims."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -122,14 +122,14 @@ class Waiting:
             self._end.release()
         await asyncio.gather(*self._tasks)
 
-    def known(self, address: str, name: str) -> None:
+    def log_in(self, address: str, name: str) -> None:
         """The user has logged in from there before."""
         self.logins._throttle.record_success(LoginSource(address, name))
 
 
 async def test_flood_of_logins_does_not_delay_other_requests() -> None:
     waiting = Waiting()
-    waiting.known("192.0.2.9", "ann")
+    waiting.log_in("192.0.2.9", "ann")
     for address in ("192.0.2.1", "192.0.2.2"):
         waiting.begin(address, *(f"{address} {n}" for n in range(6)))
     await eventually(lambda: waiting.logins._queue.total_waiting() == 10)
@@ -149,7 +149,7 @@ async def test_flood_of_logins_does_not_delay_other_requests() -> None:
 async def test_waiting_logins_are_limited_in_total(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logins, "MAX_WAITING", 2)
     waiting = Waiting()
-    waiting.known("192.0.2.9", "ann")
+    waiting.log_in("192.0.2.9", "ann")
     for n in range(4):
         waiting.begin(f"192.0.2.{n}", f"user {n}")
     await eventually(lambda: waiting.logins._queue.total_waiting() == 2)
@@ -265,5 +265,5 @@ async def test_waiting_claims_are_counted_per_token(settings: Settings) -> None:
 
 
 def held(api: Api) -> int:
-    """How many claims wait."""
+    """Returns how many claims wait."""
     return api.service.waiting_claims._counts.total()

@@ -1,4 +1,4 @@
-"""What a client may send, how slowly, and over how many connections, before anybody knows it."""
+"""Connections before authentication: size, speed and number of requests."""
 
 import asyncio
 import resource
@@ -59,7 +59,7 @@ class Raw:
         return int(head.split(b" ", 2)[1]), msgspec.json.decode(body) if body else None
 
     async def line(self) -> bytes:
-        """What comes before an answer: a first line and an empty one."""
+        """Reads the status line and the empty line before a response."""
         return await self._reader.readuntil(b"\r\n\r\n")
 
     async def until(self, text: bytes) -> bytes:
@@ -259,7 +259,7 @@ async def test_client_that_does_not_read_its_response_is_disconnected(settings: 
 
 
 def connections(api: Api) -> int:
-    """How many connections the server holds."""
+    """Returns how many connections the server holds."""
     return len(tables[-1])
 
 
@@ -378,7 +378,7 @@ async def unread(api: Api) -> AsyncIterator[Raw]:
 
 
 def served(api: Api) -> int:
-    """How many connections have sent the headers of a request."""
+    """Returns how many connections have sent the headers of a request."""
     return sum(bool(address.cycle) for address in tables[-1]._addresses)
 
 
@@ -485,17 +485,17 @@ def test_client_is_the_rightmost_address_that_is_no_proxy() -> None:
     assert not is_in_networks(proxies, "no address")
     peer = ("127.0.0.1", 4711)
 
-    def found(*values: bytes) -> str:
+    def client_of(*values: bytes) -> str:
         reported = client_address(peer, [(b"x-forwarded-for", value) for value in values], proxies)
         assert reported is not None
         return reported[0]
 
-    assert found() == "127.0.0.1"
-    assert found(b"192.0.2.1") == "192.0.2.1"
-    assert found(b"203.0.113.9, 192.0.2.1, 10.0.0.7") == "192.0.2.1"
-    assert found(b"203.0.113.9", b"192.0.2.1") == "192.0.2.1"
-    assert found(b"203.0.113.9, nonsense, 10.0.0.7") == "10.0.0.7"
-    assert found(b"10.0.0.8, 10.0.0.7") == "10.0.0.8"
+    assert client_of() == "127.0.0.1"
+    assert client_of(b"192.0.2.1") == "192.0.2.1"
+    assert client_of(b"203.0.113.9, 192.0.2.1, 10.0.0.7") == "192.0.2.1"
+    assert client_of(b"203.0.113.9", b"192.0.2.1") == "192.0.2.1"
+    assert client_of(b"203.0.113.9, nonsense, 10.0.0.7") == "10.0.0.7"
+    assert client_of(b"10.0.0.8, 10.0.0.7") == "10.0.0.8"
 
 
 def test_addresses_of_one_ipv6_network_count_as_one() -> None:

@@ -1,4 +1,4 @@
-"""Claims that wait: whoever leaves meanwhile, or may claim no more, has taken nothing."""
+"""Waiting claims: a caller that disconnects or loses its access claims nothing."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The contract is true: generated requests get only answers that it names, and never a fault."""
+"""The API contract: generated requests get only documented responses and no internal error."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Requests that come before the ones ahead of them are answered, on both event loops.
+"""Requests sent before the response to an earlier one, on both event loops.
 
 The server runs on uvloop, and without it on asyncio: the two end connections differently.
 """
@@ -129,7 +129,7 @@ def test_disconnected_reader_is_removed_at_once(settings: Settings, runner: asyn
 
 
 def behind(api: Api) -> bool:
-    """Whether the hub has cut a reader off."""
+    """True if the hub has disconnected a reader."""
     return any(
         reader.is_too_slow
         for workspace_reader in api.service.hub._workspace_readers.values()

@@ -1,4 +1,4 @@
-"""Bodies: read once it is known who sends them, and checked while the loop goes on."""
+"""Request bodies: read after authentication, and checked without blocking the loop."""
 
 import asyncio
 import json

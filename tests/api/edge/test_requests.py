@@ -1,4 +1,4 @@
-"""Requests that go wrong, come twice, too often or too large: a clear answer, never a fault."""
+"""Invalid, repeated, too frequent or too large requests: a clear error, no internal error."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Turns: in rotation between holders, one of each at once, given on by whoever leaves."""
+"""Rotation: one turn per holder at once, passed on when a waiter leaves."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Live streams: they tell what happens, go on where they were cut, end with the right to read."""
+"""Live streams: their events, continuation after a cut, and end with the access."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from tests.waiting import eventually
 from tenuto.api.edge.event_hub import MAX_BUFFERED
 from tenuto.api.routes.streams import RECHECK_S
 
-PATIENCE_S = 20
+WAIT_S = 20
 
 
 class Events:
@@ -28,7 +28,7 @@ class Events:
     async def next(self) -> tuple[str, Any]:
         """The next event's name and data; `("closed", None)` when there is none."""
         name, data = "", ""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_S):
             async for line in self._lines:
                 field, _, value = line.partition(": ")
                 if field == "id":

@@ -1,4 +1,4 @@
-"""Agents over HTTP: what their tokens may not do, how they live and end, what is said to them."""
+"""Agents over HTTP: limits of their tokens, life cycle, explain and messages."""
 
 from typing import Any
 from uuid import uuid4

@@ -1,4 +1,4 @@
-"""Gates and rate limits over HTTP, and what a provider's own limit does to a lane."""
+"""Pauses and rate limits over HTTP, and a provider's rate limit that pauses a lane."""
 
 from datetime import timedelta
 from typing import Any

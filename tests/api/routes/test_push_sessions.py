@@ -1,4 +1,4 @@
-"""Sessions that a gateway spawned: what they say over their callback, before and after the word."""
+"""Sessions spawned by a gateway: their callbacks before and after the gateway's response."""
 
 from datetime import timedelta
 from typing import Any
@@ -22,10 +22,10 @@ class Pushed:
         self.fence = fence
         self.client = client
 
-    async def beat(self) -> httpx2.Response:
+    async def heartbeat(self) -> httpx2.Response:
         return await self.client.post(f"{V1}/agents/{self.agent}/heartbeat", json={})
 
-    async def say(self, subject: str, **body: Any) -> httpx2.Response:
+    async def post(self, subject: str, **body: Any) -> httpx2.Response:
         return await self.client.post(f"{V1}/agent-tasks/{self.fence.task}/{subject}", json=body)
 
 
@@ -54,7 +54,7 @@ async def test_heartbeat_begins_the_session(
 ) -> None:
     path = f"{V1}/agent-tasks/{pushed.fence.task}"
     assert (await owner.get(path)).json()["status"] == "ASSIGNED"
-    reported = (await pushed.beat()).json()
+    reported = (await pushed.heartbeat()).json()
     lease = api.service.clock.now() + timedelta(seconds=290)
     assert reported["leaseUntil"] > lease.isoformat()
     assert (await owner.get(path)).json()["status"] == "RUNNING"
@@ -62,10 +62,10 @@ async def test_heartbeat_begins_the_session(
     view = (await owner.get(path)).json()
     assert (view["status"], view["sessionKey"]) == ("RUNNING", "the key")
     await owner.post(f"{path}/cancel", json={})
-    assert (await pushed.beat()).json()["cancel"] is True
+    assert (await pushed.heartbeat()).json()["cancel"] is True
     [left] = await dispatching.sessions_to_stop(["default"], 0)
     await dispatching.confirm_killed(left, {"state": "killed"}, "test")
-    assert problem(await pushed.beat()) == (409, "lease_lost")
+    assert problem(await pushed.heartbeat()) == (409, "lease_lost")
     assert (await owner.get(path)).json()["status"] == "CANCELLED"
 
 
@@ -81,14 +81,14 @@ async def test_heartbeat_begins_the_session(
 async def test_session_can_finish_before_its_gateway_reported_it(
     pushed: Pushed, dispatching: PushSessions, subject: str, body: dict[str, Any], status: str
 ) -> None:
-    answer = await pushed.say(subject, **body)
+    answer = await pushed.post(subject, **body)
     assert (answer.status_code, answer.json()["status"]) == (200, status), answer.text
     assert not await dispatching.record_session(pushed.fence, "late", 300, "test")
     assert await dispatching.has_reported_end(pushed.fence)
-    again = await pushed.say("progress")
+    again = await pushed.post("progress")
     assert again.status_code == 405
     if subject == "fail":
-        assert problem(await pushed.say("complete")) == (409, "lease_lost")
+        assert problem(await pushed.post("complete")) == (409, "lease_lost")
 
 
 async def test_outdated_fence_is_refused_in_any_status(
@@ -97,7 +97,7 @@ async def test_outdated_fence_is_refused_in_any_status(
     stale = Fence(pushed.fence.task, pushed.fence.attempt, "0" * 32)
     token, _ = api.service.attempt_tokens.issue(pushed.agent, DEFAULT_WORKSPACE, stale)
     other = Pushed(pushed.agent, stale, await api.client(token))
-    for answer in (await other.say("complete"), await other.beat()):
+    for answer in (await other.post("complete"), await other.heartbeat()):
         assert problem(answer) == (409, "lease_lost")
     assert not await dispatching.record_session(stale, "wrong", 300, "test")
     assert await dispatching.record_session(pushed.fence, "right", 300, "test")
@@ -129,6 +129,6 @@ async def test_usage_of_a_session_that_finishes_unreported_counts_once(
     owner: httpx2.AsyncClient, pushed: Pushed, subject: str, body: dict[str, Any]
 ) -> None:
     used = {"inputTokens": 7, "costUsd": 0.5}
-    assert (await pushed.say(subject, **body, usage=used)).status_code == 200
+    assert (await pushed.post(subject, **body, usage=used)).status_code == 200
     view = (await owner.get(f"{V1}/agent-tasks/{pushed.fence.task}")).json()
     assert (view["inputTokens"], view["costUsd"]) == (7, 0.5)

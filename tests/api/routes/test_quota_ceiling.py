@@ -1,4 +1,4 @@
-"""The operator's ceiling bounds every workspace, whatever its owner says."""
+"""The operator's ceiling bounds every workspace quota."""
 
 from pathlib import Path
 

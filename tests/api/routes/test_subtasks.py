@@ -1,4 +1,4 @@
-"""Sub-agents over HTTP: an agent with nothing but its attempt's token makes, waits for and asks."""
+"""Subtasks over HTTP: an agent with an attempt's token spawns, waits and asks."""
 
 from typing import Any
 from uuid import uuid4

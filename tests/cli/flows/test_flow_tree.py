@@ -1,4 +1,4 @@
-"""How a flow is drawn: branches, loops, many items, and titles that come from strangers."""
+"""The tree of a flow: branches, loops, many items, and untrusted titles."""
 
 from tenuto.cli.flows.flow_tree import tree_lines
 from tenuto.engine.flows.graph import GraphEdge, GraphNode, GraphView
@@ -9,9 +9,9 @@ def node(name: str, status: str = "COMPLETED", **more: object) -> GraphNode:
     return GraphNode(status=status, **fields)  # type: ignore[arg-type]
 
 
-def drawn(*nodes: GraphNode, edges: tuple[GraphEdge, ...] = (), most: int = 30) -> list[str]:
+def drawn(*nodes: GraphNode, edges: tuple[GraphEdge, ...] = (), max_lines: int = 30) -> list[str]:
     graph = GraphView(nodes=list(nodes), edges=list(edges))
-    return [f"{line.branch}{line.text}" for line in tree_lines(graph, most)]
+    return [f"{line.branch}{line.text}" for line in tree_lines(graph, max_lines)]
 
 
 def test_tree_shows_children_below_their_group() -> None:
@@ -43,7 +43,7 @@ def test_tree_names_branches_and_jumps() -> None:
 
 def test_tree_of_many_items_shows_the_informative_ones() -> None:
     many = [node(f"n{at}", "DEAD" if at == 7 else "COMPLETED", slot=at) for at in range(9)]
-    assert drawn(*many, most=3) == [
+    assert drawn(*many, max_lines=3) == [
         "├─ ✓ n0  COMPLETED",
         "├─ ✓ n1  COMPLETED",
         "├─ ✗ n7  DEAD",
@@ -57,6 +57,6 @@ def test_title_in_a_tree_is_escaped() -> None:
     assert "\n" not in line
 
 
-def test_truncated_tree_says_so() -> None:
+def test_truncated_tree_is_marked() -> None:
     graph = GraphView(nodes=[node("a")], edges=[], truncated=True)
     assert "the graph is truncated" in tree_lines(graph)[-1].text

@@ -6,7 +6,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from tests.cli.orchestrate import PATIENCE, Orchestrate, Remote, serving, token_of
+from tests.cli.orchestrate import WAIT_S, Orchestrate, Remote, serving, token_of
 from tests.waiting import eventually_sync
 
 FLOW = """\
@@ -171,9 +171,7 @@ def test_task_command_sets_dependencies(cli: Orchestrate) -> None:
 def test_task_command_sets_a_next_definition(cli: Orchestrate) -> None:
     done = cli.json("run", "--follow", "--next", "after", "--", "true")
     flow = done["flowId"]
-    eventually_sync(
-        lambda: cli.json("flow", "show", flow)["status"] == "COMPLETED", timeout=PATIENCE
-    )
+    eventually_sync(lambda: cli.json("flow", "show", flow)["status"] == "COMPLETED", timeout=WAIT_S)
     keys = [task["key"] for task in cli.json("flow", "tasks", flow)["tasks"]]
     assert keys[0] == "after"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.orchestrate import PATIENCE, Orchestrate, Remote, serving, token_of
+from tests.cli.orchestrate import WAIT_S, Orchestrate, Remote, serving, token_of
 from tests.manifest.examples import FLOW, S2
 
 from tenuto.manifest.manifest import read_manifest
@@ -119,7 +119,7 @@ def test_terminal_shows_colours(cli: Orchestrate) -> None:
         words = ("apply", "-f", "a.yaml", "--dry-run")
         process = cli.start(*words, stdout=slave, stderr=subprocess.DEVNULL)
         os.close(slave)
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(WAIT_S) == 0
         out = os.read(master, 10_000).decode()
         os.close(master)
         assert ("\x1b[32m+ task a created" in out) is colour

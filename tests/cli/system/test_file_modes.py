@@ -1,4 +1,4 @@
-"""What programs make is private, whatever the umask is; what others can read is told."""
+"""File modes: created files are private whatever the umask; doctor reports readable ones."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""What operators ask: doctor, db, coordinator and worker, on both kinds of database."""
+"""Operator commands: doctor, db, coordinator and worker, on both kinds of database."""
 
 import pytest
 from tests.cli.orchestrate import Orchestrate

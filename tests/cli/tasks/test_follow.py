@@ -1,4 +1,4 @@
-"""Watching a task: nothing is missed, an outage is waited for, and a wait is explained."""
+"""Following a task: every line is shown, outages are waited for, and waits are explained."""
 
 import re
 from collections.abc import AsyncIterator

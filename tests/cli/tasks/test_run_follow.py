@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.orchestrate import PATIENCE, Orchestrate
+from tests.cli.orchestrate import WAIT_S, Orchestrate
 from tests.waiting import eventually_sync
 
 
@@ -22,13 +22,13 @@ def up(cli: Orchestrate) -> Iterator[Orchestrate]:
     try:
         eventually_sync(
             lambda: process.poll() is not None or cli.json("worker", "list")["workers"],
-            timeout=PATIENCE,
+            timeout=WAIT_S,
             every=0.1,
         )
         assert process.poll() is None, log.read_text()
         yield cli
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0, log.read_text()
+        assert process.wait(WAIT_S) == 0, log.read_text()
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -85,7 +85,7 @@ def test_refused_variable_is_reported_with_a_remedy(up: Orchestrate) -> None:
 def test_cancel_kills_a_running_command(up: Orchestrate, tmp_path: Path) -> None:
     created = up.ok("run", "--", "sh", "-c", "echo $$ > pid; exec sleep 1000")
     marker = tmp_path / "pid"
-    eventually_sync(lambda: marker.exists() and marker.read_text().endswith("\n"), PATIENCE)
+    eventually_sync(lambda: marker.exists() and marker.read_text().endswith("\n"), WAIT_S)
     pid = int(marker.read_text())
     assert alive(pid)
     up.ok("task", "cancel", created, "--reason", "enough")
@@ -99,8 +99,8 @@ def test_cancel_kills_a_running_command(up: Orchestrate, tmp_path: Path) -> None
 
 
 def test_doctor_and_coordinator_see_what_runs(up: Orchestrate) -> None:
-    eventually_sync(lambda: up.json("coordinator", "status")["active"], PATIENCE, every=0.1)
-    eventually_sync(lambda: up.json("coordinator", "status")["lastCycle"], PATIENCE, every=0.1)
+    eventually_sync(lambda: up.json("coordinator", "status")["active"], WAIT_S, every=0.1)
+    eventually_sync(lambda: up.json("coordinator", "status")["lastCycle"], WAIT_S, every=0.1)
     status = up.json("coordinator", "status")
     assert status["cycles"] > 1
     assert status["since"] < status["until"]

@@ -1,4 +1,4 @@
-"""Tasks from the command line: create, look, control, one by one and by filter."""
+"""Tasks from the command line: create, list, control, one by one and by filter."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tenuto.cli.tasks import tree as children
 from tenuto.engine.engine import Engine
 
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
-NOBODY = "00000000-0000-7000-8000-00000000dead"
+MISSING_ID = "00000000-0000-7000-8000-00000000dead"
 
 
 def test_task_is_created_with_every_option(cli: Orchestrate, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_task_is_found_by_part_of_its_id(cli: Orchestrate) -> None:
     many = cli("task", "show", created[:4])
     assert (many.code, many.err.count("more than one task")) == (1, 1)
     assert cli("task", "show", created, "--id", created).code == 0
-    assert cli("task", "show", created, "--id", NOBODY).code == 2
+    assert cli("task", "show", created, "--id", MISSING_ID).code == 2
     assert cli("task", "show").code == 2
 
 
@@ -189,17 +189,17 @@ def test_task_is_found_by_part_of_its_id(cli: Orchestrate) -> None:
     "command", "show status logs attempts explain cancel retry pause resume rerun archive".split()
 )
 def test_missing_task_is_reported(cli: Orchestrate, command: str) -> None:
-    answer = cli("task", command, NOBODY)
+    answer = cli("task", command, MISSING_ID)
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err == f"error: no task {NOBODY} [not_found]\n"
-    problem = cli("--json", "task", command, NOBODY)
+    assert answer.err == f"error: no task {MISSING_ID} [not_found]\n"
+    problem = cli("--json", "task", command, MISSING_ID)
     assert json.loads(problem.out) == {
-        "error": {"code": "not_found", "message": f"no task {NOBODY}"}
+        "error": {"code": "not_found", "message": f"no task {MISSING_ID}"}
     }
     assert (problem.code, problem.err) == (1, "")
 
 
-def test_explain_says_why_a_task_waits(cli: Orchestrate) -> None:
+def test_explain_prints_why_a_task_waits(cli: Orchestrate) -> None:
     created = cli.ok("task", "create", "--name", "x", "--run-at", "+1h")
     result = cli.json("task", "explain", created)
     assert [gate["gate"] for gate in result["gates"]] == ["schedule", "agent"]
@@ -317,10 +317,10 @@ def test_tree_shows_subtasks(cli: Orchestrate) -> None:
     cli.ok("task", "cancel", root, "--yes")
     statuses = {line.split()[-2] for line in cli.ok("task", "tree", root).splitlines()}
     assert statuses == {"CANCELLED"}
-    assert cli("task", "tree", NOBODY).code == cli("task", "show", NOBODY).code != 0
+    assert cli("task", "tree", MISSING_ID).code == cli("task", "show", MISSING_ID).code != 0
 
 
-async def test_tree_says_that_it_is_truncated_only_if_it_is(
+async def test_tree_marks_its_truncation_only_if_truncated(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(sqlite_url, ManualClock()) as store:

@@ -1,4 +1,4 @@
-"""A line to a server that loses things, as lines do."""
+"""A connection to a server that loses requests and responses."""
 
 import asyncio
 from collections.abc import AsyncIterator

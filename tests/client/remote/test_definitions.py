@@ -1,4 +1,4 @@
-"""Definitions behind a server are as those of the engine itself."""
+"""Definitions through a server are equal to those of the engine itself."""
 
 import pytest
 from tests.api.conftest import Api

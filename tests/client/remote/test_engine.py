@@ -1,4 +1,4 @@
-"""An engine behind a server answers as the engine itself does."""
+"""The remote engine returns the same results as the engine itself."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

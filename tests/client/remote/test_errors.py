@@ -1,4 +1,4 @@
-"""Every refusal of a server becomes the exception that the engine itself would raise."""
+"""Errors of a server become the exceptions that the engine itself would raise."""
 
 import httpx2
 import msgspec
@@ -27,7 +27,7 @@ REQUEST = httpx2.Request("GET", "http://server/api/v1/stats")
 
 
 def answered(error: Exception) -> httpx2.Response:
-    """What the server would answer to it."""
+    """Returns the response of the server for the error."""
     problem, headers = problems.problem_of(error)
     return httpx2.Response(
         problem.status,

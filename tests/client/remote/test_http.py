@@ -1,4 +1,4 @@
-"""Lost answers, busy servers and long outages: what may be repeated is, and happens once."""
+"""Lost responses, busy servers and long outages: safe requests are repeated, and applied once."""
 
 import asyncio
 import ssl
@@ -189,7 +189,7 @@ async def test_unreachable_server_is_reported_within_the_deadline() -> None:
             await nowhere.counts()
 
 
-class Told:
+class Reported:
     """A server that answers from a list."""
 
     def __init__(self, *answers: httpx2.Response) -> None:
@@ -223,7 +223,7 @@ def busy(status: int, **headers: str) -> httpx2.Response:
 
 @pytest.mark.parametrize("status", [502, 503, 504])
 async def test_read_is_repeated(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    reported = Told(
+    reported = Reported(
         *(httpx2.Response(status) for _ in range(3)), httpx2.Response(200, content=b"[1]")
     )
     link = reported.link(monkeypatch)
@@ -236,7 +236,7 @@ async def test_read_is_repeated(status: int, monkeypatch: pytest.MonkeyPatch) ->
 async def test_write_is_repeated_only_if_it_was_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reported = Told(busy(429, **{"Retry-After": "2"}), httpx2.Response(200, content=b"[1]"))
+    reported = Reported(busy(429, **{"Retry-After": "2"}), httpx2.Response(200, content=b"[1]"))
     link = reported.link(monkeypatch)
     assert await link.request(list[int], ApiRequest(method="POST", path="/")) == [1]
     assert reported.slept[0] >= 2
@@ -276,7 +276,7 @@ async def test_interrupted_long_poll_is_repeated(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b""])
 async def test_invalid_response_is_an_error(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = Told(httpx2.Response(200, content=body)).link(monkeypatch)
+    link = Reported(httpx2.Response(200, content=body)).link(monkeypatch)
     with pytest.raises(Unavailable, match="unexpected response"):
         await link.request(list[int], ApiRequest(method="GET", path="/"))
     await link.close()

@@ -1,4 +1,4 @@
-"""What the client reads is what the server says, field by field."""
+"""The client decodes every field that the server sends."""
 
 from datetime import UTC, datetime
 from typing import Any

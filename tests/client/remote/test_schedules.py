@@ -1,4 +1,4 @@
-"""Schedules, triggers and events behind a server are as those of the engine itself."""
+"""Schedules, triggers and events through a server are equal to those of the engine itself."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""Usage, budgets and concurrency keys through a server, as without one."""
+"""Usage, budgets and concurrency keys through a server."""
 
 from tenuto.client.flows import InboxItems
 from tenuto.client.remote.engine import RemoteEngine

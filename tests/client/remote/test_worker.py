@@ -1,4 +1,4 @@
-"""A worker that knows only a URL and a token: it works, is cancelled, and loses its leases."""
+"""A worker that has only a URL and a token: it works, is cancelled, and loses its leases."""
 
 import re
 import signal
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.proof.crash.system import PATIENCE, Process, System, stopped, system
+from tests.proof.crash.system import WAIT_S, Process, System, stopped, system
 from tests.waiting import eventually
-from tests.worker.test_worker_process import NASTY, NASTY_SIZE, nobody_writes
+from tests.worker.test_worker_process import NASTY, NASTY_SIZE, without_writers
 
 from tenuto.model.tasks.submission import NewTask
 
@@ -25,7 +25,7 @@ class Server:
 
     async def open(self) -> None:
         at = re.compile(r"API on (http://\S+)")
-        result = await eventually(lambda: at.search(self.process.text()), PATIENCE)
+        result = await eventually(lambda: at.search(self.process.text()), WAIT_S)
         self.url = result[1]
         file = self._world.folder / "data" / "token"
         await eventually(lambda: file.is_file() and file.read_text().endswith("\n"))
@@ -51,7 +51,7 @@ async def server(world: System) -> Server:
 
 
 async def flying(world: System, n: int) -> None:
-    await eventually(lambda: len(world.sessions()) >= n, PATIENCE, 0.05)
+    await eventually(lambda: len(world.sessions()) >= n, WAIT_S, 0.05)
 
 
 async def test_remote_worker_completes_tasks(world: System, server: Server) -> None:
@@ -93,12 +93,12 @@ async def test_lease_is_lost_while_the_server_is_stopped(world: System, server: 
     [task] = await world.submit(world.task(first + NASTY))
     server.worker()
     await flying(world, NASTY_SIZE)
-    with stopped(server.process, free=nobody_writes(world)):
+    with stopped(server.process, free=without_writers(world)):
 
         async def expired() -> bool:
             return "STALLED" in await world.outcomes(task)
 
-        await eventually(expired, PATIENCE, 0.05)
+        await eventually(expired, WAIT_S, 0.05)
         assert world.sessions(), "nobody has told the worker yet"
     await world.check([task])
     assert await world.outcomes(task) == ["STALLED", "COMPLETED"]
@@ -108,7 +108,7 @@ async def test_lease_is_lost_while_the_server_is_stopped(world: System, server: 
         [lost, *_] = await world.attempts(task)
         return not lost.unconfirmed
 
-    await eventually(confirmed, PATIENCE, 0.05)
+    await eventually(confirmed, WAIT_S, 0.05)
     assert lost.message == "the lease expired"
 
 
@@ -116,16 +116,16 @@ async def test_sessions_of_a_crashed_remote_worker_are_swept(world: System, serv
     world.coordinator()
     first = '[ "$TENUTO_ATTEMPT" -gt 1 ] && exit 0; '
     [task] = await world.submit(world.task(first + NASTY))
-    victim = server.worker()
+    worker = server.worker()
     await flying(world, NASTY_SIZE)
-    victim.signal(signal.SIGKILL)
+    worker.signal(signal.SIGKILL)
     server.worker()
     await world.check([task])
 
     async def swept() -> bool:
         return not any(attempt.unconfirmed for attempt in await world.attempts(task))
 
-    await eventually(swept, PATIENCE, 0.05)
+    await eventually(swept, WAIT_S, 0.05)
 
 
 async def test_drained_remote_worker_releases_its_tasks(world: System, server: Server) -> None:
@@ -140,7 +140,7 @@ async def test_drained_remote_worker_releases_its_tasks(world: System, server: S
 
 async def test_idle_remote_worker_stops_at_once(world: System, server: Server) -> None:
     worker = server.worker()
-    await eventually(world.engine.workers, PATIENCE)
+    await eventually(world.engine.workers, WAIT_S)
     worker.signal(signal.SIGTERM)
     assert await worker.ended(5) == 0
 

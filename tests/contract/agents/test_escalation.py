@@ -1,4 +1,4 @@
-"""What is put to people when a task ends badly, and what hard tasks require."""
+"""Escalations of final failures, and requirements of hard tasks."""
 
 import sqlite3
 

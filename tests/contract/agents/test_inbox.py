@@ -1,4 +1,4 @@
-"""Handlers that ask people: one question per key, one answer, and no slot held meanwhile."""
+"""Questions to people: one per key, one answer, and no slot occupied meanwhile."""
 
 import asyncio
 from typing import Any
@@ -232,7 +232,7 @@ async def test_question_times_out_at_its_deadline(engine: Engine, clock: ManualC
 
 
 async def test_failed_ask_leaves_no_inbox_item(engine: Engine, raw: Raw) -> None:
-    """It has waited in vain as often as it may."""
+    """The task has used up its waits without a result."""
     fence = await running(engine, max_attempts=1)
     await raw.execute(f"update task set free_ends = {FREE_ENDS} where id = '{fence.task}'")
     assert (await engine.ask(fence, "q", QUESTION)).parked

@@ -1,4 +1,4 @@
-"""Agents over time: silence, ends, whose word holds, and why they take what they take."""
+"""Agents over time: heartbeats, termination, settings of users and workers, explain."""
 
 import asyncio
 from typing import Any
@@ -25,7 +25,7 @@ from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.errors import Invalid
 from tenuto.model.limits.complexity import ComplexityRules
 
-BEAT = WorkerInfo(WORKER, "host", 1, ["agent"], 4)
+WORKER_INFO = WorkerInfo(WORKER, "host", 1, ["agent"], 4)
 
 
 def registry(engine: Engine) -> AgentRegistry:
@@ -40,8 +40,8 @@ async def shown(engine: Engine, agent: UUID = AGENT) -> AgentView:
     return await registry(engine).show(agent)
 
 
-async def told(raw: Raw) -> list[tuple[Any, ...]]:
-    """What the trail says of agents, in order."""
+async def agent_events(raw: Raw) -> list[tuple[Any, ...]]:
+    """Returns the audit events of agents, in order."""
     rows = await raw.fetch(
         "select kind, level, message from event where kind like 'agent_%' order by position"
     )
@@ -57,7 +57,7 @@ async def test_idle_agent_without_heartbeats_is_stale_and_recovers(
     engine: Engine, raw: Raw
 ) -> None:
     await engine.register_agent(profile())
-    await engine.record_worker(BEAT)
+    await engine.record_worker(WORKER_INFO)
     clock_of(engine).advance(60)
     assert (await shown(engine)).status == "IDLE"
     assert await look(engine) == 0
@@ -67,9 +67,9 @@ async def test_idle_agent_without_heartbeats_is_stale_and_recovers(
     assert await look(engine) == 0  # and noted once
     assert (await shown(engine)).status == "STALE"
     assert (await registry(engine).health(AGENT)).healthy is False
-    await engine.record_worker(BEAT)
+    await engine.record_worker(WORKER_INFO)
     assert (await shown(engine)).status == "IDLE"
-    assert await told(raw) == [
+    assert await agent_events(raw) == [
         ("agent_stale", "WARN", "agent"),
         ("agent_recovered", "INFO", "agent"),
     ]
@@ -91,7 +91,7 @@ async def test_agent_that_lost_tasks_without_heartbeats_is_in_error(
     assert await look(engine) == 0
     assert await registry(engine).record_heartbeat(AGENT) == 0
     assert (await shown(engine)).status == "IDLE"
-    kinds = [kind for kind, _, _ in await told(raw)]
+    kinds = [kind for kind, _, _ in await agent_events(raw)]
     assert kinds == ["agent_stale", "agent_error", "agent_recovered"]
 
 
@@ -104,7 +104,7 @@ async def test_agent_without_any_heartbeat_is_not_stale(engine: Engine) -> None:
 
 async def test_worker_that_signs_off_leaves_no_stale_agent(engine: Engine) -> None:
     await engine.register_agent(profile())
-    await engine.record_worker(BEAT)
+    await engine.record_worker(WORKER_INFO)
     await engine.record_worker(WorkerInfo(WORKER, "host", 1, ["agent"], 4, "STOPPED"))
     clock_of(engine).advance(days=1)
     assert await look(engine) == 0
@@ -142,7 +142,10 @@ async def test_graceful_termination_waits_for_running_tasks(engine: Engine, raw:
     assert (await shown(engine)).status == "TERMINATED"
     assert await refusal(engine.claim(profile(), WORKER, 1)) == "agent_terminated"
     assert await refusal(engine.terminate_agent(AGENT)) == "agent_terminated"
-    assert [kind for kind, _, _ in await told(raw)] == ["agent_draining", "agent_terminated"]
+    assert [kind for kind, _, _ in await agent_events(raw)] == [
+        "agent_draining",
+        "agent_terminated",
+    ]
     await engine.register_agent(profile())
     assert (await shown(engine)).status == "TERMINATED"  # a worker does not bring it back
 
@@ -168,7 +171,7 @@ async def test_heartbeats_do_not_delay_the_termination(engine: Engine) -> None:
     await engine.terminate_agent(AGENT, "old")
     await engine.complete(work.fence)
     clock_of(engine).advance(1)
-    await engine.record_worker(BEAT)
+    await engine.record_worker(WORKER_INFO)
     assert await registry(engine).record_heartbeat(AGENT) == 0
     clock_of(engine).advance(1)
     assert await look(engine) == 1
@@ -268,7 +271,7 @@ async def test_worker_claims_nothing_that_it_cannot_run(engine: Engine, another:
         assert await other.claim(own, WORKER, 10, LEASE_S) == []  # each worker by its own means
 
 
-async def test_explain_says_why_a_worker_cannot_run_a_task_of_its_agent(engine: Engine) -> None:
+async def test_explain_shows_why_a_worker_cannot_run_a_task_of_its_agent(engine: Engine) -> None:
     await engine.register_agent(profile(accept_commands=True), managed=True)
     await engine.register_agent(profile(task_types=("mine",)))
     other = (await engine.submit(new(task_type="other"))).id
@@ -307,10 +310,10 @@ async def test_health_samples_are_thinned_and_deleted(engine: Engine, raw: Raw) 
 
 async def test_heartbeat_returns_the_request_to_stop(engine: Engine) -> None:
     assert await refusal(engine.drain_worker(WORKER)) == "not_found"
-    assert await engine.record_worker(BEAT) is False
+    assert await engine.record_worker(WORKER_INFO) is False
     await engine.drain_worker(WORKER)
     await engine.drain_worker(WORKER)
-    assert await engine.record_worker(BEAT) is True
+    assert await engine.record_worker(WORKER_INFO) is True
     [view] = await engine.workers()
     assert view.drain_requested_at == engine.clock.now()
     await engine.record_worker(WorkerInfo(WORKER, "host", 1, ["agent"], 4, "STOPPED"))
@@ -326,14 +329,14 @@ async def test_explain_covers_an_agent(engine: Engine) -> None:
     await engine.submit(new(estimate_minutes=500))
     result = await engine.explain_agent(AGENT)
     assert [gate.detail for gate in result.gates] == ["no live worker hosts this agent"]
-    await engine.record_worker(BEAT)
+    await engine.record_worker(WORKER_INFO)
     result = await engine.explain_agent(AGENT)
     assert (result.gates, result.summary) == ([], "can claim now: 1 lanes with pending tasks")
     own, *others = result.lanes
     assert (own.pending, own.obstacles, own.requires["task_tags"]) == (3, [], ("a",))
-    why = {reason for other in others for reason in other.obstacles}
-    assert "needs capabilities git" in why
-    assert "needs capabilities call_subagent" in why
+    obstacles = {reason for other in others for reason in other.obstacles}
+    assert "needs capabilities git" in obstacles
+    assert "needs capabilities call_subagent" in obstacles
     assert (result.capacity.workers, result.capacity.free, result.more) == ([WORKER], 1, 0)
     await engine.claim(await registry(engine).profile(AGENT), WORKER, 1, LEASE_S)
     [gate] = (await engine.explain_agent(AGENT)).gates
@@ -393,8 +396,8 @@ async def test_concurrent_registrations_agree(engine: Engine, another: Another) 
     async with another() as other:
         output = engine.register_agent(profile(max_concurrent=1), managed=True)
         brought = [
-            each.register_agent(profile(id=UUID(int=n), max_concurrent=50))
-            for n, each in enumerate((engine, other) * 3, start=1)
+            caller.register_agent(profile(id=UUID(int=n), max_concurrent=50))
+            for n, caller in enumerate((engine, other) * 3, start=1)
         ]
         existing = await asyncio.gather(output, *brought)
     assert len({item.id for item in existing}) == 1

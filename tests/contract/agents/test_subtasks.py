@@ -1,4 +1,4 @@
-"""Sub-agents: tasks that attempts make, wait for without a slot, and take down with them."""
+"""Subtasks: spawned by attempts, waited for without a slot, and cancelled with their parent."""
 
 import asyncio
 from collections import Counter
@@ -40,7 +40,7 @@ async def spawned(engine: Engine, fence: Fence, *keys: str, **options: Any) -> l
     return [await engine.spawn(fence, key, new(key, **options)) for key in keys]
 
 
-async def works(engine: Engine) -> dict[UUID, ClaimedTask]:
+async def claimed_by_task(engine: Engine) -> dict[UUID, ClaimedTask]:
     """Everything that can be claimed, claimed."""
     return {work.fence.task: work for work in await claim_all(engine)}
 
@@ -49,7 +49,7 @@ async def parked(engine: Engine, *keys: str) -> tuple[Fence, list[Fence]]:
     """A task that waits for its children, and the fences of these, which run."""
     fence = await running(engine)
     children = await spawned(engine, fence, *keys)
-    held = await works(engine)
+    held = await claimed_by_task(engine)
     assert (await engine.wait(fence, children)).parked
     assert await status(engine, fence.task) == "WAITING"
     return fence, [held[child].fence for child in children]
@@ -120,7 +120,7 @@ async def test_wait_for_finished_subtasks_returns_at_once(engine: Engine) -> Non
     assert await engine.wait(fence) == await engine.wait(fence, [])
     assert not (await engine.wait(fence)).parked
     [child] = await spawned(engine, fence, "a")
-    await engine.complete((await works(engine))[child].fence, 7)
+    await engine.complete((await claimed_by_task(engine))[child].fence, 7)
     assert (await engine.wait(fence)).children == [Child(child, "a", "COMPLETED", 7)]
     assert await status(engine, fence.task) == "RUNNING"
 
@@ -128,7 +128,7 @@ async def test_wait_for_finished_subtasks_returns_at_once(engine: Engine) -> Non
 async def test_wait_counts_only_the_named_subtasks(engine: Engine) -> None:
     fence = await running(engine)
     first, second = await spawned(engine, fence, "a", "b")
-    held = await works(engine)
+    held = await claimed_by_task(engine)
     assert (await engine.wait(fence, ["b"])).parked
     await engine.complete(held[first].fence)
     assert await status(engine, fence.task) == "WAITING"
@@ -139,7 +139,7 @@ async def test_wait_counts_only_the_named_subtasks(engine: Engine) -> None:
 async def test_wait_for_another_tasks_subtask_is_refused(engine: Engine) -> None:
     other_fence = await running(engine)
     [child] = await spawned(engine, other_fence, "a")
-    await works(engine)
+    await claimed_by_task(engine)
     fence = await running(engine)
     for name in (child, other_fence.task, fence.task, "a", "nobody", ""):
         assert await refusal(engine.wait(fence, [name])) == "not_found"
@@ -180,7 +180,7 @@ async def test_attempt_with_a_stop_request_cannot_wait(engine: Engine) -> None:
 async def test_timeout_ends_the_wait_once(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     children = await spawned(engine, fence, "quick", "slow")
-    held = await works(engine)
+    held = await claimed_by_task(engine)
     await engine.complete(held[children[0]].fence, 1)
     assert (await engine.wait(fence, children, 60, "first")).parked
     clock.advance(59)
@@ -205,7 +205,7 @@ async def test_subtask_finished_late_does_not_change_a_resumed_parent(
 ) -> None:
     fence = await running(engine)
     [child] = await spawned(engine, fence, "slow")
-    held = await works(engine)
+    held = await claimed_by_task(engine)
     assert (await engine.wait(fence, [child], 5)).parked
     clock.advance(6)
     await engine.maintenance.promote_once("promoter")
@@ -219,7 +219,7 @@ async def test_subtask_finished_late_does_not_change_a_resumed_parent(
 async def test_subtask_of_an_earlier_wait_does_not_wake(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     children = await spawned(engine, fence, "quick", "slow")
-    held = await works(engine)
+    held = await claimed_by_task(engine)
     assert (await engine.wait(fence, children, 5, "both")).parked
     clock.advance(6)
     await engine.maintenance.promote_once("promoter")
@@ -283,8 +283,8 @@ async def test_subtasks_can_depend_on_each_other(engine: Engine) -> None:
     [then] = await spawned(engine, fence, "then", depends_on=[str(first)])
     assert (await engine.wait(fence)).parked
     assert await status(engine, then) == "WAITING"
-    await engine.complete((await works(engine))[first].fence)
-    await engine.complete((await works(engine))[then].fence)
+    await engine.complete((await claimed_by_task(engine))[first].fence)
+    await engine.complete((await claimed_by_task(engine))[then].fence)
     await resumed(engine, fence.task)
 
 
@@ -380,7 +380,7 @@ async def test_cancel_of_a_large_tree_continues_in_the_next_transaction(
     monkeypatch.setattr("tenuto.engine.agents.subtask_tree.MAX_CASCADE_ROWS", 4)
     root = await running(engine)
     children = await spawned(engine, root, *map(str, range(10)))
-    held = await works(engine)
+    held = await claimed_by_task(engine)
     for child in children[:3]:
         await spawned(engine, held[child].fence, *map(str, range(5)))
     await engine.cancel(root.task)
@@ -402,7 +402,7 @@ async def test_cancel_of_a_large_tree_continues_in_the_next_transaction(
 async def test_retried_task_keeps_its_unfinished_subtasks(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was cancelled, and not all of its children yet."""
+    """The task was cancelled, but not yet all of its subtasks."""
     monkeypatch.setattr("tenuto.engine.agents.subtask_tree.MAX_CASCADE_ROWS", 2)
     fence = await running(engine)
     children = await spawned(engine, fence, *map(str, range(5)))
@@ -511,9 +511,9 @@ async def test_subtasks_count_against_the_pending_quota(
     async with another() as other:
         created = await asyncio.gather(
             *(
-                each.spawn(fence, f"{number}", new("child"))
+                caller.spawn(fence, f"{number}", new("child"))
                 for number in range(4)
-                for each, fence in ((engine, first), (other, second))
+                for caller, fence in ((engine, first), (other, second))
             ),
             return_exceptions=True,
         )

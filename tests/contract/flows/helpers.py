@@ -1,4 +1,4 @@
-"""What tests of flows share: plans in few words, and workers that finish what can be claimed."""
+"""Helpers for tests of flows: short definitions, and agents that finish every claimable task."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tasks that join a run of a group, on both stores."""
+"""Tasks added to a running group, on both databases."""
 
 from typing import Any
 from uuid import uuid4
@@ -180,7 +180,7 @@ async def test_task_added_during_a_pause_runs_after_resume(
 
 
 async def test_paused_added_child_has_its_turn(engine: Engine, agent: AgentProfile) -> None:
-    """It is resumed only after its group's turn has come."""
+    """The child is resumed only after the turn of its group."""
     flow = await start(
         engine,
         "g",

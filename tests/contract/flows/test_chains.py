@@ -1,4 +1,4 @@
-"""Ends that one statement writes with all that follows, beside the same ends by a cascade."""
+"""Completions written by one statement with all follow-ups, compared with a cascade."""
 
 import asyncio
 from collections.abc import Callable

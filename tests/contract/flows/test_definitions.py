@@ -1,4 +1,4 @@
-"""Definitions on each database: kept by key and version, applied as one, started once."""
+"""Definitions on each database: stored by key and version, applied as one, started once."""
 
 import asyncio
 from typing import Any
@@ -16,7 +16,7 @@ from tenuto.model.flows.definition import Goto, GroupSpec
 from tenuto.model.tasks.submission import NewTask
 
 
-def told(applied: ApplyResult) -> dict[str, str]:
+def actions_of(applied: ApplyResult) -> dict[str, str]:
     return {change.key: change.action for change in applied.definitions}
 
 
@@ -113,7 +113,7 @@ async def test_pages_of_definitions_follow_each_other(engine: Engine) -> None:
 async def test_example_is_applied_once(engine: Engine, raw: Raw) -> None:
     definitions = engine.definitions
     dry = await definitions.apply_files({"s2.yaml": S2}, dry_run=True)
-    assert told(dry) == {"task-200": "created", "group-preprocessing": "created"}
+    assert actions_of(dry) == {"task-200": "created", "group-preprocessing": "created"}
     assert [item.key for item in dry.started] == ["task-200"]
     assert await raw.count("flow") == 0
     assert await raw.count("definition") == 0
@@ -123,7 +123,7 @@ async def test_example_is_applied_once(engine: Engine, raw: Raw) -> None:
     assert (started.key, started.flow_id is None) == ("task-200", False)
     before = await definitions.page()
     again = await definitions.apply_files({"s2.yaml": S2})
-    assert told(again) == {"task-200": "unchanged"}
+    assert actions_of(again) == {"task-200": "unchanged"}
     assert (again.started, again.warnings) == ([], [])
     assert await raw.count("flow") == 1
     assert await definitions.page() == before
@@ -195,10 +195,10 @@ async def test_file_refers_to_stored_definitions(engine: Engine) -> None:
     definitions = engine.definitions
     await definitions.apply_files({"f": FLOW})
     done = await definitions.apply_files({"f": "id: more\nnext_task: fetch\ngroup_id: clean"})
-    assert told(done) == {"more": "created", "clean": "updated"}
+    assert actions_of(done) == {"more": "created", "clean": "updated"}
     assert (await definitions.get("clean")).spec["children"] == ["clean-a", "clean-b", "more"]
     again = await definitions.apply_files({"f": "id: clean-b\ndepends_on: [clean-a]"})
-    assert told(again) == {"clean-b": "updated"}
+    assert actions_of(again) == {"clean-b": "updated"}
     twice = definitions.apply_files({"f": "groups: [{id: mine, children: [clean-a]}]"})
     assert await refusal(twice) == "child_in_two_groups"
     circle = definitions.apply_files({"f": "id: report\nnext_task: nightly"})
@@ -210,14 +210,17 @@ async def test_export_equals_the_applied_files(engine: Engine) -> None:
     text = await engine.definitions.export()
     assert read_manifest({"f": text}).specs == read_manifest({"f": FLOW}).specs
     done = await engine.definitions.apply_files({"f": text})
-    assert set(told(done).values()) == {"unchanged"}
+    assert set(actions_of(done).values()) == {"unchanged"}
     assert "again" not in await engine.definitions.export(["fetch", "report"])
 
 
 async def test_manifest_is_applied_without_files(engine: Engine) -> None:
     manifest = Manifest({"a": a_task()}, {"g": GroupSpec(title="g", key="g", children=("a",))})
-    assert told(await engine.definitions.apply(manifest)) == {"a": "created", "g": "created"}
-    assert told(await engine.definitions.apply(manifest)) == {"a": "unchanged", "g": "unchanged"}
+    assert actions_of(await engine.definitions.apply(manifest)) == {"a": "created", "g": "created"}
+    assert actions_of(await engine.definitions.apply(manifest)) == {
+        "a": "unchanged",
+        "g": "unchanged",
+    }
     bad = Manifest({"a": a_task(priority=0)})
     assert await refusal(engine.definitions.apply(bad)) == "invalid_value"
 
@@ -228,8 +231,8 @@ async def test_concurrent_applies_agree(engine: Engine, another: Another) -> Non
         engines = [engine, other, engine, other]
         await asyncio.gather(
             *(
-                each.definitions.apply_files({"f": text})
-                for each, text in zip(engines, texts, strict=True)
+                caller.definitions.apply_files({"f": text})
+                for caller, text in zip(engines, texts, strict=True)
             )
         )
     group = (await engine.definitions.load_reachable(["g"]))["g"]
@@ -264,4 +267,4 @@ async def test_thousands_of_definitions_are_applied_within_seconds(engine: Engin
     done = await engine.definitions.apply_files({"f": text})
     assert len(done.definitions) == 3001
     again = await engine.definitions.apply_files({"f": text})
-    assert set(told(again).values()) == {"unchanged"}
+    assert set(actions_of(again).values()) == {"unchanged"}

@@ -550,9 +550,9 @@ async def test_foreach_item_without_a_referenced_field_fails_with_its_name(
     def handler(work: ClaimedTask) -> Any:
         seen.append(work.input)
 
-    each = Foreach(items=[{"name": "x"}, {}], template="one", order="sequential")
+    foreach = Foreach(items=[{"name": "x"}, {}], template="one", order="sequential")
     await start(
-        engine, "each", task("each", control=each), task("one", input={"who": {"$item": "name"}})
+        engine, "each", task("each", control=foreach), task("one", input={"who": {"$item": "name"}})
     )
     assert await worked(engine, agent, handler) == ["one", "one"]
     assert seen[0] == {"who": "x"}

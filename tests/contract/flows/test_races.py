@@ -1,4 +1,4 @@
-"""Flows when much happens at once or out of turn, on both stores."""
+"""Flows under concurrent changes, on both databases."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -196,7 +196,7 @@ async def test_child_dead_by_an_expired_lease_finishes_its_group(
 async def test_corrupt_child_does_not_block_its_flow(
     engine: Engine, agent: AgentProfile, raw: Raw, clock: ManualClock
 ) -> None:
-    """Its row is put out of circulation, which is an end like any other."""
+    """The row of the child is quarantined, which finishes the child."""
     flow = await start(engine, "g", group("g", "a", join="all_done"), task("a"))
     [work] = await engine.claim(agent, WORKER, 1)
     odd = '{"bogus": 1}'
@@ -387,7 +387,7 @@ async def test_child_activated_during_a_pause_has_its_turn_after_resume(
 async def test_approval_activated_after_its_dependency_opens_an_inbox_item(
     engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in a later portion of its group: nobody will tell it of an end that was before."""
+    """The approval is in a later part of its group than its finished dependency."""
     monkeypatch.setattr("tenuto.engine.flows.activation.MAX_CASCADE_ROWS", 2)
     approval = task("yes", depends_on=["a"], control=Approval(message="yes?"))
     specs = [task("a"), task("b"), task("c"), approval]
@@ -406,7 +406,7 @@ async def test_approval_activated_after_its_dependency_opens_an_inbox_item(
 async def test_all_running_tasks_of_a_large_group_are_requested_to_stop(
     engine: Engine, agent: AgentProfile, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that were asked already take no place of others in the next portion."""
+    """Tasks with a stop request do not fill the next batch."""
     monkeypatch.setattr("tenuto.engine.flows.advance.MAX_CASCADE_ROWS", 2)
     keys = [f"c{number}" for number in range(5)]
     flow = await start(

@@ -1,4 +1,4 @@
-"""What coordinators mend in flows, on both stores: damage that only a fault could have done."""
+"""Repair of flows by coordinators: damage that only an internal error can cause."""
 
 import pytest
 from tests.contract.conftest import ManualClock, Raw, failure, new, status

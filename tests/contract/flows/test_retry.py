@@ -1,4 +1,4 @@
-"""Retry of parts of flows, on both stores."""
+"""Retry of parts of flows, on both databases."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is tried again after its circumstances have changed still comes to an end."""
+"""Retries after dependencies, groups or flows have changed still finish."""
 
 from contextlib import suppress
 from datetime import timedelta
@@ -27,7 +27,7 @@ from tenuto.model.flows.definition import Approval, Condition, Control
 async def test_retried_task_waits_only_for_unfinished_dependencies(
     engine: Engine, agent: AgentProfile
 ) -> None:
-    """What it waited for ended while it was cancelled."""
+    """A dependency finished while the task was cancelled."""
     needed = await engine.submit(new("a"))
     waiting = await engine.submit(new("b", depends_on=[str(needed.id)]))
     await engine.cancel(waiting.id)
@@ -37,7 +37,7 @@ async def test_retried_task_waits_only_for_unfinished_dependencies(
 
 
 async def test_task_with_a_failed_dependency_is_not_retried_alone(engine: Engine) -> None:
-    """It would wait for ever: nobody tells it of an end that has been."""
+    """The task would wait for ever: its dependency has already finished."""
     needed = await engine.submit(new("a"))
     waiting = await engine.submit(new("b", depends_on=[str(needed.id)]))
     [work] = await claim_all(engine)
@@ -300,7 +300,7 @@ async def test_missed_turns_of_dependent_children_are_taken(
 async def test_reopened_child_does_not_wait_for_a_past_turn(
     engine: Engine, agent: AgentProfile, late: bool
 ) -> None:
-    """Its sequence went on without it, and has ended or not."""
+    """The sequence of the child continued without it, and has finished or not."""
     flow = await start(
         engine,
         "g",

@@ -1,4 +1,4 @@
-"""How deep and how large flows may be, and what may refer to what."""
+"""Depth and size limits of flows, and valid references."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -39,9 +39,9 @@ def test_nesting_of_groups_is_bounded() -> None:
 
 
 def test_items_of_a_foreach_are_bounded() -> None:
-    each = Foreach(items={"$from": "list"}, template="one")
+    foreach = Foreach(items={"$from": "list"}, template="one")
     maximum: list[Any] = [0] * MAX_ITEMS
-    assert foreach_items(each, {"list": maximum}) == maximum
+    assert foreach_items(foreach, {"list": maximum}) == maximum
     with pytest.raises(ControlTaskFailed) as caught:
-        foreach_items(each, {"list": [*maximum, 0]})
+        foreach_items(foreach, {"list": [*maximum, 0]})
     assert caught.value.code == "too_large"

@@ -1,4 +1,4 @@
-"""What is seen of flows and groups, on both stores."""
+"""Views of flows and groups, on both databases."""
 
 from typing import Any
 from uuid import UUID, uuid4

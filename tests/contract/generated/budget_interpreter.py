@@ -1,4 +1,4 @@
-"""An interpreter that says what a tree of tasks has used, and whom its budgets stop.
+"""An interpreter that predicts the usage of a tree of tasks and the effect of its budgets.
 
 It knows the rules from docs/cost.md, not from the code.
 """

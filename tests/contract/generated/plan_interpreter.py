@@ -1,4 +1,4 @@
-"""Random small plans, and an interpreter of its own that says what becomes of them.
+"""Random small plans, and an interpreter that predicts their outcome.
 
 It knows the rules of joins, turns, branches and dependencies from the documents, not from the code.
 What runs inside a parallel `first_succeeded` group depends on who comes first: there it only says
@@ -99,9 +99,9 @@ class _Drawing:
         kind = draw(st.sampled_from(kinds))
         follower = self._maybe(depth + 1)
         if kind == "job":
-            claimed = draw(st.sampled_from([True, True, False]))
+            succeeds = draw(st.sampled_from([True, True, False]))
             asks = draw(st.integers(0, 4)) == 0
-            return Job(key=keys.new("job"), works=claimed, asks=asks, next=follower)
+            return Job(key=keys.new("job"), works=succeeds, asks=asks, next=follower)
         order = draw(st.sampled_from(["sequential", "parallel"]))
         join = draw(st.sampled_from(self._joins))
         if kind == "choice":
@@ -155,7 +155,7 @@ class _Drawing:
 
 
 def _leads(key: str, other: str, children: list[Node]) -> bool:
-    """Whether one child leads to the other, by what follows it or by who waits for it."""
+    """True if one child leads to the other by `next` or by a dependency."""
     if key == other:
         return True
     onward: list[str] = []
@@ -199,8 +199,8 @@ def specs(node: Node, sibling: str | None = None) -> list[Spec]:
             matches += [spec for item in (node.yes, node.no) if item for spec in specs(item)]
         case Items():
             name = f"item-of-{node.key}"
-            each = Foreach(items=node.works, template=name, order=node.order, join=node.join)
-            matches += [task(node.key, next=after, control=each), task(name)]
+            foreach = Foreach(items=node.works, template=name, order=node.order, join=node.join)
+            matches += [task(node.key, next=after, control=foreach), task(name)]
         case Block():
             keys = [item.key for item in node.children]
             matches.append(group(node.key, *keys, order=node.order, join=node.join, next=after))
@@ -253,16 +253,16 @@ class Forecast:
                 return self._slot(branch) if branch is not None else self._then(node)
             case Items():
                 name = f"item-of-{node.key}"
-                items = [partial(self._item, name, works=claimed) for claimed in node.works]
+                items = [partial(self._item, name, succeeds=succeeds) for succeeds in node.works]
                 return self._joined(node, node.order, node.join, items)
             case Block():
                 children = _Siblings(self, node.children)
                 runs = [partial(children.run, number) for number in range(len(node.children))]
                 return self._joined(node, node.order, node.join, runs)
 
-    def _item(self, key: str, *, works: bool) -> Ends:
+    def _item(self, key: str, *, succeeds: bool) -> Ends:
         self._ran(key)
-        return "success" if works else "failure"
+        return "success" if succeeds else "failure"
 
     def _then(self, node: Node) -> Ends:
         if isinstance(node, Job) and node.again is not None:

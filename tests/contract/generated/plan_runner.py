@@ -1,4 +1,4 @@
-"""Plays a drawn plan on an engine, with what may happen to it on the way."""
+"""Runs a drawn plan on an engine, with disturbances on the way."""
 
 import asyncio
 import random
@@ -174,7 +174,7 @@ class Play:
         return done
 
     async def _check_refused(self, item: UUID, task: UUID | None) -> None:
-        """What could not be answered is over, or stays open for as long as its task is paused."""
+        """Asserts that an unanswered item is closed, or open while its task is paused."""
         assert task is not None
         is_open = (await self.engine.inbox.show(item)).status == "OPEN"
         status = (await self.engine.show(task)).status
@@ -309,7 +309,7 @@ def _is_group(row: Row) -> bool:
 
 
 async def _unless_over(call: Awaitable[object]) -> bool:
-    """Whether the call was not too late."""
+    """True if the call was not too late."""
     try:
         await call
     except Conflict:

@@ -1,4 +1,4 @@
-"""What tests of random sequences share: steps drawn from a seed, and an engine to play them on.
+"""Helpers for tests of random sequences: steps drawn from a seed, and an engine to run them on.
 
 A test plays each sequence on the real engine and on a small interpreter of its own, which knows the
 rules from the documents, and compares the two after every step.

@@ -1,4 +1,4 @@
-"""An interpreter of tasks that wait for each other, and in line for places under concurrency keys.
+"""An interpreter that predicts tasks with dependencies and with permits of concurrency keys.
 
 It knows the rules from the documents (concurrency, flows, state machine), not from the code.
 """
@@ -44,7 +44,7 @@ class Job(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def is_ready(self) -> bool:
-        """Whether a place is all that it waits for."""
+        """True if the task waits only for a permit."""
         return self.status == "WAITING" and self.waits_for_place and self.unmet == 0
 
 
@@ -68,11 +68,11 @@ class Keys:
         return [job for job in self.jobs if job.key == key and job.has_place]
 
     def line(self, key: str) -> list[Job]:
-        """Those that could have a place at once, in order."""
+        """Returns the tasks that could get a permit at once, in order."""
         return [job for job in self._in_order(key) if job.is_ready]
 
     def ahead(self, job: Job) -> int:
-        """How many stand before it, those that are passed by included."""
+        """Returns how many tasks are queued before it, including those that are passed by."""
         matches = [item for item in self._in_order(job.key) if not item.has_place]
         return matches.index(job)
 
@@ -121,14 +121,14 @@ class Keys:
         for need in reversed(job.needs):  # of several that ended badly the last one named decides
             other = self.jobs[need]
             if other.is_over:
-                self._hear(job, other)
+                self._on_dependency_finished(job, other)
         if job.is_over:
             return
         if job.unmet == 0:
             self._go_on(job)
 
     def may_block(self, job: Job) -> bool:
-        """Whether it has neither begun nor ended, nor been given a place."""
+        """True if the task has neither started nor finished and has no permit."""
         return job.status in ("WAITING", "PENDING", "PAUSED") and not job.has_place
 
     def block(self, job: Job, by: Job) -> None:
@@ -137,10 +137,10 @@ class Keys:
         if job.status == "PENDING":
             job.status = "WAITING"
         if by.is_over:
-            self._hear(job, by)
+            self._on_dependency_finished(job, by)
 
     def _go_on(self, job: Job) -> None:
-        """Nothing else is in the way of a task that waits."""
+        """Lets a waiting task continue that nothing else blocks."""
         if job.waits_for_place:
             self._ask(job)
         elif not job.is_parked:
@@ -156,11 +156,11 @@ class Keys:
         while self._untold:
             for item in self.jobs:
                 if item.needs.get(self._untold[0].number) == "open":
-                    self._hear(item, self._untold[0])
+                    self._on_dependency_finished(item, self._untold[0])
             del self._untold[0]
 
-    def _hear(self, job: Job, need: Job) -> None:
-        """What a task waits for has ended."""
+    def _on_dependency_finished(self, job: Job, need: Job) -> None:
+        """Applies the outcome of a dependency to the task."""
         met = need.status == "COMPLETED" or job.on_failure == "run"
         job.needs = {**job.needs, need.number: "met" if met else "failed"}
         if job.is_over:
@@ -266,10 +266,10 @@ class Keys:
             return False
         causes = [job]
         while causes:
-            causes = [other for cause in causes for other in self._revived_for(cause)]
+            causes = [other for cause in causes for other in self._reopened_for(cause)]
         return True
 
-    def _revived_for(self, cause: Job) -> Iterator[Job]:
+    def _reopened_for(self, cause: Job) -> Iterator[Job]:
         for job in self.jobs:
             if job.needs.get(cause.number) != "failed" or job.status not in ("FAILED", "SKIPPED"):
                 continue

@@ -1,4 +1,4 @@
-"""The same calls on SQLite and PostgreSQL get the same answers and leave the same tasks."""
+"""The same calls on SQLite and PostgreSQL return the same results and leave the same tasks."""
 
 import asyncio
 import os
@@ -166,12 +166,12 @@ class SameAnswers(RuleBasedStateMachine):
         target=fences,
         n=st.integers(1, 4),
         types=st.none() | st.sets(st.sampled_from(TYPES), min_size=1),
-        most=st.sampled_from([None, None, 2]),
+        limit=st.sampled_from([None, None, 2]),
     )
-    def claim(self, n: int, types: set[str] | None, most: int | None) -> Any:
+    def claim(self, n: int, types: set[str] | None, limit: int | None) -> Any:
         chosen = None if types is None else tuple(sorted(types))
         agent: AgentProfile = msgspec.structs.replace(
-            self.agent, task_types=chosen, max_concurrent=most, version=hash((chosen, most))
+            self.agent, task_types=chosen, max_concurrent=limit, version=hash((chosen, limit))
         )
 
         async def claim(engine: Engine) -> Any:
@@ -211,15 +211,15 @@ class SameAnswers(RuleBasedStateMachine):
         at, limit = self.now(later), self.now(until)
         self.both(lambda engine: engine.park(fence, "input", at, limit))
 
-    @rule(fence=fences, how=st.sampled_from(["release", "not_started", "time_out", "begin"]))
-    def end(self, fence: Fence, how: str) -> None:
+    @rule(fence=fences, outcome=st.sampled_from(["release", "not_started", "time_out", "begin"]))
+    def end(self, fence: Fence, outcome: str) -> None:
         calls: dict[str, Call] = {
             "release": lambda engine: engine.release(fence),
             "not_started": lambda engine: engine.not_started(fence, failure()),
             "time_out": lambda engine: engine.time_out(fence, KILLED),
             "begin": lambda engine: engine.begin(fence, "session"),
         }
-        self.both(calls[how])
+        self.both(calls[outcome])
 
     @rule(fence=fences, asked=st.sampled_from(["cancel", "pause"]))
     def confirm(self, fence: Fence, asked: str) -> None:
@@ -233,15 +233,15 @@ class SameAnswers(RuleBasedStateMachine):
     def checkpoint(self, fence: Fence, seq: int | None) -> None:
         self.both(lambda engine: engine.checkpoint(fence, {"at": seq}, seq))
 
-    @rule(fence=fences, what=st.sampled_from(["progress", "step", "line", "steps"]))
-    def say(self, fence: Fence, what: str) -> None:
+    @rule(fence=fences, kind=st.sampled_from(["progress", "step", "line", "steps"]))
+    def report(self, fence: Fence, kind: str) -> None:
         calls: dict[str, Call] = {
             "progress": lambda engine: engine.progress(fence, 50, "half", self.now(9)),
             "step": lambda engine: engine.record_step(fence, "key", [1]),
             "line": lambda engine: engine.append(fence, [Line(1, "INFO", "ü")]),
             "steps": lambda engine: engine.steps(fence.task),
         }
-        self.both(calls[what])
+        self.both(calls[kind])
 
     @rule(target=tasks, fence=fences, key=st.sampled_from(["a", "b"]))
     def spawn(self, fence: Fence, key: str) -> Any:
@@ -310,7 +310,7 @@ async def _read(name: str, task: UUID, engine: Engine) -> Any:
 
 
 async def _relayed(engine: Engine) -> list[Any]:
-    """What a subscriber is handed next; the order among tasks is each database's own."""
+    """Returns the next events of a subscriber; the order among tasks depends on the database."""
     seen: list[Any] = []
 
     async def sink(events: Sequence[Row]) -> None:

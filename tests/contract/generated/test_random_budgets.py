@@ -1,4 +1,4 @@
-"""Random reports of what was used do to budgets what an interpreter of its own says of them."""
+"""Random usage reports have the effect on budgets that the interpreter predicts."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,7 +50,7 @@ class TasksWithBudgets:
         await do_rest(self._engine)
 
     def _possible(self, kind: str) -> str:
-        """What is done instead where there is nobody to do that to."""
+        """Returns the action that replaces one without a possible subject."""
         items = self._budgets.items
         if kind in ("approve", "reject") and not any(item.is_asked for item in items):
             kind = "used"
@@ -144,14 +144,14 @@ class TasksWithBudgets:
             mode = ("complete", "fail", "retry")[step.how % 3]
             usage = self._usage(item, step.how) if step.how % 5 else None
             fence = self._fences[item.number]
-            refused = await code_of(self._told_end(fence, mode, usage))
+            refused = await code_of(self._reported_end(fence, mode, usage))
             assert (refused is None) == self._budgets.end(item, mode, usage)
             if refused is None and usage is not None:
                 assert await code_of(self._engine.used(fence, usage)) == "lease_lost"
-            again = await code_of(self._told_end(fence, mode, usage))
+            again = await code_of(self._reported_end(fence, mode, usage))
             assert again == refused
 
-    async def _told_end(self, fence: Fence, mode: str, usage: Usage | None) -> None:
+    async def _reported_end(self, fence: Fence, mode: str, usage: Usage | None) -> None:
         if mode == "complete":
             await self._engine.complete(fence, usage=usage)
         else:

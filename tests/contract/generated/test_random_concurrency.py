@@ -1,4 +1,4 @@
-"""Random commands to tasks with concurrency keys do what an interpreter of its own says of them."""
+"""Random commands to tasks with concurrency keys do what the interpreter predicts."""
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta

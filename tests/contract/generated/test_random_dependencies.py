@@ -1,4 +1,4 @@
-"""Random graphs of tasks that wait for tasks do what an interpreter of its own says of them."""
+"""Random graphs of dependent tasks do what the interpreter predicts."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -69,7 +69,7 @@ class WaitingTasks(KeyedTasks):
             self._ids += created
 
     def _blocks(self, step: Step, number: int, first: int, numbers: range) -> list[int]:
-        """Those that it blocks: no handler's wait, which is looked at again only by and by."""
+        """Returns the tasks that it blocks, except waits of handlers, which are polled later."""
         result = _blocks(step, number, first, numbers) if self.most > 1 else []
         return [item for item in result if item >= first or not self._keys.jobs[item].is_parked]
 
@@ -111,14 +111,14 @@ class WaitingTasks(KeyedTasks):
         return accepted
 
     def _may_block(self, job: Job, first: int) -> bool:
-        """Whether it has neither begun nor ended; for a new one, not by what ended before."""
+        """True if it has neither started nor finished; for a new task without former outcomes."""
         failed = [need for need, mode in job.needs.items() if mode == "failed"]
         if job.number >= first and job.is_over:
             return min(failed) >= first
         return job.status in ("WAITING", "PENDING", "PAUSED")
 
     def _leads(self, job: Job, other: Job) -> bool:
-        """Whether one waits for the other, near or far, or ever did."""
+        """True if one waits for the other, direct or nested, or ever did."""
         return job is other or any(self._leads(self._keys.jobs[n], other) for n in job.needs)
 
     # What people ask.

@@ -1,4 +1,4 @@
-"""Random plans on both stores do what an interpreter of its own says of them."""
+"""Random plans on both databases do what the interpreter predicts."""
 
 import os
 from collections import Counter
@@ -31,7 +31,7 @@ def here(database_url: str) -> Iterator[Here]:
 
 
 def check(node: Node, played: Played) -> None:
-    """What became of the plan is what was said of it."""
+    """Asserts that the outcome of the plan is the predicted one."""
     forecast = Forecast(node, played.cancelled)
     assert played.end == forecast.end
     counts = Counter(played.ran)
@@ -109,7 +109,7 @@ def test_retried_flow_runs_its_remaining_tasks_once(here: Here) -> None:
 
 
 def heal(node: Node) -> None:
-    """Have every step work."""
+    """Makes every step succeed."""
     for step in steps(node):
         if isinstance(step, Job):
             step.works = True

@@ -1,4 +1,4 @@
-"""Bounds of single calls and of what a workspace may have: exactly so many, and one more."""
+"""Limits of single calls and of workspaces: exactly at the limit, and one more."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

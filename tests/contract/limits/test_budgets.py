@@ -1,4 +1,4 @@
-"""Budgets: a task that has used up its own stops, and people are asked."""
+"""Budgets: a task that exceeds its budget is paused, and people are asked."""
 
 from typing import Any
 
@@ -295,7 +295,7 @@ async def test_approval_reaches_a_task_paused_meanwhile(engine: Engine) -> None:
 
 
 async def test_exceeded_budget_of_a_paused_task_opens_an_inbox_item(engine: Engine) -> None:
-    """It goes over its budget before it has stopped."""
+    """The task exceeds its budget before it has stopped."""
     fence = await running(engine, budget=Budget(tokens=1))
     await engine.pause(fence.task)
     await engine.used(fence, usage())

@@ -1,4 +1,4 @@
-"""Concurrency keys: as many at once as there are places, in order, and nobody forgotten."""
+"""Concurrency keys: at most `limit` tasks at once, first in first out."""
 
 import asyncio
 import random
@@ -450,7 +450,7 @@ async def test_concurrent_submits_of_several_engines_keep_the_limit(
 
 
 async def meddle(caller: Engine, tasks: list[UUID], chance: random.Random) -> None:
-    """What people do to tasks, at any moment; whatever is refused is refused."""
+    """Applies random user commands to tasks; refused ones have no effect."""
     for _ in range(40):
         task = chance.choice(tasks)
         with suppress(TenutoError):
@@ -517,7 +517,7 @@ async def test_random_commands_never_exceed_the_limit(
 
 
 async def most_at_once(raw: Raw) -> int:
-    """How many tasks had a place at the same time, by the trail: from `ready` until the end."""
+    """Returns how many tasks had a permit at once, by the audit trail from `ready` to the end."""
     holders: set[Any] = set()
     maximum = 0
     rows = await raw.fetch("select task, kind, new from event order by position")

@@ -32,7 +32,7 @@ async def test_subtask_with_the_key_of_its_grandparent_is_refused(engine: Engine
 async def test_older_tasks_continue_after_their_replacement_finished(
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is cancelled before all that it takes the place of are."""
+    """The replacement is cancelled before all tasks that it replaces are."""
     monkeypatch.setattr(concurrency, "MAX_GRANTS", 2)
     old = [await submit(engine) for _ in range(6)]
     newer = await submit(engine, policy="cancel_old")

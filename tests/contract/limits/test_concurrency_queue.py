@@ -1,4 +1,4 @@
-"""Concurrency keys: tasks that ask again or are passed by, and more of them than one step gives."""
+"""Concurrency keys: tasks that queue again or are passed by, and more than one batch of them."""
 
 from datetime import timedelta
 

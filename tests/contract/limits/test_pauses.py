@@ -1,4 +1,4 @@
-"""Gates: what is held back is not claimed from the commit on, and everybody can see why."""
+"""Pauses: a paused subject is not claimed from the commit on, and explain shows why."""
 
 from datetime import timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""The quota of waiting tasks holds in the database, whichever way a task comes to be."""
+"""The pending quota holds in the database for every way to create a task."""
 
 import asyncio
 from datetime import timedelta

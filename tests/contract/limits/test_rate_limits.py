@@ -1,4 +1,4 @@
-"""Rate limits: shared by all who claim, never more in a minute, and nobody else waits."""
+"""Rate limits: shared by all claimers, never exceeded within a minute, without delay for others."""
 
 import asyncio
 from datetime import timedelta
@@ -313,7 +313,7 @@ async def test_claim_without_rate_limits_is_one_statement(
     once, fetch = engine.core.store.transact_one, engine.core.store.fetch
 
     async def noted_once(script: Any) -> Any:
-        def told() -> Any:
+        def noted_script() -> Any:
             inner = script()
             rows = None
             while True:
@@ -324,7 +324,7 @@ async def test_claim_without_rate_limits_is_one_statement(
                 asked.append(statement.query)
                 rows = yield statement
 
-        return await once(told)
+        return await once(noted_script)
 
     async def noted_fetch(statement: Statement) -> Any:
         asked.append(statement.query)

@@ -1,4 +1,4 @@
-"""What attempts use: counted once, shown everywhere, and bounded by budgets."""
+"""Usage of attempts: counted once, shown everywhere, and bounded by budgets."""
 
 import asyncio
 from contextlib import suppress
@@ -43,7 +43,7 @@ async def spent(engine: Engine, task: UUID) -> tuple[int, int, float]:
 
 
 async def stopped(engine: Engine, fence: Fence) -> None:
-    """What a worker does that is asked to stop."""
+    """Does what a worker does on a stop request."""
     assert (await engine.heartbeat([fence])).held[fence.task].pause
     await engine.confirm_pause(fence, KILLED)
 
@@ -85,7 +85,7 @@ async def test_usage_is_stored_per_attempt(engine: Engine) -> None:
 
 
 async def below(raw: Raw, task: UUID, parent: UUID) -> None:
-    """Have a stored task name a parent that no submit could."""
+    """Stores a parent for a task that no submit could name."""
     await raw.execute(f"update task_body set parent = '{parent}' where task = '{task}'")
 
 

@@ -1,4 +1,4 @@
-"""Corrupt rows: taken out of the queue with an alarm, and everybody else goes on."""
+"""Corrupt rows: quarantined with an alert, while all other tasks continue."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Upkeep: timers are columns, every duty is bounded and repeatable, any number may do it."""
+"""Maintenance: timers are columns; every duty is bounded, repeatable and safe beside others."""
 
 import asyncio
 import sqlite3

@@ -1,4 +1,4 @@
-"""Relay: events at least once, in order per task, and none passed over."""
+"""Relay: every event at least once, in order per task."""
 
 import asyncio
 from collections import defaultdict
@@ -131,11 +131,11 @@ async def test_relay_loses_no_event_while_writers_are_busy(
     inbox = Inbox()
     busy = True
 
-    async def write(each: Engine) -> None:
+    async def write(caller: Engine) -> None:
         for _ in range(5):
-            await each.submit_many([new() for _ in range(4)])
-            claimed = await claim_all(each, 3)
-            await asyncio.gather(*(each.complete(work.fence) for work in claimed))
+            await caller.submit_many([new() for _ in range(4)])
+            claimed = await claim_all(caller, 3)
+            await asyncio.gather(*(caller.complete(work.fence) for work in claimed))
 
     async def relay() -> None:
         while busy:

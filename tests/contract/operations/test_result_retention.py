@@ -1,4 +1,4 @@
-"""What a task has made is kept for as long as something alive may ask for it."""
+"""Results are kept as long as an unfinished task can read them."""
 
 from datetime import timedelta
 from typing import Any

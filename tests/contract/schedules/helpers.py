@@ -1,4 +1,4 @@
-"""What tests of schedules and triggers share: definitions, looks, and what came of them."""
+"""Helpers for tests of schedules and triggers: definitions, polls and their results."""
 
 from typing import Any
 from uuid import UUID
@@ -41,7 +41,7 @@ async def flows(raw: Raw, columns: str = "key, status") -> list[tuple[Any, ...]]
 
 
 async def trail(raw: Raw, subject: UUID) -> list[str]:
-    """What happened to a schedule or a trigger; its versions have no gaps."""
+    """Returns the events of a schedule or trigger; asserts that its versions have no gaps."""
     rows = await raw.fetch(f"select seq, kind from event where task = '{subject}' order by seq")
     assert [seq for seq, _ in rows] == list(range(1, len(rows) + 1))
     return [kind.partition("_")[2] for _, kind in rows]

@@ -1,4 +1,4 @@
-"""Schedules that change, and starts that are paused, while times come."""
+"""Schedules that are changed, and starts that are paused, at due times."""
 
 from typing import Any
 from uuid import UUID

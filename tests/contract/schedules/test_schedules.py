@@ -1,4 +1,4 @@
-"""Schedules on both stores: each time starts once, whoever looks, however late, whatever broke."""
+"""Schedules on both databases: each due time starts once, despite delays and failures."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Events and triggers on both stores: each event starts a target once, and loops have an end."""
+"""Events and triggers on both databases: each event starts a target once; loops are bounded."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Bad databases: addresses, servers, files and disks that will not do, each with its own answer."""
+"""Unusable databases: addresses, servers, files and disks, each with its own error."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ from tenuto.settings import Settings
 from tenuto.store.sqlite.store import SqliteStore
 
 
-async def told(url: str) -> tuple[str, str]:
+async def error_of(url: str) -> tuple[str, str]:
     """The code and the sentence with which an address is refused."""
     with pytest.raises(TenutoError) as caught:
         async with connect(Settings(database=url)) as engine:
@@ -57,7 +57,7 @@ async def told(url: str) -> tuple[str, str]:
     ],
 )
 async def test_address_of_an_unknown_kind_is_refused(url: str) -> None:
-    code, message = await told(url)
+    code, message = await error_of(url)
     assert code == "database_invalid"
     assert "sqlite:///path" in message
 
@@ -71,7 +71,7 @@ async def test_address_of_an_unknown_kind_is_refused(url: str) -> None:
     ],
 )
 async def test_unreachable_postgres_is_unavailable(url: str) -> None:
-    assert (await told(url))[0] == "database_unreachable"
+    assert (await error_of(url))[0] == "database_unreachable"
 
 
 @pytest.mark.parametrize(
@@ -84,17 +84,17 @@ async def test_unreachable_postgres_is_unavailable(url: str) -> None:
     ],
 )
 async def test_invalid_postgres_address_is_refused(url: str) -> None:
-    assert (await told(url))[0] in ("database_invalid", "database_unreachable")
+    assert (await error_of(url))[0] in ("database_invalid", "database_unreachable")
 
 
 async def test_unknown_postgres_setting_is_refused(postgres_url: str) -> None:
-    assert (await told(f"{postgres_url}&bogus=1"))[0] == "database_invalid"
+    assert (await error_of(f"{postgres_url}&bogus=1"))[0] == "database_invalid"
 
 
 async def test_wrong_password_is_reported(postgres: PostgresServer, postgres_url: str) -> None:
     right = urlsplit(postgres.tcp_url(urlsplit(postgres_url).path[1:]))
     wrong = right._replace(netloc=right.netloc.replace(str(right.password), "hunter2hunter2"))
-    code, message = await told(wrong.geturl())
+    code, message = await error_of(wrong.geturl())
     assert code == "database_unreachable"
     assert "hunter2" not in message
 
@@ -102,11 +102,11 @@ async def test_wrong_password_is_reported(postgres: PostgresServer, postgres_url
 async def test_missing_database_and_role_are_reported(postgres: PostgresServer) -> None:
     url = postgres.url("postgres")
     for wrong in (postgres.url("no_such_database"), url.replace("tenuto@", "nobody@")):
-        assert (await told(wrong))[0] == "database_unreachable"
+        assert (await error_of(wrong))[0] == "database_unreachable"
 
 
 async def test_postgres_without_the_schema_is_reported(postgres_url: str) -> None:
-    code, message = await told(postgres_url)
+    code, message = await error_of(postgres_url)
     assert code == "schema_older"
     assert "orchestrate db migrate" in message
 
@@ -118,7 +118,7 @@ async def test_read_only_postgres_is_unavailable(postgres_url: str) -> None:
     raw = Raw(postgres_url)
     name = urlsplit(postgres_url).path[1:]
     await raw.execute(f"alter database {name} set default_transaction_read_only = on")
-    code, message = await told(postgres_url)
+    code, message = await error_of(postgres_url)
     assert code == "database_switching"
     assert message == "the database is being switched over; try again in a few seconds"
     async with connect(Settings(database=postgres_url)) as engine:
@@ -205,14 +205,14 @@ async def test_shutdown_errors_of_the_server_are_outages(postgres_url: str, subj
 
 
 async def test_sqlite_path_that_is_a_directory_is_refused(tmp_path: Path) -> None:
-    code, message = await told(f"sqlite:///{tmp_path}")
+    code, message = await error_of(f"sqlite:///{tmp_path}")
     assert code == "database_unreachable"
     assert "directory" in message
 
 
 async def test_sqlite_path_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    assert (await told(f"sqlite:///{tmp_path}/file/t.db"))[0] == "database_unreachable"
+    assert (await error_of(f"sqlite:///{tmp_path}/file/t.db"))[0] == "database_unreachable"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ async def test_sqlite_file_that_is_not_a_database_is_refused(
 ) -> None:
     path = tmp_path / "t.db"
     path.write_bytes(content)
-    assert (await told(f"sqlite:///{path}"))[0] == "database_unreachable"
+    assert (await error_of(f"sqlite:///{path}"))[0] == "database_unreachable"
     assert path.read_bytes() == content
 
 
@@ -233,7 +233,7 @@ async def test_sqlite_database_of_another_program_is_refused(tmp_path: Path) -> 
     connection.execute("create table photo (id integer)")
     connection.close()
     before = path.read_bytes()
-    assert (await told(f"sqlite:///{path}"))[0] == "database_invalid"
+    assert (await error_of(f"sqlite:///{path}"))[0] == "database_invalid"
     assert path.read_bytes() == before
 
 
@@ -270,7 +270,7 @@ async def test_read_only_sqlite_file_is_refused(
     os.chmod(path, mode)  # noqa: PTH101  as below, without a thread of its own
     os.chmod(common_folder, folder_mode)  # noqa: PTH101
     with without_privileges():
-        code, _ = await told(f"sqlite:///{path}")
+        code, _ = await error_of(f"sqlite:///{path}")
     assert code == "database_unreachable"
     os.chmod(path, 0o600)  # noqa: PTH101  ours again, to look
     assert path.read_bytes() == before
@@ -279,7 +279,7 @@ async def test_read_only_sqlite_file_is_refused(
 async def test_read_only_folder_of_sqlite_is_refused(common_folder: Path) -> None:
     os.chmod(common_folder, 0o555)  # noqa: PTH101  its owner may not write either
     with without_privileges():
-        code, _ = await told(f"sqlite:///{common_folder}/below/t.db")
+        code, _ = await error_of(f"sqlite:///{common_folder}/below/t.db")
     assert code == "database_unreachable"
     assert os.listdir(common_folder) == []  # noqa: PTH208
 

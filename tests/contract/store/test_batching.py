@@ -1,4 +1,4 @@
-"""Group commit: callers share transactions, and none pays for another's fault."""
+"""Group commit: callers share transactions, and an error reaches only its own caller."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""Sets so large that SQLite answers them as one text: the same answers as row by row."""
+"""Sets so large that SQLite returns them as one text: the same results as row by row."""
 
 import asyncio
 import sqlite3
@@ -15,18 +15,18 @@ from tenuto.store.sqlite.connection import JSON_FROM_ROWS
 from tenuto.store.sqlite.store import SqliteStore
 
 SIZE = 2 * JSON_FROM_ROWS
-SAID = ["plain", 'a "quote" and a \\', "naïve 🎼 тест", "line\nline\ttab", "[1, 2]", '{"a": null}']
+TEXTS = ["plain", 'a "quote" and a \\', "naïve 🎼 тест", "line\nline\ttab", "[1, 2]", '{"a": null}']
 
 
 def various(number: int) -> NewTask:
     """Tasks that say different things, of different kinds."""
-    output = SAID[number % len(SAID)]
+    output = TEXTS[number % len(TEXTS)]
     return new(
         f"{number} {output}",
         prompt=output if number % 2 else None,
         input={"said": output, "big": 2**60 + number} if number % 3 else output,
         metadata={"n": number},
-        env={"SAID": output.replace("\n", " ")},
+        env={"TEXTS": output.replace("\n", " ")},
         timeout_s=number + 1,
     )
 

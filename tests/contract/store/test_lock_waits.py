@@ -42,7 +42,7 @@ from tenuto.model.tasks.task import token_hash
 from tenuto.model.tenancy.access import SCOPES, Caller, Role
 
 T = TypeVar("T")
-PATIENCE_S = 10
+WAIT_S = 10
 ENDED = "status = 'COMPLETED', finished_at = now(), version = version + 1"
 CANCELLED = "status = 'CANCELLED', finished_at = now(), version = version + 1"
 
@@ -85,14 +85,14 @@ async def has_looked(url: str, calling: "asyncio.Future[Any]") -> None:
 
 
 async def meanwhile(raw: Raw, call: Awaitable[T], *written: str) -> T:
-    """What the call comes to if another transaction has written this and not committed it yet."""
+    """Returns the result of the call beside an uncommitted write of another transaction."""
     async with connected(raw.url) as other:
         async with other.transaction():
             for statement in written:
                 await other.execute(statement)
             calling = asyncio.ensure_future(call)
             await has_looked(raw.url, calling)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_S):
             return await calling
 
 
@@ -369,8 +369,8 @@ async def test_secret_restricted_to_owners_meanwhile_is_not_deleted(
 URL = "https://127.0.0.1/"
 
 
-async def told(engine: Engine) -> UUID:
-    """A webhook, and an event that it is to be told."""
+async def webhook_with_an_event(engine: Engine) -> UUID:
+    """Creates a webhook and an event for it; returns the id of the webhook."""
     created = await hooks_of(engine.store, engine.workspace).create(
         URL, ["*"], engine.workspace, "tester"
     )
@@ -379,7 +379,7 @@ async def told(engine: Engine) -> UUID:
 
 
 async def test_concurrent_endpoint_failures_are_all_counted(engine: Engine, raw: Raw) -> None:
-    hooks, hook = hooks_of(engine.store, engine.workspace), await told(engine)
+    hooks, hook = hooks_of(engine.store, engine.workspace), await webhook_with_an_event(engine)
     deliveries = deliveries_of(engine.store)
     await deliveries.fan_out_once()
     due, *_ = await deliveries.lease_due(10)
@@ -389,14 +389,14 @@ async def test_concurrent_endpoint_failures_are_all_counted(engine: Engine, raw:
 
 
 async def test_endpoint_failing_during_an_edit_has_failed(engine: Engine, raw: Raw) -> None:
-    hooks, hook = hooks_of(engine.store, engine.workspace), await told(engine)
+    hooks, hook = hooks_of(engine.store, engine.workspace), await webhook_with_an_event(engine)
     change = hooks.update(hook, engine.workspace, WebhookChange(description="mine"))
     view = await meanwhile(raw, change, "update webhook set failures = 4")
     assert (view.description, view.failures) == ("mine", 4)
 
 
 async def test_endpoint_disabled_meanwhile_gets_no_delivery(engine: Engine, raw: Raw) -> None:
-    await told(engine)
+    await webhook_with_an_event(engine)
     disabled = "update webhook set enabled = false"
     await meanwhile(raw, deliveries_of(engine.store).fan_out_once(), disabled)
     assert await raw.count("webhook_delivery") == 0

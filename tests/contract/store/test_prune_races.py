@@ -1,4 +1,4 @@
-"""Pruning on PostgreSQL beside a write that was first in line for the row: the write stays."""
+"""Pruning on PostgreSQL beside a write that locked the row first: the write stays."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -30,7 +30,7 @@ async def in_line(url: str, rows: str, *calls: Awaitable[Any]) -> AsyncIterator[
 
 
 async def waiting(raw: Raw, n: int) -> bool:
-    """Whether so many wait for a lock."""
+    """True if at least that many statements wait for a lock."""
     result = await raw.value(
         "select count(*) from pg_stat_activity"
         " where datname = current_database() and wait_event_type = 'Lock'"

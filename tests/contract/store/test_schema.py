@@ -1,4 +1,4 @@
-"""The schema: as written down, made once however many make it, refused when it does not fit."""
+"""The schema: equal to the golden dumps, migrated once, refused if incompatible."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""PostgreSQL: what passes over rows that another transaction holds, and answers at once."""
+"""PostgreSQL: statements that skip rows locked by another transaction and return at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,7 +32,7 @@ from tenuto.model.limits.concurrency import Concurrency
 from tenuto.model.tasks.submission import NewTask
 
 T = TypeVar("T")
-PATIENCE_S = 5
+WAIT_S = 5
 
 
 @asynccontextmanager
@@ -48,9 +48,9 @@ async def holding(url: str, row: UUID, table: str = "task", key: str = "id") -> 
 
 
 async def at_once(call: Awaitable[T]) -> T:
-    """What the call answers, if it waits for nobody."""
+    """Returns the result of the call; raises if it waits for a lock."""
     calling = asyncio.ensure_future(call)
-    done, _ = await asyncio.wait([calling], timeout=PATIENCE_S)
+    done, _ = await asyncio.wait([calling], timeout=WAIT_S)
     assert done, "it waits for the row"
     return await calling
 
@@ -70,7 +70,7 @@ async def test_claim_skips_locked_rows(
 async def test_permit_grant_skips_a_locked_task_and_grants_it_later(
     postgres_engine: Engine, postgres_url: str
 ) -> None:
-    """Whoever gives places waits for no task's row, or two would wait for each other."""
+    """A grant waits for no task's row: two grants could wait for each other."""
     engine = postgres_engine
     keyed = Concurrency(key="deploy", limit=1)
     _, second, third = [(await engine.submit(new(concurrency=keyed))).id for _ in range(3)]
@@ -97,7 +97,7 @@ DUTIES: dict[str, Callable[[Engine], Awaitable[int]]] = {
 async def test_duty_skips_locked_tasks(
     postgres_engine: Engine, postgres_url: str, name: str
 ) -> None:
-    """Whoever holds them, a worker that ends its attempt for one, may hold them for long."""
+    """Other transactions, such as the end of an attempt, can lock the rows for long."""
     engine, duty = postgres_engine, DUTIES[name]
     fences = [await running(engine) for _ in range(2)]
     if name.startswith("promote"):

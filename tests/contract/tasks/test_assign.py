@@ -1,4 +1,4 @@
-"""Tasks given to an agent by hand, on both stores."""
+"""Tasks assigned to an agent by a user, on both databases."""
 
 from uuid import uuid4
 

@@ -1,4 +1,4 @@
-"""Claim: the best by rank, at most n, each once, within capacity, under a lease."""
+"""Claim: the best tasks by rank, at most n, each once, within capacity, under a lease."""
 
 import asyncio
 from collections import Counter
@@ -113,28 +113,28 @@ async def queued(engine: Engine, clock: ManualClock, queue: Queue) -> list[tuple
 
 
 @PROPERTY
-@given(queue=QUEUES, wishes=st.lists(st.integers(1, 9), min_size=1, max_size=6))
+@given(queue=QUEUES, limits=st.lists(st.integers(1, 9), min_size=1, max_size=6))
 async def test_claim_takes_the_best_tasks_by_rank(
-    store: AnyStore, raw: Raw, clock: ManualClock, queue: Queue, wishes: list[int]
+    store: AnyStore, raw: Raw, clock: ManualClock, queue: Queue, limits: list[int]
 ) -> None:
     engine = Engine(store, workspace=await raw.workspace(next(WORKSPACES)))
     model = [task for _, task, _ in await queued(engine, clock, queue)]
-    for concurrency in wishes:
-        claimed = await engine.claim(profile(workspace=engine.workspace), WORKER, concurrency)
-        assert sorted(ids(claimed)) == sorted(model[:concurrency])
-        model = model[concurrency:]
+    for limit in limits:
+        claimed = await engine.claim(profile(workspace=engine.workspace), WORKER, limit)
+        assert sorted(ids(claimed)) == sorted(model[:limit])
+        model = model[limit:]
 
 
 @PROPERTY
-@given(queue=QUEUES, mine=st.sets(st.integers(0, 4), min_size=1), wish=st.integers(1, 12))
+@given(queue=QUEUES, matching=st.sets(st.integers(0, 4), min_size=1), limit=st.integers(1, 12))
 async def test_claim_takes_the_best_tasks_of_all_matching_lanes(
-    store: AnyStore, raw: Raw, clock: ManualClock, queue: Queue, mine: set[int], wish: int
+    store: AnyStore, raw: Raw, clock: ManualClock, queue: Queue, matching: set[int], limit: int
 ) -> None:
     engine = Engine(store, workspace=await raw.workspace(next(WORKSPACES)))
-    model = [t for _, t, lane in await queued(engine, clock, queue) if lane in mine]
-    types = tuple(f"lane{lane}" for lane in mine)
+    model = [t for _, t, lane in await queued(engine, clock, queue) if lane in matching]
+    types = tuple(f"lane{lane}" for lane in matching)
     agent = profile(workspace=engine.workspace, task_types=types)
-    assert sorted(ids(await engine.claim(agent, WORKER, wish))) == sorted(model[:wish])
+    assert sorted(ids(await engine.claim(agent, WORKER, limit))) == sorted(model[:limit])
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
@@ -190,7 +190,7 @@ async def test_eight_concurrent_claimers_never_claim_a_task_twice(
     async with another() as second, another() as third, another() as fourth:
         engines = [engine, second, third, fourth] * 2
         pairs = zip(engines, agents, strict=True)
-        await asyncio.gather(*(drain(each, agent, 3, taken) for each, agent in pairs))
+        await asyncio.gather(*(drain(caller, agent, 3, taken) for caller, agent in pairs))
         await drain(engine, profile(), 50, taken)
     assert max(Counter(taken).values()) == 1
     assert set(taken) == {item.id for item in submitted}

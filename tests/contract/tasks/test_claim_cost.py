@@ -1,4 +1,4 @@
-"""However deep its lanes are, a claim reads about as many rows as it takes."""
+"""A claim reads about as many rows as it takes, however deep its lanes are."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ DEEP = 200
 
 
 async def filled(engine: Engine, depth: int) -> dict[str, Any]:
-    """What a claim over lanes of that depth is asked with."""
+    """Returns the parameters of a claim over lanes of that depth."""
     types = [f"type {number}" for number in range(LANES)]
     assert isinstance(engine.clock, ManualClock)
     for _ in range(depth):

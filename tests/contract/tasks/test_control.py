@@ -1,4 +1,4 @@
-"""Control: what people ask, in every status, exactly as the model decides it."""
+"""Control: user commands in every status, as the model decides them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -357,7 +357,7 @@ async def test_rerun_of_a_task_without_contents_is_refused(
     assert await raw.counts() == before
 
 
-SAID = "sesame"
+CONTENT = "sesame"
 
 
 @pytest.mark.parametrize("mode", ["aged", "erased"])
@@ -365,21 +365,26 @@ async def test_deleted_contents_leave_no_trace(
     engine: Engine, clock: ManualClock, raw: Raw, mode: str
 ) -> None:
     body: dict[str, Any] = {
-        "description": SAID,
-        "prompt": SAID,
-        "system_prompt": SAID,
-        "input": {"a": SAID},
-        "env": {"A": SAID},
-        "metadata": {"a": SAID},
-        "escalation": Escalation(SAID, SAID),
+        "description": CONTENT,
+        "prompt": CONTENT,
+        "system_prompt": CONTENT,
+        "input": {"a": CONTENT},
+        "env": {"A": CONTENT},
+        "metadata": {"a": CONTENT},
+        "escalation": Escalation(CONTENT, CONTENT),
     }
     if mode == "erased":
-        body |= {"title": SAID, "tags": [SAID], "cwd": f"/{SAID}", "idempotency_key": SAID}
+        body |= {
+            "title": CONTENT,
+            "tags": [CONTENT],
+            "cwd": f"/{CONTENT}",
+            "idempotency_key": CONTENT,
+        }
     fence = await running(engine, **body)
-    await engine.append(fence, [Line(0, "INFO", SAID)])
-    await engine.record_step(fence, "k", SAID)
-    await engine.checkpoint(fence, SAID)
-    await engine.complete(fence, SAID, SAID)
+    await engine.append(fence, [Line(0, "INFO", CONTENT)])
+    await engine.record_step(fence, "k", CONTENT)
+    await engine.checkpoint(fence, CONTENT)
+    await engine.complete(fence, CONTENT, CONTENT)
     if mode == "erased":
         await engine.erase(fence.task)
     else:
@@ -389,7 +394,7 @@ async def test_deleted_contents_leave_no_trace(
     holding = [
         table
         for table in await raw.counts()
-        if SAID in str(await raw.fetch(f"select * from {table}"))
+        if CONTENT in str(await raw.fetch(f"select * from {table}"))
     ]
     assert holding == []
 

@@ -1,4 +1,4 @@
-"""Tasks that wait for tasks, on both stores."""
+"""Dependencies between tasks, on both databases."""
 
 import asyncio
 from collections.abc import Sequence
@@ -167,7 +167,7 @@ async def test_repeated_spawn_adds_no_dependency(engine: Engine, agent: AgentPro
 
 
 async def test_repeated_task_cannot_block_a_new_one_of_its_bulk(engine: Engine) -> None:
-    """It would not wait, though it was said that it does."""
+    """The new task would not wait, against its request."""
     new_tasks = [new("a", key="a", idempotency_key="k", blocks=["b"]), new("b", key="b")]
     await engine.submit_many(new_tasks)
     assert await refusal(engine.submit_many(new_tasks)) == "idempotency_conflict"
@@ -217,7 +217,7 @@ async def test_urgent_task_raises_the_rank_of_its_dependencies(engine: Engine) -
 
 @pytest.mark.parametrize("held", ["PAUSED", "RETRY_WAIT"])
 async def test_urgency_reaches_dependencies_with_a_hold(engine: Engine, held: str) -> None:
-    """It goes on with its new place."""
+    """The dependency continues with its new rank."""
     need = await submit(engine, priority=1)
     if held == "PAUSED":
         await engine.pause(need)

@@ -1,4 +1,4 @@
-"""Failing: what each way to end without a result costs, and when the task is due again."""
+"""Failures: the tries that each outcome counts, and when the task is due again."""
 
 from contextlib import suppress
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""A submit that is repeated is known again, whatever has changed since, and whatever was lost."""
+"""Repeated submits are recognised after later changes and lost responses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -90,8 +90,8 @@ async def test_repeated_submit_is_recognised_after_its_references_are_deleted(
     named = new(input={"x": {"$secret": "s"}}, target_agent=agent.id, **KEYED)
     followed = NewTask(title="f", next="then", idempotency_key="f")
 
-    async def submit(each: NewTask) -> Any:
-        return (await engine.submit_many([each]))[0] if bulk else await engine.submit(each)
+    async def submit(task: NewTask) -> Any:
+        return (await engine.submit_many([task]))[0] if bulk else await engine.submit(task)
 
     first = [(await submit(item)).id for item in (named, followed)]
     await engine.secrets.delete("s")

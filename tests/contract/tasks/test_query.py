@@ -1,4 +1,4 @@
-"""Query: filters and their aliases, pages, history, and why a task is not running."""
+"""Queries: filters and their aliases, pages, history, and why a task is not running."""
 
 from contextlib import suppress
 from datetime import timedelta
@@ -45,7 +45,7 @@ async def titles(engine: Engine, **where: Any) -> list[str]:
 
 
 def spellings(engine: Engine) -> int:
-    """How many spellings of queries the store's fullest connection keeps."""
+    """Returns how many query texts the store's fullest connection has prepared."""
     store: Any = engine.core.store
     if isinstance(store, PostgresStore):
         return len(store._connections.compiled)
@@ -305,7 +305,7 @@ async def explained(engine: Engine, task: UUID) -> tuple[str, list[str]]:
     return reason.summary, [gate.gate for gate in reason.gates]
 
 
-async def test_explain_says_why_a_task_is_not_running(engine: Engine, clock: ManualClock) -> None:
+async def test_explain_shows_why_a_task_is_not_running(engine: Engine, clock: ManualClock) -> None:
     first = (await engine.submit(new())).id
     second = (await engine.submit(new(queue_ttl_s=60))).id
     assert await explained(engine, first) == ("no agent exists", ["agent"])
@@ -323,7 +323,7 @@ async def test_explain_says_why_a_task_is_not_running(engine: Engine, clock: Man
     assert await explained(engine, first) == ("ended CANCELLED", [])
 
 
-async def test_explain_says_why_a_task_waits(engine: Engine, clock: ManualClock) -> None:
+async def test_explain_shows_why_a_task_waits(engine: Engine, clock: ManualClock) -> None:
     await engine.register_agent(profile())
     await engine.worker_beat(WORKER, "host", 1, ["agent"], 9, "RUNNING")
     later = (await engine.submit(new(run_at=START + timedelta(hours=1)))).id
@@ -343,7 +343,7 @@ async def test_explain_says_why_a_task_waits(engine: Engine, clock: ManualClock)
     assert (await engine.explain(picky)).agents == {"agent": ["needs capabilities gpu"]}
 
 
-async def test_explain_says_why_a_lane_is_closed(engine: Engine, raw: Raw) -> None:
+async def test_explain_shows_why_a_lane_is_closed(engine: Engine, raw: Raw) -> None:
     submitted = await engine.submit(new())
     lane = await raw.value("select id from lane")
     until = START + timedelta(hours=1)

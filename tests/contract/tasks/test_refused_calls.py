@@ -1,4 +1,4 @@
-"""Calls that are refused: with the code that says why, and without a trace."""
+"""Refused calls: the error code names the reason, and nothing is stored."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -27,7 +27,7 @@ async def block_what_has_ended(engine: Engine) -> Any:
     return await engine.submit(new(blocks=[str(fence.task)]))
 
 
-async def block_nobody(engine: Engine) -> Any:
+async def block_a_missing_task(engine: Engine) -> Any:
     return await engine.submit(new(blocks=[str(uuid4())]))
 
 
@@ -53,12 +53,12 @@ async def give_a_budget_to_an_approval(engine: Engine) -> Any:
     return await engine.inbox.answer(item.id, approve=True, budget=Budget(tokens=1))
 
 
-async def say_how_far_it_is_in_words(engine: Engine) -> Any:
+async def report_progress_as_text(engine: Engine) -> Any:
     half: Any = "half"
     return await engine.progress(await running(engine), half)
 
 
-async def say_how_far_it_is_by_yes(engine: Engine) -> Any:
+async def report_progress_as_a_boolean(engine: Engine) -> Any:
     return await engine.progress(await running(engine), True)
 
 
@@ -119,13 +119,13 @@ CALLS: dict[Call, str] = {
     resume_what_is_not_paused: "out_of_turn",
     block_what_runs: "out_of_turn",
     block_what_has_ended: "out_of_turn",
-    block_nobody: "dependency_unknown",
+    block_a_missing_task: "dependency_unknown",
     submit_a_flow_in_a_bulk: "invalid_value",
     join_with_something_next: "invalid_value",
     join_what_has_ended: "out_of_turn",
     give_a_budget_to_an_approval: "invalid_value",
-    say_how_far_it_is_in_words: "invalid_value",
-    say_how_far_it_is_by_yes: "invalid_value",
+    report_progress_as_text: "invalid_value",
+    report_progress_as_a_boolean: "invalid_value",
     name_a_step_by_a_number: "invalid_value",
     forget_an_agent_at_work: "out_of_turn",
     register_an_agent_of_others: "not_found",

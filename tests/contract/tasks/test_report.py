@@ -1,4 +1,4 @@
-"""Report: the fence decides over every write of an attempt, and a repeat is answered alike."""
+"""Reports: the fence decides over every write of an attempt; a repeat gets the same response."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -337,7 +337,7 @@ async def test_checkpoint_numbers_only_grow(engine: Engine) -> None:
 
 
 async def test_checkpoint_number_of_an_earlier_attempt_is_stale(engine: Engine, raw: Raw) -> None:
-    """What the next attempt says under it is something else."""
+    """The next attempt stores another checkpoint under the same number."""
     first = await running(engine)
     await engine.checkpoint(first, {"by": 1}, seq=5)
     second = await reclaimed(engine, first)
@@ -458,7 +458,7 @@ async def test_too_long_report_is_stored_in_part(engine: Engine, raw: Raw) -> No
 
 
 async def test_repeated_transcript_report_counts_once(engine: Engine, raw: Raw) -> None:
-    """Its answer may have been lost."""
+    """The response to the first report may have been lost."""
     engine.core.transcript_kb = 1
     fence = await running(engine)
     first = [Line(0, "INFO", "x" * 900)]
@@ -481,12 +481,12 @@ async def test_concurrent_transcript_reports_share_one_cap(
 ) -> None:
     fence = await running(engine)
     async with another() as second:
-        for each in (engine, second):
-            each.core.transcript_kb = 1
+        for caller in (engine, second):
+            caller.core.transcript_kb = 1
         await asyncio.gather(
             *(
-                each.append(fence, [Line(20 * n + number, "INFO", "x" * 66) for n in range(5)])
-                for number, each in enumerate((engine, second) * 5)
+                caller.append(fence, [Line(20 * n + number, "INFO", "x" * 66) for n in range(5)])
+                for number, caller in enumerate((engine, second) * 5)
             )
         )
     lines = await kept_lines(raw)

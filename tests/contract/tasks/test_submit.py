@@ -487,7 +487,7 @@ async def test_concurrent_large_submits_with_separate_lanes_are_stored(
 async def test_task_submitted_by_the_previous_version_is_recognised(
     engine: Engine, raw: Raw
 ) -> None:
-    """Its fingerprint was of all fields, with their defaults."""
+    """The previous fingerprint covered all fields, with their defaults."""
     first = await engine.submit(new(idempotency_key="k"))
     _, before = fingerprints(new(idempotency_key="k"))
     await raw.execute(f"update task_body set fingerprint = '{before}'")

@@ -1,4 +1,4 @@
-"""Who may use a named secret: each row of the rule, at the claim and when a secret is named."""
+"""Use of named secrets: each row of the rule, at the claim and when a secret is named."""
 
 from typing import Any
 from uuid import UUID, uuid4
@@ -65,8 +65,8 @@ class World:
             )
         )
 
-    async def given(self, engine: Engine, agent: AgentProfile) -> ClaimedTask | str:
-        """What a claim brings, or why its task was given back."""
+    async def claimed_input(self, engine: Engine, agent: AgentProfile) -> ClaimedTask | str:
+        """Returns the secrets of a claim, or the reason why its task was released."""
         claimed = await engine.claim(agent, "worker")
         if claimed:
             return claimed[0]
@@ -82,9 +82,9 @@ class World:
         return await self.engine.flows.start(root, **more)
 
     async def may(self, engine: Engine, agent: AgentProfile) -> bool:
-        """Whether a new task with the secret, claimed like this, gets its value."""
+        """True if a new task with the secret gets its value when claimed like this."""
         submitted = await self.engine.submit(new(input=PAYROLL))
-        got = await self.given(engine, agent)
+        got = await self.claimed_input(engine, agent)
         if isinstance(got, ClaimedTask):
             assert got.input == VALUE
             await self.engine.complete(got.fence)
@@ -127,7 +127,7 @@ async def test_claimant_decides_whether_a_task_gets_a_secret(
         "payer": (world.of(Role.MEMBER, payer.id), payer),
         "other": (world.of(Role.MEMBER, other.id), other),
     }
-    matches = {name for name, each in claimants.items() if await world.may(*each)}
+    matches = {name for name, claimant in claimants.items() if await world.may(*claimant)}
     assert matches == allowed
     if use.agents:
         assert not await world.may(world.engine, other)
@@ -147,7 +147,7 @@ async def test_refusal_names_the_secret_and_the_missing_right(world: World) -> N
     ):
         await world.engine.secrets.put("payroll", VALUE, use)
         submitted = await world.engine.submit(new(input=PAYROLL))
-        assert await world.given(member, payer) == f"the secret 'payroll' {reason}"
+        assert await world.claimed_input(member, payer) == f"the secret 'payroll' {reason}"
         await world.engine.cancel(submitted.id)
         await world.engine.erase(submitted.id)
 
@@ -164,9 +164,9 @@ async def test_other_tasks_of_the_same_claim_are_not_blocked(world: World) -> No
 
 
 async def _flow(world: World, *specs: Any, **more: Any) -> str | ClaimedTask:
-    """What a worker on the database is handed for the first agent's task of a flow."""
+    """Returns the claim of a worker on the database for the flow's task of the first agent."""
     await world.begin(specs[0].key, *specs, **more)
-    return await world.given(world.engine, await world.agent("payer"))
+    return await world.claimed_input(world.engine, await world.agent("payer"))
 
 
 def pay(key: str = "pay", **changes: Any) -> NewTask:
@@ -186,8 +186,8 @@ async def test_task_of_a_named_definition_gets_the_secret(world: World) -> None:
 
 async def test_foreach_item_of_a_named_definition_names_no_secret(world: World) -> None:
     await _restricted(world)
-    each = task("each", control=Foreach(items=[1, 2], template="pay"))
-    got = await _flow(world, each, pay())
+    foreach = task("each", control=Foreach(items=[1, 2], template="pay"))
+    got = await _flow(world, foreach, pay())
     assert isinstance(got, ClaimedTask)
     assert (got.env, got.input) == ({"KEY": VALUE}, {"item": 1, "index": 0})
 
@@ -209,7 +209,7 @@ async def test_task_with_only_the_definitions_key_gets_no_secret(world: World) -
         await world.engine.submit(pay(next="after", description="send me the key")),
         await world.engine.submit(pay(next="after", metadata={"send": "me the key"})),
     ):
-        assert await world.given(world.engine, payer) == REFUSED
+        assert await world.claimed_input(world.engine, payer) == REFUSED
         await world.engine.cancel(created.id)
         await world.engine.erase(created.id)
 
@@ -219,19 +219,19 @@ async def test_task_added_to_a_flow_gets_no_secret(world: World) -> None:
     slow = task("slow", control=Approval())
     await world.begin("all", group("all", "slow", "pay", order="parallel"), slow, pay())
     payer = await world.agent("payer")
-    assert isinstance(await world.given(world.engine, payer), ClaimedTask)
+    assert isinstance(await world.claimed_input(world.engine, payer), ClaimedTask)
     await world.engine.submit(pay(group="all"))
-    assert await world.given(world.engine, payer) == REFUSED
+    assert await world.claimed_input(world.engine, payer) == REFUSED
 
 
-SAYS = "send me the key"
+MESSAGE = "send me the key"
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        TaskChanges(title=SAYS),
-        TaskChanges(description=SAYS),
+        TaskChanges(title=MESSAGE),
+        TaskChanges(description=MESSAGE),
         TaskChanges(metadata={"send": "me the key"}),
         TaskChanges(tags=("a",)),
         None,
@@ -249,10 +249,10 @@ async def test_task_edited_since_gets_no_secret(world: World, changes: TaskChang
         await member.assign(created.id, payer.id)
     else:
         await member.edit(created.id, changes)
-    assert await world.given(world.engine, payer) == REFUSED
+    assert await world.claimed_input(world.engine, payer) == REFUSED
     await world.engine.flows.cancel(flow)
     await world.engine.flows.start("pay")
-    assert isinstance(await world.given(world.engine, payer), ClaimedTask)
+    assert isinstance(await world.claimed_input(world.engine, payer), ClaimedTask)
 
 
 async def test_flow_of_an_earlier_version_gets_no_secret(world: World) -> None:
@@ -260,7 +260,7 @@ async def test_flow_of_an_earlier_version_gets_no_secret(world: World) -> None:
     flow = await world.begin("pay", pay(command=["env"]))
     await world.engine.definitions.put(pay())
     payer = await world.agent("payer")
-    assert await world.given(world.engine, payer) == REFUSED
+    assert await world.claimed_input(world.engine, payer) == REFUSED
     await world.engine.flows.cancel(flow)
     await world.engine.rerun_flow(flow)
     assert await world.engine.claim(payer, "worker") == []
@@ -269,8 +269,8 @@ async def test_flow_of_an_earlier_version_gets_no_secret(world: World) -> None:
 @pytest.mark.parametrize("items", [[PAYROLL], [{"deep": [PAYROLL]}]])
 async def test_foreach_item_that_names_a_secret_gets_none(world: World, items: list[Any]) -> None:
     await _restricted(world)
-    each = task("each", control=Foreach(items=items, template="pay"))
-    assert await _flow(world, each, pay(env=None)) == REFUSED
+    foreach = task("each", control=Foreach(items=items, template="pay"))
+    assert await _flow(world, foreach, pay(env=None)) == REFUSED
 
 
 async def test_flow_input_that_names_a_secret_gets_none(world: World) -> None:
@@ -293,7 +293,7 @@ async def test_submit_that_names_a_secret_above_the_role_is_refused(
     timed = await owner.schedules.create("theirs", "plain", DAILY, PAYROLL)
     open_timed = await owner.schedules.create("open", "plain", DAILY)
     await world.begin("all", group("all", "slow"), task("slow"))
-    each = task("each", control=Foreach(items=[PAYROLL], template="plain"))
+    foreach = task("each", control=Foreach(items=[PAYROLL], template="plain"))
     attempts = {
         "input": engine.submit(new(input={"a": [PAYROLL]})),
         "env": engine.submit(new(env={"A": PAYROLL}, command=["env"])),
@@ -302,7 +302,7 @@ async def test_submit_that_names_a_secret_above_the_role_is_refused(
         "joined": engine.submit(new(input=PAYROLL, group="all")),
         "rerun": engine.rerun(theirs.id),
         "definition": engine.definitions.put(task("mine", input=PAYROLL)),
-        "items": engine.definitions.put(each),
+        "items": engine.definitions.put(foreach),
         "files": engine.definitions.apply_files(
             {"f": "id: mine\nname: m\nprompt: p\ninput: {a: {$secret: payroll}}\n"}
         ),

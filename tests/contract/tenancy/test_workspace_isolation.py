@@ -1,4 +1,4 @@
-"""What another workspace's ids are worth: exactly as much as ids that nobody has."""
+"""Ids of another workspace are treated like ids that do not exist."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -245,7 +245,7 @@ _ID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
 
 
 async def answer(call: Call, engine: Engine, existing: Known) -> str:
-    """What a caller hears, but for the ids in it."""
+    """Returns the response to a caller without the ids in it."""
     try:
         reported = repr(await call(engine, existing))
     except TenutoError as error:

@@ -1,4 +1,4 @@
-"""What silence leads to, and whose word on an agent holds: by the model alone."""
+"""Agent life cycle in the model: staleness, and settings of users and workers."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import UUID

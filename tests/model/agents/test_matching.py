@@ -81,26 +81,26 @@ def test_lane_id_fits_every_database(key: str) -> None:
     assert lane_id(key) == lane_id(key)
 
 
-@given(mine=TAGS, wanted=TAGS, rules=st.lists(RULES, min_size=1, max_size=3))
+@given(owned=TAGS, required=TAGS, rules=st.lists(RULES, min_size=1, max_size=3))
 def test_task_tags_are_accepted_by_any_matching_rule(
-    mine: list[str], wanted: list[str], rules: list[Rule]
+    owned: list[str], required: list[str], rules: list[Rule]
 ) -> None:
-    have, want = set(mine), set(wanted)
+    have, want = set(owned), set(required)
     by_rule = {
         "superset": all(tag in have for tag in want),
         "single": len(want) == 1 and next(iter(want)) in have,
         "exact": have == want,
     }
     result = is_eligible(
-        agent(task_tags=tuple(mine), choose_rules=tuple(rules)), lane(task_tags=tuple(wanted))
+        agent(task_tags=tuple(owned), choose_rules=tuple(rules)), lane(task_tags=tuple(required))
     )
     assert result == any(by_rule[rule] for rule in rules)
 
 
-@given(mine=TAGS, wanted=TAGS)
-def test_capabilities_must_all_be_present(mine: list[str], wanted: list[str]) -> None:
-    result = is_eligible(agent(capabilities=tuple(mine)), lane(capabilities=tuple(wanted)))
-    assert result == (set(wanted) <= set(mine))
+@given(owned=TAGS, required=TAGS)
+def test_capabilities_must_all_be_present(owned: list[str], required: list[str]) -> None:
+    result = is_eligible(agent(capabilities=tuple(owned)), lane(capabilities=tuple(required)))
+    assert result == (set(required) <= set(owned))
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,7 @@ def refused(text: str, variables: Mapping[str, Any] = VARIABLES) -> Invalid:
     return caught.value
 
 
-def place(error: Invalid) -> tuple[int, int] | None:
+def position(error: Invalid) -> tuple[int, int] | None:
     return (error.details["line"], error.details["column"]) if error.details else None
 
 
@@ -347,7 +347,7 @@ def test_invalid_expression_is_refused(
         compile_expression(text, NAMES)
     assert caught.value.code == "expression_invalid"
     assert reported in caught.value.message
-    assert place(caught.value) == where
+    assert position(caught.value) == where
 
 
 @pytest.mark.parametrize(("text", "reported", "where"), FAILED, ids=range(len(FAILED)))
@@ -357,7 +357,7 @@ def test_expression_without_a_value_fails(
     error = refused(text)
     assert error.code == "expression_failed"
     assert reported in error.message
-    assert place(error) == where
+    assert position(error) == where
 
 
 def test_error_position_is_shown_to_users() -> None:
@@ -418,7 +418,7 @@ def test_depth_of_a_variable_does_not_count() -> None:
 
 
 def calls_of(text: str) -> int:
-    """How many functions were called, Python's own included, until the answer or the error."""
+    """Returns how many functions were called until the result, including Python's own."""
     counted = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:

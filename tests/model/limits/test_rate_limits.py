@@ -1,4 +1,4 @@
-"""Rate limits: what is left of requests and tokens, when more is, and who gets it."""
+"""Rate limits in the model: remaining requests and tokens, resets and shares."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

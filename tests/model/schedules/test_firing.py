@@ -1,4 +1,4 @@
-"""What schedules do at a look: no time twice, none lost, whenever somebody looks."""
+"""Firing decisions: no due time twice, none lost, at any poll interval."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""Schedules: cron lines, repetitions, clocks that are changed, and what is done about the past."""
+"""Schedules: cron lines, repetitions, clock changes, and missed times."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -481,43 +481,47 @@ def test_jitter_only_delays() -> None:
 
 
 @PROPERTY
-@given(made=SPECS, after=MOMENTS, n=st.integers(1, 40))
-def test_times_increase_and_lie_in_the_future(made: ScheduleSpec, after: datetime, n: int) -> None:
-    result = following(made, after, n)
+@given(schedule=SPECS, after=MOMENTS, n=st.integers(1, 40))
+def test_times_increase_and_lie_in_the_future(
+    schedule: ScheduleSpec, after: datetime, n: int
+) -> None:
+    result = following(schedule, after, n)
     assert all(time.tzinfo is UTC for time in result)
     assert all(a < b for a, b in pairwise([after, *result]))
 
 
 @PROPERTY
-@given(made=SPECS, after=MOMENTS, n=st.integers(1, 20))
-def test_times_one_by_one_equal_times_in_bulk(made: ScheduleSpec, after: datetime, n: int) -> None:
+@given(schedule=SPECS, after=MOMENTS, n=st.integers(1, 20))
+def test_times_one_by_one_equal_times_in_bulk(
+    schedule: ScheduleSpec, after: datetime, n: int
+) -> None:
     matches: list[datetime] = []
-    while len(matches) < n and (step := following(made, max([after, *matches]))):
+    while len(matches) < n and (step := following(schedule, max([after, *matches]))):
         matches += step
-    assert matches == following(made, after, n)
+    assert matches == following(schedule, after, n)
 
 
 @PROPERTY
 @given(
-    made=SPECS,
+    schedule=SPECS,
     last=MOMENTS,
     span=st.timedeltas(timedelta(0), timedelta(hours=16)),
     cuts=st.lists(st.floats(0, 1), max_size=5),
 )
 def test_polls_at_any_interval_fire_every_time_once(
-    made: ScheduleSpec, last: datetime, span: timedelta, cuts: list[float]
+    schedule: ScheduleSpec, last: datetime, span: timedelta, cuts: list[float]
 ) -> None:
     end = last + span
-    whole = due_times(made, last, end)
+    whole = due_times(schedule, last, end)
     fired: list[datetime] = []
     at = last
     for now in [*(last + cut * span for cut in sorted(cuts)), end]:
-        step = due_times(made, at, now)
+        step = due_times(schedule, at, now)
         fired += step.fire
         assert step.missed == 0
         at = step.last
     assert tuple(fired) == whole.fire
-    ahead = following(made, last, len(fired) + 1)
+    ahead = following(schedule, last, len(fired) + 1)
     assert fired == [time for time in ahead if time <= end]
 
 

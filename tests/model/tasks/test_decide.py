@@ -142,7 +142,7 @@ def test_every_command_is_covered() -> None:
 
 
 def check(before: Task, command: Command, created: TaskChange, now: datetime = NOW) -> None:
-    """What every change must satisfy."""
+    """Asserts what every change must satisfy."""
     after, event, end = created.task, created.event, created.end
     assert after.version == before.version + 1
     assert (event.previous, event.new) == (before.status, after.status)
@@ -343,7 +343,7 @@ def test_woken_task_can_wait_for_more() -> None:
 
 
 def claimed(before: Task, now: datetime) -> Task:
-    """What the store's claim makes of a PENDING row."""
+    """Returns the PENDING row as the store's claim changes it."""
     after = msgspec.structs.replace(
         before,
         status=Status.RUNNING,
@@ -414,11 +414,11 @@ class Walk:
 
 
 STARTS = st.builds(
-    lambda attempt, most, ttl, timeout, estimate, later: task(
+    lambda attempt, max_attempts, ttl, timeout, estimate, later: task(
         Status.WAITING if later else Status.PENDING,
         attempt=attempt,
         tries=0,
-        max_attempts=most,
+        max_attempts=max_attempts,
         queue_ttl_s=ttl,
         timeout_s=timeout,
         estimate_minutes=estimate,

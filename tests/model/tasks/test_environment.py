@@ -1,4 +1,4 @@
-"""What a task may set: the table of names that are always refused, and the owner's patterns."""
+"""Variables that a task can set: the table of refused names, and the owner's patterns."""
 
 import re
 

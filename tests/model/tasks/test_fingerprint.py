@@ -49,7 +49,7 @@ def test_fingerprints_equal_those_of_previous_versions(name: str) -> None:
 
 
 def test_new_unused_field_keeps_the_fingerprint() -> None:
-    """What the next version adds is at its default in what callers of this one send."""
+    """Callers of this version send new fields of the next one at their defaults."""
     fields = [
         (field.name, field.type, field.default)
         for field in msgspec.structs.fields(NewTask)

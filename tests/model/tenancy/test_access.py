@@ -1,4 +1,4 @@
-"""Rights: what a token is worth, who acts on whom, and when the last owner would go."""
+"""Rights in the model: token roles, actions on other users, and the last owner."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import product

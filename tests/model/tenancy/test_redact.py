@@ -1,4 +1,4 @@
-"""Striking secrets: nothing of them is left, in any usual spelling, and nothing else is lost."""
+"""Redaction: no part of a secret is left in any usual encoding, and other text is unchanged."""
 
 import json
 import re

@@ -23,12 +23,12 @@ def main(words: list[str]) -> int:
 
 
 def _attack(here: World, number: str) -> bool:
-    """Whether the attack was answered as it should be; prints how."""
+    """True if the attack was answered as required; prints how."""
     try:
-        state, told = "answered", HOLES[number](here)
+        state, reported = "answered", HOLES[number](here)
     except Exception as error:  # noqa: BLE001  whatever breaks an attack's run leaves it unproven
-        state, told = "OPEN", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    sys.stdout.write(f"{number:4} {here.name:9} {state:9} {told}\n")
+        state, reported = "OPEN", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    sys.stdout.write(f"{number:4} {here.name:9} {state:9} {reported}\n")
     sys.stdout.flush()
     return state == "answered"
 

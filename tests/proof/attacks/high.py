@@ -14,7 +14,7 @@ def task_environment(world: World) -> str:
     """A task's `env` and `cwd` decide nothing about the worker's own command."""
     kind = world.fresh("fixed")
     mark = world.cli.home / "owned"
-    given: list[dict[str, Any]] = [
+    values: list[dict[str, Any]] = [
         {"env": {"BASH_ENV": f"$(id > {mark})"}},
         {"env": {"LD_PRELOAD": "/nowhere.so"}},
         {"env": {"PATH": "/nowhere"}},
@@ -24,19 +24,19 @@ def task_environment(world: World) -> str:
     member = world.key("MEMBER")["token"]
     own = "bash -c 'pwd; echo fixed'"
     words = ("--agent", kind, "--no-accept-commands", "--command", own, "--task-tag", kind)
-    said = []
+    lines = []
     with world.worker(*words):
-        for each in given:
-            body = {"title": "x", "prompt": "p", "taskTags": [kind], **each}
+        for item in values:
+            body = {"title": "x", "prompt": "p", "taskTags": [kind], **item}
             answer = world.call(member, "POST", "/agent-tasks", body)
             if answer.status == 422:
-                said.append(answer.code)
+                lines.append(answer.code)
                 continue
             ended = world.ended(member, answer.body["id"])
-            assert ended["status"] == "FAILED", (each, ended)
-            said.append(ended["status"])
+            assert ended["status"] == "FAILED", (item, ended)
+            lines.append(ended["status"])
     assert not mark.exists()
-    return ", ".join(said)
+    return ", ".join(lines)
 
 
 @hole("H2")
@@ -71,18 +71,18 @@ def endless_header(world: World) -> str:
     with world.connect() as connection:
         with suppress(ConnectionError):
             connection.sendall(many)
-        told = status_line(read_all(connection, 5))
-    assert "200" not in told, told
+        status = status_line(read_all(connection, 5))
+    assert "200" not in status, status
     return (
-        f"closed after {sent // 1024} KB ({answer or 'reset'}), 20,000 headers: {told or 'reset'}"
+        f"closed after {sent // 1024} KB ({answer or 'reset'}), 20,000 headers: {status or 'reset'}"
     )
 
 
 @hole("H4")
-def foreign_lease(world: World) -> str:
+def lease_of_another_agent(world: World) -> str:
     """A lease is worth nothing in another workspace."""
     task, _ = world.held(world.owner)
-    stranger = world.key("MEMBER", world.tenant())["token"]
+    untrusted = world.key("MEMBER", world.tenant())["token"]
     fence = {"attempt": task["attempt"], "leaseToken": task["leaseToken"]}
     unknown = uuid4()
     bodies: dict[str, tuple[str, dict[str, Any]]] = {
@@ -100,16 +100,16 @@ def foreign_lease(world: World) -> str:
     before = world.task(world.owner, task["id"])
     answers = set()
     for name, (method, body) in bodies.items():
-        told = [
-            world.call(stranger, method, f"/agent-tasks/{each}/{name}", fence | body)
-            for each in (task["id"], unknown)
+        reports = [
+            world.call(untrusted, method, f"/agent-tasks/{item}/{name}", fence | body)
+            for item in (task["id"], unknown)
         ]
-        assert told[0][:1] == told[1][:1], (name, told)
-        assert told[0].code == told[1].code, (name, told)
-        answers.add(str(told[0]))
+        assert reports[0][:1] == reports[1][:1], (name, reports)
+        assert reports[0].code == reports[1].code, (name, reports)
+        answers.add(str(reports[0]))
     lease = {"taskId": task["id"], **fence}
-    beat = world.call(stranger, "POST", "/workers/w/heartbeat", {"leases": [lease]})
-    assert beat.body["lost"] == [task["id"]], beat.body
+    heartbeat = world.call(untrusted, "POST", "/workers/w/heartbeat", {"leases": [lease]})
+    assert heartbeat.body["lost"] == [task["id"]], heartbeat.body
     after = world.task(world.owner, task["id"])
     assert (after["status"], after["version"]) == (before["status"], before["version"])
     world.ok(world.owner, "POST", f"/agent-tasks/{task['id']}/complete", fence)
@@ -118,7 +118,7 @@ def foreign_lease(world: World) -> str:
 
 @hole("H5")
 def secrets_by_use(world: World) -> str:
-    """Who may use a secret can be restricted, and a member cannot get round it."""
+    """The users of a secret can be restricted, and a member cannot bypass it."""
     world.ok(
         world.owner, "PUT", "/secrets/payroll", {"value": "hers-alone", "use": {"role": "ADMIN"}}
     )
@@ -133,8 +133,8 @@ def secrets_by_use(world: World) -> str:
     )
     assert early.status == 403, early
     for name in ("payroll", "robots"):
-        made = body | {"input": {"x": {"$secret": name}}}
-        world.ok(world.owner, "POST", "/agent-tasks", made)
+        created = body | {"input": {"x": {"$secret": name}}}
+        world.ok(world.owner, "POST", "/agent-tasks", created)
     for _ in range(2):
         claimed = world.call(member, "POST", f"/agents/{agent['id']}/claim", {"limit": 5})
         assert "hers-alone" not in json.dumps(claimed.body), claimed

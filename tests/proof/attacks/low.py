@@ -22,7 +22,7 @@ def agents_for_others(world: World) -> str:
     answer = world.call(token, "POST", "/workers/others/heartbeat", body)
     assert answer.status in (403, 404), answer
     workers = world.ok(world.owner, "GET", "/workers")["workers"]
-    [worker] = [each for each in workers if each["id"] == "others"]
+    [worker] = [item for item in workers if item["id"] == "others"]
     assert (worker["status"], worker["slots"]) == ("RUNNING", 7), worker
     own = world.call(token, "POST", "/workers/own/heartbeat", {"agents": [agent["name"]]})
     assert own.status == 200, own
@@ -34,12 +34,12 @@ def forwarded_addresses(world: World) -> str:
     """`X-Forwarded-For` is believed from configured proxies alone."""
     name, _ = world.user("MEMBER")
     body = {"name": name, "password": "wrong " * 3}
-    told: list[int] = []
-    while len(told) < 20 and 429 not in told:
-        headers = {"X-Forwarded-For": f"198.51.100.{len(told)}"}
-        told.append(world.call(None, "POST", "/login", body, headers=headers).status)
-    assert told[-1] == 429, told
-    return f"429 at try {len(told)}, though each named an address of its own"
+    reports: list[int] = []
+    while len(reports) < 20 and 429 not in reports:
+        headers = {"X-Forwarded-For": f"198.51.100.{len(reports)}"}
+        reports.append(world.call(None, "POST", "/login", body, headers=headers).status)
+    assert reports[-1] == 429, reports
+    return f"429 at try {len(reports)}, though each named an address of its own"
 
 
 @hole("L3")
@@ -51,24 +51,24 @@ def hint_sockets(world: World) -> str:
     deep.mkdir(mode=0o700)
     url = {"TENUTO_DATABASE": f"sqlite:///{deep}/t.db", "TENUTO_DATA": str(deep)}
     world.cli("task", "list", **url)
-    made = world.cli("task", "create", "--name", "x", **url)
-    assert made.code == 0, made
-    found = [
+    created = world.cli("task", "create", "--name", "x", **url)
+    assert created.code == 0, created
+    matches = [
         folder
         for base in (Path("/tmp"), Path(os.environ.get("TMPDIR", "/tmp")))
         for folder in base.glob(f"tenuto-{os.getuid()}-*")
         if folder.is_dir()
     ]
-    for folder in found:
+    for folder in matches:
         mode = folder.stat()
         if mode.st_uid == os.getuid():
             assert stat.S_IMODE(mode.st_mode) == 0o700, oct(mode.st_mode)
-    return f"{len(found)} folders, each ours and 0700"
+    return f"{len(matches)} folders, each ours and 0700"
 
 
 @hole("L4")
 def file_modes(world: World) -> str:
-    """What the programs keep is for their owner."""
+    """The files of the programs are private to their owner."""
     data = world.cli.data
     modes = {
         path.name: oct(stat.S_IMODE(path.stat().st_mode))
@@ -103,7 +103,7 @@ def odd_attempt_tokens(world: World) -> str:
         str(world.call(token, "POST", f"/agent-tasks/{task['id']}/complete", {}))
         for token in (f"{head}.{odd}.{sign}", f"{head}.{body}.{sign[:-2]}AA", "a.b.c")
     }
-    assert all(each.startswith("401") for each in answers), answers
+    assert all(answer.startswith("401") for answer in answers), answers
     return f"{', '.join(answers)} (with the key: tests/api)"
 
 
@@ -119,13 +119,13 @@ def one_claim_token_at_two(world: World) -> str:
     def claim(at: int) -> None:
         answer = world.call(world.owner, "POST", "/workers/w7/claim", body, at=at)
         assert answer.status == 200, answer
-        ids.update(each["id"] for each in answer.body["tasks"])
+        ids.update(task["id"] for task in answer.body["tasks"])
 
     callers = [threading.Thread(target=claim, args=(n % len(world.urls),)) for n in range(8)]
-    for each in callers:
-        each.start()
-    for each in callers:
-        each.join()
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
     assert len(ids) == 1, ids
     return "8 at once at two processes: one task"
 
@@ -151,15 +151,15 @@ def doctor_on_superusers(world: World) -> str:
     own = json.loads(world.cli("--json", "doctor").out)
     above = world.cli("--json", "doctor", TENUTO_DATABASE=url.replace("tenuto_app@", "tenuto@"))
     warned = [
-        each["name"]
-        for each in json.loads(above.out)["checks"]
-        if "superuser" in each["detail"] and each["status"] != "ok"
+        check["name"]
+        for check in json.loads(above.out)["checks"]
+        if "superuser" in check["detail"] and check["status"] != "ok"
     ]
     assert warned, above.out
     assert not [
-        each
-        for each in own["checks"]
-        if "superuser" in each["detail"].lower() and each["status"] != "ok"
+        check
+        for check in own["checks"]
+        if "superuser" in check["detail"].lower() and check["status"] != "ok"
     ]
     return f"warned under {', '.join(warned)}"
 
@@ -171,8 +171,8 @@ def invented_ids(world: World) -> str:
     agent, _ = world.agent(tenant), None
     task = world.ok(tenant, "POST", "/agent-tasks", {"title": "hers"})
     answers = set()
-    for field, foreign in (("parentId", task["id"]), ("targetAgentId", agent["id"])):
-        for value in (foreign, str(uuid4())):
+    for field, others in (("parentId", task["id"]), ("targetAgentId", agent["id"])):
+        for value in (others, str(uuid4())):
             answer = world.call(world.owner, "POST", "/agent-tasks", {"title": "x", field: value})
             assert answer.status == 404, (field, answer)
             answers.add(str(answer))
@@ -197,8 +197,8 @@ def dependencies(world: World) -> str:
 def quota_above_the_ceiling(world: World) -> str:
     """An owner's quota ends at the operator's ceiling."""
     tenant = world.tenant()
-    place = world.ok(tenant, "GET", "/me")["workspaceId"]
-    above = world.call(tenant, "PUT", f"/workspaces/{place}/quota", {"pending": 2_000_000})
+    position = world.ok(tenant, "GET", "/me")["workspaceId"]
+    above = world.call(tenant, "PUT", f"/workspaces/{position}/quota", {"pending": 2_000_000})
     assert above.status == 422, above
-    world.ok(tenant, "PUT", f"/workspaces/{place}/quota", {})
+    world.ok(tenant, "PUT", f"/workspaces/{position}/quota", {})
     return f"above the ceiling: {above}"

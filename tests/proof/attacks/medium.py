@@ -16,9 +16,9 @@ HELD_UP_S = 1.0
 
 @hole("M1")
 def the_last_owner(world: World) -> str:
-    """Nobody ends a token above the own role, and the last owner stays."""
+    """A token of a higher role cannot be revoked, and the last owner stays."""
     tenant = world.tenant()
-    [owned] = [each for each in world.ok(tenant, "GET", "/tokens") if each["role"] == "OWNER"]
+    [owned] = [item for item in world.ok(tenant, "GET", "/tokens") if item["role"] == "OWNER"]
     admin = world.key("ADMIN", tenant, scopes=["read", "write", "work", "admin"])["token"]
     above = world.call(admin, "DELETE", f"/tokens/{owned['id']}")
     assert above.status == 403, above
@@ -41,17 +41,17 @@ def unfinished_requests(world: World) -> str:
     for connection, text in zip(open_, half, strict=True):
         connection.sendall(text)
     began = time.monotonic()
-    told = [status_line(read_all(connection, 20)) or "closed" for connection in open_]
+    reports = [status_line(read_all(connection, 20)) or "closed" for connection in open_]
     heads = time.monotonic() - began
     body = status_line(read_all(slow, 75)) or "closed"
     took = time.monotonic() - began
     for connection in (*open_, slow):
         connection.close()
-    return f"heads: {', '.join(told)} in {heads:.0f} s; body: {body} after {took:.0f} s"
+    return f"heads: {', '.join(reports)} in {heads:.0f} s; body: {body} after {took:.0f} s"
 
 
 @hole("M3")
-def bodies_of_strangers(world: World) -> str:
+def bodies_of_unknown_clients(world: World) -> str:
     """A stranger's body is not read, let alone parsed."""
     body = json.dumps({f"name{n}": n for n in range(700_000)}).encode()
     assert 14_000_000 < len(body) < 16_000_000
@@ -102,9 +102,9 @@ def many_streams(world: World) -> str:
     finally:
         for connection in held:
             connection.close()
-    taken = sum("200" in each for each in answers)
+    taken = sum("200" in answer for answer in answers)
     assert 10 <= taken < 120, taken
-    assert all("200" in each or "429" in each for each in answers), set(answers)
+    assert all("200" in answer or "429" in answer for answer in answers), set(answers)
     again = eventually_sync(lambda: _stream(world, request), timeout=30)
     return f"{taken} of 120 taken, the others 429; when they are gone: {again}"
 
@@ -131,33 +131,35 @@ def endless_transcript(world: World) -> str:
         lines = [{"number": number + n, "text": "y" * 1_000} for n in range(900)]
         number += 900
         answers.add(str(world.call(world.owner, "POST", path, {"lines": lines} | fence)))
-    kept, page, after = 0, 1, ""
+    stored, page, after = 0, 1, ""
     while page:
-        found = world.ok(
+        result = world.ok(
             world.owner, "GET", f"/agent-tasks/{task['id']}/transcript?limit=1000{after}"
         )
-        kept += sum(len(line["text"]) for line in found["lines"])
-        cursor = found.get("nextOffset") or found.get("nextCursor")
-        page, after = bool(cursor and found["lines"]), f"&offset={cursor}"
-    assert kept < 2_000_000, kept
-    return f"{', '.join(sorted(answers))}; kept {kept // 1024} KB of 94,000"
+        stored += sum(len(line["text"]) for line in result["lines"])
+        cursor = result.get("nextOffset") or result.get("nextCursor")
+        page, after = bool(cursor and result["lines"]), f"&offset={cursor}"
+    assert stored < 2_000_000, stored
+    return f"{', '.join(sorted(answers))}; kept {stored // 1024} KB of 94,000"
 
 
 @hole("M6")
 def quota_of_children(world: World) -> str:
-    """What waits is counted wherever it comes from."""
+    """Waiting tasks count against the quota wherever they come from."""
     tenant = world.tenant()
-    place = world.ok(tenant, "GET", "/me")["workspaceId"]
+    position = world.ok(tenant, "GET", "/me")["workspaceId"]
     task, _ = world.held(tenant)
-    world.ok(tenant, "PUT", f"/workspaces/{place}/quota", {"pending": 5})
+    world.ok(tenant, "PUT", f"/workspaces/{position}/quota", {"pending": 5})
     fence = {"attempt": task["attempt"], "leaseToken": task["leaseToken"]}
-    told = []
+    reports = []
     for n in range(30):
         body = fence | {"key": f"k{n}", "task": {"title": "t", "taskType": "nobody"}}
-        told.append(world.call(tenant, "POST", f"/agent-tasks/{task['id']}/children", body).status)
-    made = sum(status < 300 for status in told)
-    assert made <= 5, told
-    assert set(told[made:]) == {429}, told
+        reports.append(
+            world.call(tenant, "POST", f"/agent-tasks/{task['id']}/children", body).status
+        )
+    created = sum(status < 300 for status in reports)
+    assert created <= 5, reports
+    assert set(reports[created:]) == {429}, reports
     world.ok(tenant, "PUT", "/definitions/born", {"spec": {"prompt": "p", "taskType": "nobody"}})
     rule = {"name": "each", "target": "born", "event": "x"}
     world.ok(tenant, "POST", "/triggers", rule)
@@ -169,7 +171,7 @@ def quota_of_children(world: World) -> str:
     assert "waiting to run" in refused, refused
     waiting = world.ok(tenant, "GET", "/agent-tasks?status=PENDING&limit=100")["tasks"]
     assert len(waiting) <= 5, len(waiting)
-    return f"{made} of 30 children, then 429; {len(waiting)} wait after 20 events"
+    return f"{created} of 30 children, then 429; {len(waiting)} wait after 20 events"
 
 
 @hole("M7")
@@ -181,8 +183,8 @@ def forged_log_lines(world: World) -> str:
     body = fence | {"error": hostile, "retryable": False}
     world.ok(world.owner, "POST", f"/agent-tasks/{task['id']}/fail", body)
     with world.worker("--agent", "m7", "--task-tag", "m7", "--command", "false"):
-        made = {"title": "t\nINFO     forged: line", "taskTags": ["m7"], "maxAttempts": 1}
-        again = world.ok(world.owner, "POST", "/agent-tasks", made)
+        created = {"title": "t\nINFO     forged: line", "taskTags": ["m7"], "maxAttempts": 1}
+        again = world.ok(world.owner, "POST", "/agent-tasks", created)
         world.ended(world.owner, again["id"])
     del agent
     log = log_text(world.cli)
@@ -219,16 +221,16 @@ def lock_out(world: World) -> str:
 
 @hole("M9")
 def names_across_tenants(world: World) -> str:
-    """Nobody learns who exists in another workspace."""
+    """User names of another workspace are not revealed."""
     name, _ = world.user("MEMBER")
     tenant = world.tenant()
     body = {"name": name, "password": PASSWORD}
     user = world.call(tenant, "POST", "/users", body)
     assert user.status == 201, user
-    place = world.call(tenant, "POST", "/workspaces", {"name": "default"})
-    assert place.status == 201, place
+    position = world.call(tenant, "POST", "/workspaces", {"name": "default"})
+    assert position.status == 201, position
     world.ok(None, "POST", "/login", body)
-    return f"user of that name: {user}, workspace of that name: {place}"
+    return f"user of that name: {user}, workspace of that name: {position}"
 
 
 @hole("M10")
@@ -237,8 +239,8 @@ def tokens_that_outlive_their_maker(world: World) -> str:
     soon = (datetime.now(UTC) + timedelta(seconds=4)).isoformat()
     every = ["read", "write", "work", "admin"]
     brief = world.key("ADMIN", expiresAt=soon, scopes=every)["token"]
-    made = world.key("ADMIN", brief)
-    assert made["expiresAt"] is not None, made
+    created = world.key("ADMIN", brief)
+    assert created["expiresAt"] is not None, created
     far = (datetime.now(UTC) + timedelta(days=1)).isoformat()
     later = world.call(brief, "POST", "/tokens", {"name": "later", "expiresAt": far})
     assert later.status in (403, 422), later
@@ -249,7 +251,7 @@ def tokens_that_outlive_their_maker(world: World) -> str:
     revoked = world.call(below, "GET", "/me")
     assert revoked.status == 401, revoked
     ended = eventually_sync(
-        lambda: a if (a := world.call(made["token"], "GET", "/me")).status == 401 else None,
+        lambda: a if (a := world.call(created["token"], "GET", "/me")).status == 401 else None,
         timeout=20,
     )
     return f"later end: {later}, maker revoked: {revoked}, maker's end: {ended}"

@@ -61,8 +61,8 @@ class World:
             client.close()
 
     @property
-    def place(self) -> tuple[str, int]:
-        """Where the first API process listens."""
+    def address(self) -> tuple[str, int]:
+        """Returns the address of the first API process."""
         parts = urlsplit(self.urls[0])
         assert parts.hostname is not None
         assert parts.port is not None
@@ -85,8 +85,8 @@ class World:
             method, V1 + path, headers=headers, **({} if body is None else {"json": body}), **more
         )
         text = answer.text
-        said = json.loads(text) if "json" in answer.headers.get("content-type", "") else text
-        return Answer(answer.status_code, said, dict(answer.headers))
+        output = json.loads(text) if "json" in answer.headers.get("content-type", "") else text
+        return Answer(answer.status_code, output, dict(answer.headers))
 
     def ok(self, token: str | None, method: str, path: str, body: Any = None) -> Any:
         """The body of an answer that must be a success."""
@@ -116,14 +116,16 @@ class World:
 
     def tenant(self) -> str:
         """The owner's token of a new workspace."""
-        made = self.ok(self.owner, "POST", "/workspaces", {"name": self.fresh("workspace")})
-        return str(made["token"]["token"] if isinstance(made["token"], dict) else made["token"])
+        created = self.ok(self.owner, "POST", "/workspaces", {"name": self.fresh("workspace")})
+        return str(
+            created["token"]["token"] if isinstance(created["token"], dict) else created["token"]
+        )
 
     def agent(self, by: str, **more: Any) -> dict[str, str]:
         """Id and name of a new agent that takes a type of tasks of its own."""
-        name, made = self.fresh("agent"), str(uuid4())
-        self.ok(by, "PUT", f"/agents/{made}", {"name": name, "taskTypes": [name], **more})
-        return {"id": made, "name": name}
+        name, created = self.fresh("agent"), str(uuid4())
+        self.ok(by, "PUT", f"/agents/{created}", {"name": name, "taskTypes": [name], **more})
+        return {"id": created, "name": name}
 
     def held(self, by: str) -> tuple[dict[str, Any], dict[str, str]]:
         """A task that an agent of that workspace has claimed, and the agent."""
@@ -133,13 +135,14 @@ class World:
         return task, agent
 
     def task(self, by: str, task: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.ok(by, "GET", f"/agent-tasks/{task}")
-        return found
+        result: dict[str, Any] = self.ok(by, "GET", f"/agent-tasks/{task}")
+        return result
 
     def ended(self, by: str, task: str) -> dict[str, Any]:
         """The task when it is over."""
         return eventually_sync(
-            lambda: found if (found := self.task(by, task)).get("finishedAt") else None, timeout=60
+            lambda: result if (result := self.task(by, task)).get("finishedAt") else None,
+            timeout=60,
         )
 
     @contextmanager
@@ -151,13 +154,13 @@ class World:
 
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
         """A raw connection to the API from that address."""
-        made = socket.create_connection(self.place, timeout=30, source_address=(source, 0))
-        made.settimeout(30)
-        return made
+        created = socket.create_connection(self.address, timeout=30, source_address=(source, 0))
+        created.settimeout(30)
+        return created
 
 
 def read_all(connection: socket.socket, seconds: float) -> bytes | None:
-    """What comes until the other side closes; `None` when it has not by then."""
+    """Reads until the other side closes; returns `None` if it has not by then."""
     until = time.monotonic() + seconds
     parts: list[bytes] = []
     while (left := until - time.monotonic()) > 0:
@@ -190,17 +193,17 @@ def world(name: str, count: int = 2) -> Iterator[World]:
             cli.environment["TENUTO_DATABASE"] = owner.replace(f"//{USER}@", f"//{LOGIN}@")
         urls = [stack.enter_context(serving(_beside(cli, f"api-{n}"))) for n in range(count)]
         stack.enter_context(started(cli, "coordinator"))
-        made = World(name, cli, urls)
-        stack.callback(made.close)
-        yield made
+        created = World(name, cli, urls)
+        stack.callback(created.close)
+        yield created
 
 
 def _beside(cli: Orchestrate, name: str) -> Orchestrate:
     """The same installation, with a folder of its own to run in and to log to."""
-    made = copy(cli)
-    made.home = cli.home / name
-    made.home.mkdir()
-    return made
+    created = copy(cli)
+    created.home = cli.home / name
+    created.home.mkdir()
+    return created
 
 
 def _make_login(server: PostgresServer, url: str) -> None:

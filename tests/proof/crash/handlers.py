@@ -79,8 +79,8 @@ async def together(ctx: Any) -> None:
 
 
 handlers = {
-    each.__name__: each
-    for each in (
+    item.__name__: item
+    for item in (
         deaf,
         deaf_thread,
         busy,

@@ -22,7 +22,7 @@ from tenuto.worker.runtime.environment import allowed_environment
 from tenuto.worker.session import Supervisor
 from tenuto.worker.worker import Worker
 
-PATIENCE = 20.0
+WAIT_S = 20.0
 SHORT: dict[str, Any] = {
     "heartbeat_s": 0.2,
     "lease_s": 5,
@@ -53,7 +53,7 @@ class Inside:
         """A task that runs a shell script."""
         return await self.submit(command=["sh", "-c", script], **options)
 
-    async def until(self, task: UUID, *statuses: str, limit: float = PATIENCE) -> TaskView:
+    async def until(self, task: UUID, *statuses: str, limit: float = WAIT_S) -> TaskView:
         """The task once it is in one of the statuses."""
 
         async def there() -> TaskView | None:
@@ -66,10 +66,10 @@ class Inside:
             view = await self.engine.show(task)
             raise AssertionError(f"not {statuses} in {limit} s: {view}") from error
 
-    async def ended(self, task: UUID, limit: float = PATIENCE) -> TaskView:
+    async def ended(self, task: UUID, limit: float = WAIT_S) -> TaskView:
         return await self.until(task, *TERMINAL, limit=limit)
 
-    async def said(self, task: UUID, text: str, limit: float = PATIENCE) -> None:
+    async def logged(self, task: UUID, text: str, limit: float = WAIT_S) -> None:
         """Wait until the task's transcript has a line with the text."""
 
         async def there() -> bool:
@@ -82,7 +82,7 @@ class Inside:
         return [line.text for line in lines]
 
     async def outcomes(self, task: UUID) -> list[str | None]:
-        return [each.outcome for each in await self.engine.attempts(task)]
+        return [attempt.outcome for attempt in await self.engine.attempts(task)]
 
     async def last(self, task: UUID) -> AttemptView:
         return (await self.engine.attempts(task))[-1]
@@ -90,18 +90,18 @@ class Inside:
 
 @contextmanager
 def faults() -> Iterator[list[logging.LogRecord]]:
-    """What is logged with an exception meanwhile: always a fault of ours."""
-    found: list[logging.LogRecord] = []
+    """Returns the log records with an exception: each is an internal error."""
+    matches: list[logging.LogRecord] = []
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.exc_info:
-                found.append(record)
+                matches.append(record)
 
     handler = Keep()
     logging.getLogger("tenuto").addHandler(handler)
     try:
-        yield found
+        yield matches
     finally:
         logging.getLogger("tenuto").removeHandler(handler)
 
@@ -118,7 +118,7 @@ async def working(
     handlers: Handlers | None = None,
     *,
     coordinate: bool = True,
-    own_heart: bool = True,
+    own_loop: bool = True,
     faulty: bool = False,
     own: Sequence[str] | None = None,
     **changes: Any,
@@ -134,7 +134,7 @@ async def working(
     stop = asyncio.Event()
     supervisor = Supervisor()
     async with app.connect(settings, actor="test", listen=True) as engine:
-        connect = (lambda: app.connect(settings)) if own_heart else None
+        connect = (lambda: app.connect(settings)) if own_loop else None
         worker = Worker(engine, settings, connect=connect)
         if handlers is None:
             profile = AgentProfile(
@@ -148,7 +148,7 @@ async def working(
             await worker.host(profile, runtime)
         else:
             await worker.host_functions("local", handlers)
-        with faults() as found:
+        with faults() as result:
             running = [asyncio.create_task(worker.run(stop))]
             if coordinate:
                 running.append(asyncio.create_task(Coordinator(engine, settings).run(stop)))
@@ -156,9 +156,9 @@ async def working(
                 yield Inside(engine, worker)
             finally:
                 stop.set()
-                async with asyncio.timeout(PATIENCE + 40):
+                async with asyncio.timeout(WAIT_S + 40):
                     await asyncio.gather(*running)
                 await supervisor.close()
         assert await engine.maintenance.audit() == []
-        told = [(record.getMessage(), record.exc_info) for record in found]
-        assert bool(told) is faulty, told
+        reports = [(record.getMessage(), record.exc_info) for record in result]
+        assert bool(reports) is faulty, reports

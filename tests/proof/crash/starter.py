@@ -16,8 +16,8 @@ from tenuto.settings import load
 
 async def main(plan: str) -> None:
     async with app.connect(load(), actor="starter") as engine:
-        made = msgspec.json.decode(plan, type=Plan)
-        await engine.flows.start_plan(made, fire_key="once")
+        created = msgspec.json.decode(plan, type=Plan)
+        await engine.flows.start_plan(created, fire_key="once")
 
 
 app.run(main(*sys.argv[1:]))

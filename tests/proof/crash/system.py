@@ -29,7 +29,7 @@ from tenuto.worker import supervisor
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(sys.executable).with_name("orchestrate")
-PATIENCE = 60.0  # seconds for what takes one on an idle machine
+WAIT_S = 60.0  # seconds for what takes one on an idle machine
 SHORT: dict[str, Any] = {
     "heartbeat_s": 0.3,
     "lease_s": 1,
@@ -51,12 +51,12 @@ def _die_with_parent() -> None:
 
 def carrying(mark: str) -> list[int]:
     """The processes whose environment holds the mark; the dead have none."""
-    found = []
+    matches = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if folder.name.isdigit() and mark.encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-    return found
+                matches.append(int(folder.name))
+    return matches
 
 
 class Process:
@@ -86,7 +86,7 @@ class Process:
     def signal(self, number: int) -> None:
         self._popen.send_signal(number)
 
-    async def ended(self, limit: float = PATIENCE) -> int:
+    async def ended(self, limit: float = WAIT_S) -> int:
         await eventually(lambda: self.code is not None, limit)
         assert self.code is not None
         return self.code
@@ -95,7 +95,7 @@ class Process:
         return self.log.read_text(errors="replace")
 
     def stands_still(self) -> bool:
-        stats = [each.read_text() for each in Path(f"/proc/{self.pid}/task").glob("*/stat")]
+        stats = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/stat")]
         return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
     def end(self) -> None:
@@ -166,17 +166,17 @@ class System:
         }
         return NewTask(**plain | options)
 
-    async def said(self, task: UUID, text: str) -> None:
+    async def logged(self, task: UUID, text: str) -> None:
         """Wait until the task's transcript has that line."""
 
         async def there() -> bool:
             lines = await self.engine.query.transcript(task, self.engine.workspace)
             return text in [line.text for line in lines]
 
-        await eventually(there, PATIENCE, 0.05)
+        await eventually(there, WAIT_S, 0.05)
 
-    async def submit(self, *news: NewTask) -> list[UUID]:
-        return [each.id for each in await self.engine.submit_many(news)]
+    async def submit(self, *new_tasks: NewTask) -> list[UUID]:
+        return [submitted.id for submitted in await self.engine.submit_many(new_tasks)]
 
     def sessions(self) -> list[int]:
         """The processes of tasks' commands."""
@@ -190,12 +190,12 @@ class System:
         assert pid in self.others(), "not a process of this test"
         os.kill(pid, signal.SIGKILL)
 
-    async def in_status(self, ids: Iterable[UUID], *statuses: str, limit: float = PATIENCE) -> None:
+    async def in_status(self, ids: Iterable[UUID], *statuses: str, limit: float = WAIT_S) -> None:
         """Wait until each of the tasks is in one of the statuses."""
 
         async def missing() -> dict[str, str]:
-            found = {task: (await self.engine.show(task)).status for task in ids}
-            return {str(task): status for task, status in found.items() if status not in statuses}
+            matches = {task: (await self.engine.show(task)).status for task in ids}
+            return {str(task): status for task, status in matches.items() if status not in statuses}
 
         async def nothing_missing() -> bool:
             return not await missing()
@@ -216,7 +216,7 @@ class System:
         return await self.engine.attempts(task)
 
     async def outcomes(self, task: UUID) -> list[str | None]:
-        return [each.outcome for each in await self.engine.attempts(task)]
+        return [attempt.outcome for attempt in await self.engine.attempts(task)]
 
     async def check(self, acknowledged: Iterable[UUID], *, gone: bool = True) -> None:
         """The demands on a system whose faults are over."""
@@ -241,7 +241,7 @@ class System:
         """Leave nothing running."""
         for process in self.processes:
             process.end()
-        eventually_sync(self._killed, PATIENCE)
+        eventually_sync(self._killed, WAIT_S)
 
     def _killed(self) -> bool:
         left = carrying(self.mark)
@@ -254,17 +254,21 @@ class System:
 @asynccontextmanager
 async def system(url: str, folder: Path) -> AsyncIterator[System]:
     """A system on an empty database; nothing of it is left, and none of it ended in a fault."""
-    made = System(url, folder)
+    created = System(url, folder)
     store = app.create_store(url)
     await store.migrate()
     await store.close()
     try:
-        async with app.connect(made.settings, actor="test") as engine:
-            made.engine = engine
-            yield made
+        async with app.connect(created.settings, actor="test") as engine:
+            created.engine = engine
+            yield created
     finally:
-        made.kill_all()
-    faults = {str(each.log): each.text() for each in made.processes if "Traceback" in each.text()}
+        created.kill_all()
+    faults = {
+        str(process.log): process.text()
+        for process in created.processes
+        if "Traceback" in process.text()
+    }
     assert not faults, "\n".join(faults.values())
 
 
@@ -285,7 +289,7 @@ def stopped(*processes: Process, free: Callable[[], bool] = lambda: True) -> Ite
             process.signal(signal.SIGCONT)
         return False
 
-    eventually_sync(hold, PATIENCE)
+    eventually_sync(hold, WAIT_S)
     try:
         yield
     finally:
@@ -297,7 +301,11 @@ def stopped(*processes: Process, free: Callable[[], bool] = lambda: True) -> Ite
 def frozen(root: int) -> Iterator[None]:
     """A process and its children that stand still meanwhile, such as a database server."""
     os.kill(root, signal.SIGSTOP)
-    below = [each.pid for each in supervisor.list_processes() if each.parent == root]
+    below = [
+        list_process.pid
+        for list_process in supervisor.list_processes()
+        if list_process.parent == root
+    ]
     for pid in below:
         os.kill(pid, signal.SIGSTOP)
     try:

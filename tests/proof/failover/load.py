@@ -67,13 +67,17 @@ class Outcome(msgspec.Struct, frozen=True):
 
     def line(self, case: str, leader_s: float | None) -> str:
         """The case as a row of the table in the documents."""
-        told, breaches = self.verdict.info, self.verdict.violations
+        reported, breaches = self.verdict.info, self.verdict.violations
         lost = len(breaches["acknowledged tasks lost"])
         double = len(breaches["tasks made twice"]) + len(breaches["stale commits accepted"])
         leader = "-" if leader_s is None else f"{leader_s:.1f} s"
         cells = [case, f"{self.acknowledged:,}", leader, f"{self.gap_s:.1f} s", str(lost)]
-        cells += [str(double), str(len(breaches["tasks stuck"])), str(told["executions doubled"])]
-        cells += [str(self.never_ran), str(told["leases taken over"])]
+        cells += [
+            str(double),
+            str(len(breaches["tasks stuck"])),
+            str(reported["executions doubled"]),
+        ]
+        cells += [str(self.never_ran), str(reported["leases taken over"])]
         return f"| {' | '.join(cells)} |"
 
     def check(self, away_s: float = 0.0) -> None:
@@ -151,9 +155,9 @@ class Load:
 
     def _failed(self) -> list[str]:
         """The last words of processes that ended though nobody asked them to."""
-        dead = [each for each in self._staff if each.code is not None]
+        dead = [item for item in self._staff if item.code is not None]
         dead += [self._submitter] if self._submitter.code else []
-        return [f"{each.log.name}: exit {each.code}: {each.text()[-2000:]}" for each in dead]
+        return [f"{item.log.name}: exit {item.code}: {item.text()[-2000:]}" for item in dead]
 
     def _start(self, name: str, *words: str) -> Process:
         env = environment_without_settings()
@@ -169,8 +173,8 @@ class Load:
 @asynccontextmanager
 async def load(folder: Path, leader: str, name: str, address: str) -> AsyncIterator[Load]:
     """A load on the new database `name`, made on the leader and used through `address`."""
-    made = await create_database(leader, name)
-    store = app.create_store(made)
+    created = await create_database(leader, name)
+    store = app.create_store(created)
     await store.migrate()
     await store.close()
     running = Load(folder, address)
@@ -242,7 +246,7 @@ class Witness:
 
 
 async def ask(url: str, statements: str) -> Any:
-    """What the statements answer, on a connection of its own."""
+    """Returns the rows of the statements, on a connection of its own."""
     connection = await asyncpg.connect(url, timeout=5)
     try:
         if statements.startswith("select"):

@@ -44,11 +44,11 @@ async def submit(engine: Engine, new: NewTask) -> None:
     """Hand in a task until it is acknowledged."""
     while True:
         try:
-            made = await engine.submit(new)
+            submitted = await engine.submit(new)
         except Unavailable:
             await wait_first_event([], AGAIN_S, engine.clock)
             continue
-        append_lines(f"ack {new.idempotency_key} {made.id}", f"at {engine.clock.elapsed()}")
+        append_lines(f"ack {new.idempotency_key} {submitted.id}", f"at {engine.clock.elapsed()}")
         return
 
 

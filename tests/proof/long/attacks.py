@@ -13,8 +13,8 @@ GRADES = (high, medium, low)
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def installation(request: pytest.FixtureRequest) -> Iterator[World]:
-    with world(request.param) as made:
-        yield made
+    with world(request.param) as created:
+        yield created
 
 
 @pytest.mark.parametrize("number", HOLES)

@@ -107,8 +107,8 @@ def test_planted_chaos_fault_is_detected(name: str, monkeypatch: pytest.MonkeyPa
         if not (report := run_plan(plan, lambda _: None)).holds:
             break
     assert not report.holds
-    found = [kind for kind, cases in report.verdict.violations.items() if cases]
-    assert set(found) & set(WRONG[name].split("|")), "\n".join(format_lines(report))
+    matches = [kind for kind, cases in report.verdict.violations.items() if cases]
+    assert set(matches) & set(WRONG[name].split("|")), "\n".join(format_lines(report))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

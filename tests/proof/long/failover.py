@@ -19,7 +19,7 @@ from tests.waiting import eventually_sync
 
 from tenuto.clock import Clock
 
-STRIKE = 0.3
+FAULT_AFTER = 0.3
 """The share of tasks that are acknowledged before the fault."""
 CUT_S = 15.0
 SETTLES_S = 5.0
@@ -38,16 +38,16 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A cluster on the loopback."""
-    with Cluster() as made:
+    with Cluster() as created:
         print(f"\n{HEAD}")
-        yield made
+        yield created
 
 
 @pytest.fixture(scope="module")
 def apart() -> Iterator[Cluster]:
     """A cluster whose machines are network namespaces, with a member of etcd each."""
-    with Cluster(Namespaces(), etcds=SIZE) as made:
-        yield made
+    with Cluster(Namespaces(), etcds=SIZE) as created:
+        yield created
 
 
 async def dies(cluster: Cluster, leader: int, _: Load) -> float:
@@ -77,7 +77,7 @@ async def is_out_of_reach(cluster: Cluster, leader: int, _: Load) -> None:
     assert isinstance(cluster.net, Namespaces)
     cluster.net.cut("outer", leader)
     await CLOCK.sleep(CUT_S)
-    cluster.net.mend("outer", leader)
+    cluster.net.restore("outer", leader)
 
 
 async def loses_standbys(cluster: Cluster, leader: int, running: Load) -> None:
@@ -95,16 +95,16 @@ async def loses_standbys(cluster: Cluster, leader: int, running: Load) -> None:
         cluster.thaw(n)
 
 
-async def replaced(cluster: Cluster, leader: int, strike: Callable[[int], None]) -> float:
-    """Strike, and return after how many seconds another machine leads."""
+async def replaced(cluster: Cluster, leader: int, inject: Callable[[int], None]) -> float:
+    """Injects the fault; returns the seconds until another machine leads."""
     began = CLOCK.elapsed()
-    await asyncio.to_thread(strike, leader)
+    await asyncio.to_thread(inject, leader)
     await asyncio.to_thread(cluster.new_leader, leader)
     return CLOCK.elapsed() - began
 
 
 @pytest.mark.parametrize(
-    ("case", "fault", "place"),
+    ("case", "fault", "position"),
     [
         ("machine dies", dies, 0),
         ("planned switchover", is_switched, 0),
@@ -114,9 +114,9 @@ async def replaced(cluster: Cluster, leader: int, strike: Callable[[int], None])
     ],
 )
 async def test_failed_primary_is_replaced(
-    cluster: Cluster, tmp_path: Path, case: str, fault: Fault, place: int
+    cluster: Cluster, tmp_path: Path, case: str, fault: Fault, position: int
 ) -> None:
-    await run(cluster, tmp_path, case, fault, place)
+    await run(cluster, tmp_path, case, fault, position)
 
 
 async def test_commits_wait_for_a_standby(cluster: Cluster, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ signal.pause()
 
 
 async def run(
-    cluster: Cluster, folder: Path, case: str, fault: Fault, place: int, *, away_s: float = 0.0
+    cluster: Cluster, folder: Path, case: str, fault: Fault, position: int, *, away_s: float = 0.0
 ) -> None:
     """Play one case with the leader at that place of the address, and judge it.
 
@@ -174,16 +174,16 @@ async def run(
     await asyncio.to_thread(cluster.heal)
     leader = cluster.leader()
     order = [n for n in range(SIZE) if n != leader]
-    order.insert(place, leader)
+    order.insert(position, leader)
     name = f"case_{case.replace(' ', '_').replace(',', '')}"
     anywhere, address = cluster.address(name), cluster.address(name, order)
     async with (
         load(folder, cluster.direct(leader, "postgres"), name, address) as running,
         Witness(cluster.direct(leader, "postgres")).watch() as witness,
     ):
-        await running.acknowledged(STRIKE)
+        await running.acknowledged(FAULT_AFTER)
         leader_s = await fault(cluster, leader, running)
-        await running.acknowledged((1 + STRIKE) / 2)
+        await running.acknowledged((1 + FAULT_AFTER) / 2)
         await asyncio.to_thread(cluster.heal)
         outcome = await running.outcome(anywhere)
     print(f"\n{outcome.line(case, leader_s)}")

@@ -34,8 +34,8 @@ def flows_from(first: int) -> Counter[str]:
 def test_every_task_finishes_once_under_faults() -> None:
     with ProcessPoolExecutor() as pool:
         happened = sum(pool.map(tasks_from, range(0, SEEDS, CHUNK)), Counter[str]())
-    print("".join(f"\n{happened[what]:>9}  {what}" for what in HAPPENS))
-    assert [what for what in HAPPENS if not happened[what]] == []
+    print("".join(f"\n{happened[item]:>9}  {item}" for item in HAPPENS))
+    assert [item for item in HAPPENS if not happened[item]] == []
 
 
 def test_attempts_that_outlive_their_leases_change_nothing() -> None:

@@ -27,16 +27,16 @@ def main() -> int:
         result = simulate_flow(seed) if asked.flows else simulate(seed)
         happened += result.happened
         if asked.verbose:
-            for at, who, what in result.trace:
-                sys.stdout.write(f"{at:9.3f}  {who:<16} {what}\n")
-        for invariant, what in result.broken:
-            sys.stdout.write(f"seed {seed}: {invariant}: {what}\n")
+            for at, caller, subject in result.trace:
+                sys.stdout.write(f"{at:9.3f}  {caller:<16} {subject}\n")
+        for invariant, subject in result.broken:
+            sys.stdout.write(f"seed {seed}: {invariant}: {subject}\n")
         failed += bool(result.broken)
     spent = time.perf_counter() - began
-    each = spent / len(seeds) * 1000
-    sys.stdout.write(f"{len(seeds)} seeds, {failed} failed, {each:.1f} ms each\n")
-    for what in HAPPENS:
-        sys.stdout.write(f"  {happened[what]:>7}  {what}\n")
+    mean_ms = spent / len(seeds) * 1000
+    sys.stdout.write(f"{len(seeds)} seeds, {failed} failed, {mean_ms:.1f} ms each\n")
+    for subject in HAPPENS:
+        sys.stdout.write(f"  {happened[subject]:>7}  {subject}\n")
     return 1 if failed else 0
 
 

@@ -66,10 +66,14 @@ class Scene:
             raise ProcessLookupError(pid)
 
     def alive(self, kind: str) -> list[Process]:
-        return [each for each in self.processes if each.kind == kind and each.state == "running"]
+        return [
+            process
+            for process in self.processes
+            if process.kind == kind and process.state == "running"
+        ]
 
 
-async def until_heard(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+async def until_answered(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
     """Call again until the store answers."""
     while True:
         try:
@@ -81,7 +85,7 @@ async def until_heard(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
 
 
 def worker_id(process: Process) -> str:
-    """What a worker calls itself."""
+    """Returns the id of a worker."""
     return f"{socket.gethostname()}:{process.pid}:{process.name}"
 
 
@@ -98,7 +102,7 @@ async def work(scene: Scene, process: Process, slot: int) -> None:
     plan = scene.plan
     worker = Worker(scene.engine(process), plan.settings, name=worker_id(process), exit_process=die)
     handlers = Handlers(process, scene.recorder, scene.faults)
-    await until_heard(
+    await until_answered(
         lambda: worker.host_functions(
             "agent" if plan.shared_agent else f"agent {slot}",
             {None: handlers.handle},
@@ -113,7 +117,7 @@ async def coordinate(scene: Scene, process: Process) -> None:
 
     async def sink(events: Sequence[Row]) -> None:
         await asyncio.sleep(scene.faults.rng.random() * scene.plan.latency)
-        if scene.faults.strikes(scene.plan.sink_fails, "sink failed"):
+        if scene.faults.happens(scene.plan.sink_fails, "sink failed"):
             scene.recorder.deliver(events[: scene.faults.rng.randint(0, len(events))])
             raise Unavailable("the subscriber does not answer")
         scene.recorder.deliver(events)
@@ -141,14 +145,14 @@ async def keep(scene: Scene, kind: str, slot: int) -> None:
         await process.gone.wait()
         scene.recorder.note(process.name, process.state)
         if process.state == "dead" and kind == "worker" and rng.random() < scene.plan.deaths_seen:
-            parent = next(each for each in scene.processes if each.kind == "operator")
+            parent = next(item for item in scene.processes if item.kind == "operator")
             scene.loop.create_task(see_death(scene, parent, process), context=parent.context)
         if not scene.closing:
             await asyncio.sleep(rng.uniform(0.1, 3))
 
 
 def _soon_over(loop: VirtualLoop, process: Process, _main: "asyncio.Task[None]") -> None:
-    """What was cancelled last gets a moment to end."""
+    """Waits a moment until the last cancelled task has finished."""
     later(loop, 0.01, process.end)
 
 
@@ -182,7 +186,7 @@ class Operator:
         acts += [(rng.uniform(1, plan.duration), self._control) for _ in range(plan.controls)]
         acts += [(rng.uniform(1, plan.duration), self._submit_again) for _ in range(2)]
         under_way = []
-        for at, act in sorted(acts, key=lambda each: each[0]):
+        for at, act in sorted(acts, key=lambda item: item[0]):
             await asyncio.sleep(max(0.0, at - self._scene.loop.time()))
             under_way.append(self._scene.loop.create_task(act()))
         await asyncio.gather(*under_way)
@@ -193,35 +197,35 @@ class Operator:
         count = rng.choice([1, 1, 1, 1, 3])
         keyed = rng.random() < 0.4
         titles = [name] if count == 1 else [f"{name}.{number}" for number in range(count)]
-        news = [make_task(rng, title, self._scene.loop.time()) for title in titles]
+        new_tasks = [make_task(rng, title, self._scene.loop.time()) for title in titles]
         submit = Submit(titles, name if keyed else None)
         recorder.submits.append(submit)
         if keyed:
-            for new in news:
+            for new in new_tasks:
                 new.idempotency_key = f"key {new.title}"
-            self._keyed.append((submit, news))
-        await self._send(submit, news, times=5 if keyed else 1)
+            self._keyed.append((submit, new_tasks))
+        await self._send(submit, new_tasks, times=5 if keyed else 1)
 
-    async def _send(self, submit: Submit, news: list[NewTask], times: int) -> None:
+    async def _send(self, submit: Submit, new_tasks: list[NewTask], times: int) -> None:
         for _ in range(times):
             try:
-                done = await self._engine.submit_many(news)
+                done = await self._engine.submit_many(new_tasks)
             except Unavailable:
                 await asyncio.sleep(0.1)
                 continue
-            submit.answers = [*submit.answers, [each.id for each in done]]
-            self._known += [each.id for each in done if each.id not in self._known]
+            submit.answers = [*submit.answers, [item.id for item in done]]
+            self._known += [item.id for item in done if item.id not in self._known]
             return
 
     async def _submit_again(self) -> None:
         """The same once more, or another body under a key that is taken."""
         if not self._keyed:
             return
-        submit, news = self._rng.choice(self._keyed)
+        submit, new_tasks = self._rng.choice(self._keyed)
         if self._rng.random() < 0.6 or not submit.answers:
-            await self._send(submit, news, times=5)
+            await self._send(submit, new_tasks, times=5)
             return
-        other = NewTask(title="an impostor", idempotency_key=news[0].idempotency_key)
+        other = NewTask(title="an impostor", idempotency_key=new_tasks[0].idempotency_key)
         try:
             await self._engine.submit(other)
         except (Conflict, Unavailable):
@@ -296,53 +300,53 @@ class Harm:
         elif moment.act == "close lid":
             await self._close_lid(moment.seconds)
         elif moment.act == "cut heart off":
-            victim = await self._victim("worker")
-            victim.heartless_until = self._scene.loop.time() + moment.seconds
+            target = await self._target("worker")
+            target.heartless_until = self._scene.loop.time() + moment.seconds
             await asyncio.sleep(moment.seconds)
         elif moment.act == "cut off":
-            victim = await self._victim(self._rng.choice(["worker", "worker", "coordinator"]))
-            victim.unreachable_until = self._scene.loop.time() + moment.seconds
+            target = await self._target(self._rng.choice(["worker", "worker", "coordinator"]))
+            target.unreachable_until = self._scene.loop.time() + moment.seconds
             await asyncio.sleep(moment.seconds)
         elif verb == "kill":
             await self._kill(kind, moment.fuse)
         elif verb == "stop":
-            await self._stop(await self._victim(kind), moment.seconds)
+            await self._stop(await self._target(kind), moment.seconds)
         else:
-            (await self._victim(kind)).stop.set()
+            (await self._target(kind)).stop.set()
         self._scene.faults.happened[moment.act] += 1
 
-    async def _victim(self, kind: str) -> Process:
+    async def _target(self, kind: str) -> Process:
         """One of that kind; a worker that is busy, if there is one before long."""
         waited = 0.0
         while True:
-            found = [each for each in self._scene.alive(kind) if each.fuse is None]
-            busy = [each.process for each in self._scene.recorder.handling]
-            if preferred := [each for each in found if each in busy or kind != "worker"]:
-                found = preferred
+            matches = [item for item in self._scene.alive(kind) if item.fuse is None]
+            busy = [item.process for item in self._scene.recorder.handling]
+            if preferred := [item for item in matches if item in busy or kind != "worker"]:
+                matches = preferred
                 break
-            if found and waited > BUSY_WITHIN_S:
+            if matches and waited > BUSY_WITHIN_S:
                 break
             await asyncio.sleep(0.3)
             waited += 0.3
-        victim = self._rng.choice(found)
-        self._scene.recorder.note(victim.name, "harmed")
-        return victim
+        target = self._rng.choice(matches)
+        self._scene.recorder.note(target.name, "harmed")
+        return target
 
     async def _kill(self, kind: str, fuse: int) -> None:
         while True:
-            victim = await self._victim(kind)
-            victim.fuse = fuse
-            await victim.gone.wait()
-            if victim.fuse <= 0:
+            target = await self._target(kind)
+            target.fuse = fuse
+            await target.gone.wait()
+            if target.fuse <= 0:
                 return
 
-    async def _stop(self, victim: Process, seconds: float) -> None:
-        victim.state = "stopped"
+    async def _stop(self, target: Process, seconds: float) -> None:
+        target.state = "stopped"
         await asyncio.sleep(seconds)
-        self._scene.recorder.note(victim.name, "goes on")
-        self._scene.loop.resume(victim)
+        self._scene.recorder.note(target.name, "goes on")
+        self._scene.loop.resume(target)
 
     async def _close_lid(self, seconds: float) -> None:
         """Everything stands still, but for time."""
-        victims = [each for each in self._scene.processes if each.state == "running"]
-        await asyncio.gather(*(self._stop(each, seconds) for each in victims))
+        targets = [process for process in self._scene.processes if process.state == "running"]
+        await asyncio.gather(*(self._stop(target, seconds) for target in targets))

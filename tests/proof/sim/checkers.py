@@ -98,8 +98,8 @@ class Outcome:
             "select task, seq, kind, previous, new, attempt, message, at, data from event"
             " order by task, seq"
         ):
-            told = msgspec.json.decode(data) if data else None
-            trails[task].append(_made(Event, [*cells, told]))
+            reported = msgspec.json.decode(data) if data else None
+            trails[task].append(_made(Event, [*cells, reported]))
         self.tasks: dict[UUID, Final] = {}
         for task, *cells in database.rows(
             "select id, title, idempotency_key, parent, status, version, attempt, tries,"
@@ -112,15 +112,15 @@ class Outcome:
 def check(recorder: Recorder, database: Database, more: Sequence["Oracle"] = ()) -> list[Broken]:
     """Every way in which the run broke an invariant."""
     outcome = Outcome(database)
-    found: list[Broken] = []
+    matches: list[Broken] = []
     for oracle in (*ORACLES, *more):
-        found += oracle(recorder, outcome)
+        matches += oracle(recorder, outcome)
     mismatches = run_now(Engine(database.store).maintenance.audit())
-    return found + [("I13", text) for text in mismatches]
+    return matches + [("I13", text) for text in mismatches]
 
 
 def submits(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
-    """What was acknowledged is there, once; what has a key is there once for all its submits."""
+    """Checks that each acknowledged task is stored once, and once per key."""
     titles = Counter(task.title for task in outcome.tasks.values())
     for submit in recorder.submits:
         for answer in submit.answers:
@@ -152,29 +152,32 @@ def ends(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
 
 def results(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     """At most one attempt's result is accepted; it is the last attempt's, and its output stays."""
-    heard = defaultdict(set)
+    received = defaultdict(set)
     for write in recorder.accepted:
         if write.what == "complete":
-            heard[write.fence.task].add(write.fence.attempt)
+            received[write.fence.task].add(write.fence.attempt)
     ended: dict[str, dict[int, str]] = defaultdict(dict)
-    for task, attempt, how in outcome.database.rows("select task, attempt, outcome from attempt"):
-        ended[task][attempt] = how
+    for task, attempt, mode in outcome.database.rows("select task, attempt, outcome from attempt"):
+        ended[task][attempt] = mode
     outputs = dict(outcome.database.rows("select task, output from task_output"))
     for task in outcome.tasks.values():
         attempts = ended[str(task.id)]
-        done = {number for number, how in attempts.items() if how == "COMPLETED"}
+        done = {number for number, mode in attempts.items() if mode == "COMPLETED"}
         if sorted(attempts) != list(range(1, task.attempt + 1)) and task.status in TERMINAL:
             yield "I6", f"{task.title}: attempts {sorted(attempts)} of {task.attempt} ended"
         by_attempt = task.status == "COMPLETED" and task.attempt > 0  # the engine needs none
         if done != ({task.attempt} if by_attempt else set()):
             yield "I5", f"{task.title} is {task.status}, results of attempts {done}"
-        if not heard[task.id] <= done:
-            yield "I5", f"{task.title}: accepted {heard[task.id]}, recorded {done}"
+        if not received[task.id] <= done:
+            yield "I5", f"{task.title}: accepted {received[task.id]}, recorded {done}"
         if by_attempt:
-            told = recorder.outputs.get((task.id, task.attempt), "nothing")
-            kept = outputs.get(str(task.id))
-            if kept is None or msgspec.json.decode(kept) != told:
-                yield "I5", f"{task.title}: attempt {task.attempt} said {told}, kept is {kept}"
+            reported = recorder.outputs.get((task.id, task.attempt), "nothing")
+            stored = outputs.get(str(task.id))
+            if stored is None or msgspec.json.decode(stored) != reported:
+                yield (
+                    "I5",
+                    f"{task.title}: attempt {task.attempt} said {reported}, kept is {stored}",
+                )
 
 
 def checkpoints(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
@@ -182,31 +185,31 @@ def checkpoints(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     saves: dict[UUID, list[Any]] = defaultdict(list)
     for save in recorder.saves:
         saves[save.fence.task].append(save)
-    kept = {
+    stored = {
         UUID(task): (seq, msgspec.json.decode(data))
         for task, seq, data in outcome.database.rows("select task, seq, data from checkpoint")
     }
-    for task, made in saves.items():
+    for task, created in saves.items():
         title = outcome.tasks[task].title
-        by_number = sorted(made, key=lambda save: save.seq)
+        by_number = sorted(created, key=lambda save: save.seq)
         if any(a.seq == b.seq for a, b in pairwise(by_number)):
             yield "I3", f"{title}: one number for two checkpoints"
         if [save.fence.attempt for save in by_number] != sorted(
-            save.fence.attempt for save in made
+            save.fence.attempt for save in created
         ):
             yield "I3", f"{title}: an older attempt saved over a newer one"
         asked = recorder.asked_to_save[task]
-        if asked.index(kept[task][1]) < asked.index(by_number[-1].data):
-            yield "I3", f"{title}: kept is {kept[task]}, acknowledged was {by_number[-1].data}"
+        if asked.index(stored[task][1]) < asked.index(by_number[-1].data):
+            yield "I3", f"{title}: kept is {stored[task]}, acknowledged was {by_number[-1].data}"
         for work, _ in recorder.works[task]:
-            before = [save for save in made if save.fence.attempt < work.fence.attempt]
+            before = [save for save in created if save.fence.attempt < work.fence.attempt]
             if any(save.seq > work.checkpoint_seq for save in before):
                 yield "I3", f"{title}: attempt {work.fence.attempt} began without a checkpoint"
 
 
 def children(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     """A child once per key; recorded steps are what handlers were told."""
-    known = {
+    existing = {
         (UUID(task), key): (value, child)
         for task, key, value, child in outcome.database.rows(
             "select task, key, value, child from task_step"
@@ -218,8 +221,8 @@ def children(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     titles = Counter(task.title for task in outcome.tasks.values() if task.parent is not None)
     yield from (("spawn", f"{title} is there {n} times") for title, n in titles.items() if n > 1)
     for (task, key), value in recorder.steps.items():
-        if msgspec.json.decode(known[task, key][0]) != value:
-            yield "step", f"{key} of {task} is {known[task, key][0]}, told was {value}"
+        if msgspec.json.decode(existing[task, key][0]) != value:
+            yield "step", f"{key} of {task} is {existing[task, key][0]}, told was {value}"
 
 
 def trails(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
@@ -280,42 +283,42 @@ def orders(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
         if order.action not in ("cancel", "pause"):
             continue
         task = outcome.tasks[order.task]
-        place = next((i for i, e in enumerate(task.trail) if e.message == order.reason), None)
-        if place is None:
+        position = next((i for i, e in enumerate(task.trail) if e.message == order.reason), None)
+        if position is None:
             yield "I13", f"{task.title}: {order.action} was acknowledged and left no trace"
             continue
-        event = task.trail[place]
+        event = task.trail[position]
         if event.kind not in STAYS:
             continue
-        after = next((e for e in task.trail[place:] if e.new != event.new), None)
+        after = next((e for e in task.trail[position:] if e.new != event.new), None)
         allowed = ("cancelled",) if order.action == "cancel" else ("cancelled", "paused")
         if after is None or after.kind not in allowed:
-            said = "nothing" if after is None else after.kind
-            yield "I16", f"{task.title}: {order.action} was acknowledged, then {said}"
+            output = "nothing" if after is None else after.kind
+            yield "I16", f"{task.title}: {order.action} was acknowledged, then {output}"
         for write in recorder.accepted:
-            mine = write.fence.task == order.task and write.fence.attempt == event.attempt
-            if mine and write.began > order.acked and write.what not in PASSES[order.action]:
+            own = write.fence.task == order.task and write.fence.attempt == event.attempt
+            if own and write.began > order.acked and write.what not in PASSES[order.action]:
                 yield "I16", f"{task.title}: {write.what} accepted after {order.action}"
 
 
 def relayed(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     """Every event reached the subscriber, those of one task first in their order."""
     first: dict[UUID, list[int]] = defaultdict(list)
-    for known, seq in recorder.delivered:
-        if seq not in first[known]:
-            first[known].append(seq)
+    for existing, seq in recorder.delivered:
+        if seq not in first[existing]:
+            first[existing].append(seq)
     closed = to_micros(START) + recorder.closed_at * 1_000_000
     for task in outcome.tasks.values():
         # What workers sweep up when they are asked to end, nobody may be there to relay.
-        swept = [each.seq for each in task.trail if each.kind == "swept" and each.at >= closed]
-        heard = first[task.id]
-        seqs = [each.seq for each in task.trail if each.seq in heard or each.seq not in swept]
+        swept = [item.seq for item in task.trail if item.kind == "swept" and item.at >= closed]
+        received = first[task.id]
+        seqs = [item.seq for item in task.trail if item.seq in received or item.seq not in swept]
         if first[task.id] != seqs:
             yield "I19", f"{task.title}: relayed {first[task.id]} of {seqs}"
 
 
 def healthy(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
-    """What began when nothing was wrong any more neither loses its lease nor ends unconfirmed."""
+    """Checks that no attempt begun after the last fault lost its lease or ended unconfirmed."""
     if recorder.suicides:
         return  # a handler that would not stop took its worker with it
     from_then = to_micros(START) + (recorder.healed_at + SETTLED_S) * 1_000_000
@@ -327,9 +330,9 @@ def healthy(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     }
     for task in outcome.tasks.values():
         for event in task.trail:
-            how = badly.get((task.id, event.attempt))
-            if event.kind == "claimed" and event.at >= from_then and how is not None:
-                yield "healthy", f"{task.title}: attempt {event.attempt} {how} for no reason"
+            mode = badly.get((task.id, event.attempt))
+            if event.kind == "claimed" and event.at >= from_then and mode is not None:
+                yield "healthy", f"{task.title}: attempt {event.attempt} {mode} for no reason"
 
 
 Oracle = Callable[[Recorder, Outcome], Iterator[Broken]]

@@ -73,12 +73,12 @@ def everything_ends(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
         yield "I2", "a flow with a fire key was started more or less than once"
 
 
-def told(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
+def audit_trails(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     """Groups and flows have trails without gaps that tell of one end, and end as their rows do."""
     first: dict[str, list[int]] = defaultdict(list)
-    for known, seq in recorder.delivered:
-        if seq not in first[str(known)]:
-            first[str(known)].append(seq)
+    for existing, seq in recorder.delivered:
+        if seq not in first[str(existing)]:
+            first[str(existing)].append(seq)
     for table in ("flow", "task_group"):
         for id_, key, status, version in outcome.database.rows(
             f"select id, key, status, version from {table}"
@@ -98,14 +98,14 @@ def told(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
 
 
 def _slots(outcome: Outcome) -> dict[tuple[str | None, int], list[Node]]:
-    found: dict[tuple[str | None, int], list[Node]] = defaultdict(list)
+    result: dict[tuple[str | None, int], list[Node]] = defaultdict(list)
     for node in nodes(outcome):
-        found[node.group, node.slot].append(node)
-    return found
+        result[node.group, node.slot].append(node)
+    return result
 
 
 def _end(slot: list[Node]) -> str:
-    """How a slot ended: something follows only what ended well, so at most one did not."""
+    """Returns the outcome of a slot: at most one task in it did not end well."""
     return next((node.status for node in slot if node.status != GOOD), GOOD)
 
 
@@ -118,15 +118,15 @@ def joins(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     for node in nodes(outcome):
         inside[node.group].append(node.id)
     for run in runs(outcome):
-        mine = {slot: _end(each) for (group, slot), each in slots.items() if group == run.id}
-        good = sum(status == GOOD for status in mine.values())
-        bad = sum(status not in (GOOD, NEITHER) for status in mine.values())
-        if any(each in tried for each in inside[run.id]):
+        own = {slot: _end(children) for (group, slot), children in slots.items() if group == run.id}
+        good = sum(status == GOOD for status in own.values())
+        bad = sum(status not in (GOOD, NEITHER) for status in own.values())
+        if any(item in tried for item in inside[run.id]):
             pass
         elif run.open == 0:
-            if (run.succeeded, run.failed, len(mine)) != (good, bad, run.total):
+            if (run.succeeded, run.failed, len(own)) != (good, bad, run.total):
                 counted = f"{run.succeeded} good, {run.failed} bad of {run.total}"
-                yield "I18", f"{run.key} counted {counted}; there are {good}, {bad}, {len(mine)}"
+                yield "I18", f"{run.key} counted {counted}; there are {good}, {bad}, {len(own)}"
         elif run.succeeded > good or run.failed > bad or run.open > run.total:
             yield "I18", f"{run.key} counted more ends than there are"
         if run.status == GOOD and (run.open or run.failed):
@@ -144,22 +144,24 @@ def items(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     for run in runs(outcome):
         if run.items is None:
             continue
-        made = {slot: each for (group, slot), each in slots.items() if group == run.id}
-        for slot, each in made.items():
-            if len(each) != 1:
-                yield "I18", f"item {slot} of {run.key} was made {len(each)} times"
-        if sorted(made) != list(range(run.made)) or (run.status == GOOD and run.made != run.total):
-            yield "I18", f"{run.key} has {len(made)} of {run.total} items"
+        created = {slot: children for (group, slot), children in slots.items() if group == run.id}
+        for slot, children in created.items():
+            if len(children) != 1:
+                yield "I18", f"item {slot} of {run.key} was made {len(children)} times"
+        if sorted(created) != list(range(run.made)) or (
+            run.status == GOOD and run.made != run.total
+        ):
+            yield "I18", f"{run.key} has {len(created)} of {run.total} items"
     numbers: dict[tuple[str, bool], list[int]] = defaultdict(list)
     for node in nodes(outcome):
         numbers[node.key, node.is_group].append(node.activation)
-    for (key, _), found in numbers.items():
-        if len(set(found)) != len(found):
-            yield "I18", f"{key} was activated {sorted(found)}"
+    for (key, _), result in numbers.items():
+        if len(set(result)) != len(result):
+            yield "I18", f"{key} was activated {sorted(result)}"
 
 
 def skipped(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
-    """What was skipped has not run."""
+    """Checks that no skipped task has run."""
     del recorder
     for node in nodes(outcome):
         if node.status == NEITHER and node.attempt:
@@ -171,32 +173,32 @@ def course(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     from tests.proof.sim.flow_story import ROUNDS, STEPS, expected
 
     twist = recorder.seen["twist"]
-    wanted = expected(twist)
-    found = Counter(node.key for node in nodes(outcome))
+    desired = expected(twist)
+    result = Counter(node.key for node in nodes(outcome))
     rows = outcome.database.rows("select status, steps_left from flow")
     status, left = rows[0] if rows else ("nothing", 0)
     ends = {node.status for node in nodes(outcome)}
-    if ends <= {GOOD} and found != wanted and status == GOOD:
-        yield "I18", f"wrong steps: {_difference(found, wanted)}"
-    if over := found - wanted:
+    if ends <= {GOOD} and result != desired and status == GOOD:
+        yield "I18", f"wrong steps: {_difference(result, desired)}"
+    if over := result - desired:
         yield "I18", f"too much was run: {dict(over)}"
-    if status == GOOD and found != wanted:
-        yield "I18", f"COMPLETED without {dict(wanted - found)}"
+    if status == GOOD and result != desired:
+        yield "I18", f"COMPLETED without {dict(desired - result)}"
     # A retry without cascade leaves a flow as it ended.
     left_so = status == "FAILED" and _retried_after_the_end(outcome)
     wrong = (status == "FAILED") != bool(ends - {GOOD, NEITHER}) and status != "CANCELLED"
     if wrong and not left_so:
         yield "I18", f"the flow is {status}, its parts are {sorted(ends)}"
-    if left != STEPS - found["again"]:
-        yield "I18", f"{left} jumps left after {found['again']} of {STEPS}"
-    if found["final"] and not found["ok"]:
+    if left != STEPS - result["again"]:
+        yield "I18", f"{left} jumps left after {result['again']} of {STEPS}"
+    if result["final"] and not result["ok"]:
         yield "I18", "the last task ran before its time"
-    if found["work"] - found["again"] not in (0, 1) or found["work"] > ROUNDS:
-        yield "I18", f"{found['work']} rounds by {found['again']} jumps"
+    if result["work"] - result["again"] not in (0, 1) or result["work"] > ROUNDS:
+        yield "I18", f"{result['work']} rounds by {result['again']} jumps"
 
 
-def _difference(found: Counter[str], wanted: Counter[str]) -> dict[str, Any]:
-    return {"more": dict(found - wanted), "less": dict(wanted - found)}
+def _difference(result: Counter[str], desired: Counter[str]) -> dict[str, Any]:
+    return {"more": dict(result - desired), "less": dict(desired - result)}
 
 
 def approvals(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
@@ -222,18 +224,18 @@ def approvals(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
 
 
 def waits(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
-    """Nothing starts before what it waits for has ended well; nothing waits for what has."""
+    """Checks that a task starts after its dependencies, and waits for no finished one."""
     del recorder
-    places: dict[tuple[str, str], int] = {}
+    positions: dict[tuple[str, str], int] = {}
     for task, kind, position in outcome.database.rows(
         "select task, kind, position from event where kind in ('claimed', 'completed')"
         " order by position desc"
     ):
-        places[task, kind] = position
+        positions[task, kind] = position
     for task, needs, met, failed in outcome.database.rows(
         "select task, needs, met, failed from task_dependency"
     ):
-        begun, done = places.get((task, "claimed")), places.get((needs, "completed"))
+        begun, done = positions.get((task, "claimed")), positions.get((needs, "completed"))
         if begun is not None and (done is None or begun < done):
             yield "I17", f"{task} began before {needs} had ended"
         if not met and not failed and done is not None:
@@ -243,32 +245,37 @@ def waits(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
 def turns(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     """In a sequence, nobody is claimed before those in front have ended."""
     del recorder
-    places: dict[str, list[int]] = defaultdict(list)
+    positions: dict[str, list[int]] = defaultdict(list)
     for task, position in outcome.database.rows(
         "select task, position from event where kind in ('claimed', 'completed') order by position"
     ):
-        places[task].append(position)
+        positions[task].append(position)
     slots = _slots(outcome)
     tried = {row[0] for row in outcome.database.rows(RETRIED)}
     for run in runs(outcome):
-        inside = [node.id for (group, _), each in slots.items() if group == run.id for node in each]
+        inside = [
+            node.id
+            for (group, _), children in slots.items()
+            if group == run.id
+            for node in children
+        ]
         if run.kind != "sequential" or not tried.isdisjoint(inside):
             continue
         last = 0
         for slot in range(run.made):
-            here = [at for node in slots[run.id, slot] for at in places[node.id]]
+            here = [at for node in slots[run.id, slot] for at in positions[node.id]]
             if here and min(here) < last:
                 yield "I18", f"child {slot} of {run.key} did not wait for its turn"
             last = max([last, *here])
 
 
 ORACLES: tuple[Oracle, ...] = (
-    *(everything_ends, told, joins, items, skipped, course, approvals, waits, turns),
+    *(everything_ends, audit_trails, joins, items, skipped, course, approvals, waits, turns),
 )
 
 
 def _retried_after_the_end(outcome: Outcome) -> bool:
-    """Whether a task was retried when the flow had failed for good."""
+    """True if a task was retried when the flow had failed for good."""
     retried = "select 1 from event where kind = 'retried' and at >="
     failed = "select max(at) from event where kind = 'flow_failed'"
     return bool(outcome.database.rows(f"{retried} ({failed}) limit 1"))

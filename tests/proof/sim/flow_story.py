@@ -92,7 +92,7 @@ def make_flow_plan(seed: int) -> Plan:
         max_concurrent=None,
         duration=plan.duration * stretch,
         moments=(
-            *(msgspec.structs.replace(each, at=each.at * stretch) for each in plan.moments),
+            *(msgspec.structs.replace(moment, at=moment.at * stretch) for moment in plan.moments),
             Moment(rng.uniform(1, 12), "kill coordinator", LEASE_S, rng.randint(1, 60)),
         ),
     )
@@ -143,9 +143,9 @@ def make_flow(seed: int, twist: Twist) -> FlowPlan:
         _task(rng, "yes", next="yes2"),
         _task(rng, "no", next="final"),
     ]
-    known = {spec.key or "": spec for spec in specs}
-    known["yes2"] = msgspec.structs.replace(known["yes2"], next="final")
-    return build_plan("list", known.get)
+    existing = {spec.key or "": spec for spec in specs}
+    existing["yes2"] = msgspec.structs.replace(existing["yes2"], next="final")
+    return build_plan("list", existing.get)
 
 
 def _engine(key: str, control: Any, **fields: Any) -> NewTask:
@@ -154,7 +154,7 @@ def _engine(key: str, control: Any, **fields: Any) -> NewTask:
 
 
 def expected(twist: Twist) -> Counter[str]:
-    """How often each key runs when nobody interferes; a foreach is a task and a group."""
+    """Returns how often each key runs without interference; a foreach is a task and a group."""
     counts = Counter({f"p{number}": 1 for number in range(CHILDREN - 3)})
     counts.update("list fan seq s0 s1 s2 even odd q q3 each each ok if final".split())
     counts["item"] = twist.items
@@ -192,7 +192,7 @@ class FlowOperator(Operator):
         ):
             acts += [(rng.uniform(1, plan.duration), deed) for _ in range(times)]
         under_way = []
-        for at, act in sorted(acts, key=lambda each: each[0]):
+        for at, act in sorted(acts, key=lambda item: item[0]):
             await asyncio.sleep(max(0.0, at - self._scene.loop.time()))
             under_way.append(self._scene.loop.create_task(_run(act)))
         await asyncio.gather(*under_way)
@@ -201,7 +201,7 @@ class FlowOperator(Operator):
     async def carry_on(self) -> None:
         await asyncio.sleep(SETTLED_S)
 
-    async def _insist(self, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _retry(self, call: Callable[[], Awaitable[Any]]) -> Any:
         while True:
             try:
                 return await call()
@@ -209,17 +209,17 @@ class FlowOperator(Operator):
                 await asyncio.sleep(0.3)
 
     async def _start(self) -> None:
-        given = {"go": self.twist.go}
-        await self._insist(
+        values = {"go": self.twist.go}
+        await self._retry(
             lambda: self._engine.flows.start_plan(
-                self._plan, given, steps=STEPS, fire_key="the flow"
+                self._plan, values, steps=STEPS, fire_key="the flow"
             )
         )
 
     async def resume_all(self, held: list[tuple[str, UUID]]) -> None:
         """Flows, groups, and the tasks that were held one by one; the others go on with those."""
-        mine = [each for each in held if each[0] != "task" or each[1] in self._held]
-        await super().resume_all(mine)
+        own = [item for item in held if item[0] != "task" or item[1] in self._held]
+        await super().resume_all(own)
 
     # Tasks that wait for tasks.
 
@@ -231,29 +231,29 @@ class FlowOperator(Operator):
             _task(self._rng, f"leaf-{number}", depends_on=["hub"])
             for number in range(self.twist.dependents)
         ]
-        last = _task(self._rng, "last", depends_on=["hub", *(each.key or "" for each in leaves)])
+        last = _task(self._rng, "last", depends_on=["hub", *(leave.key or "" for leave in leaves)])
         lone = [_task(self._rng, f"lone-{number}", ["sleep", 5.0]) for number in range(4)]
         await self._submit_once([hub, *leaves, last])
         await self._submit_once(lone)
 
     async def _late_dependents(self) -> None:
         """More of them while what they wait for may be ending, watched by nobody so far."""
-        found = "select task from task_body where key = 'hub' or key like 'lone-%' order by task"
-        if (needs := self._some(found)) is None:
+        result = "select task from task_body where key = 'hub' or key like 'lone-%' order by task"
+        if (needs := self._some(result)) is None:
             return
         number = self._rng.randrange(10**9)
         late = [
-            _task(self._rng, f"late-{number}-{each}", depends_on=[str(needs)]) for each in range(3)
+            _task(self._rng, f"late-{number}-{item}", depends_on=[str(needs)]) for item in range(3)
         ]
         await self._submit_once(late)
 
-    async def _submit_once(self, news: list[NewTask]) -> None:
-        submit = Submit([new.title for new in news], news[0].title)
+    async def _submit_once(self, new_tasks: list[NewTask]) -> None:
+        submit = Submit([new.title for new in new_tasks], new_tasks[0].title)
         self._scene.recorder.submits.append(submit)
-        for new in news:
+        for new in new_tasks:
             new.idempotency_key = new.title
-        done = await self._insist(lambda: self._engine.submit_many(news))
-        submit.answers = [[each.id for each in done]]
+        done = await self._retry(lambda: self._engine.submit_many(new_tasks))
+        submit.answers = [[item.id for item in done]]
 
     # People.
 
@@ -274,8 +274,8 @@ class FlowOperator(Operator):
             return
         self.answered[item] += 1
 
-    def _some(self, what: str) -> UUID | None:
-        rows = self._scene.database.rows(what)
+    def _some(self, subject: str) -> UUID | None:
+        rows = self._scene.database.rows(subject)
         return UUID(self._rng.choice(rows)[0]) if rows else None
 
     async def _cancel_one(self) -> None:
@@ -311,11 +311,11 @@ class FlowOperator(Operator):
         if groups is not None and self._rng.random() < 0.6:
             await calls.pause_group(groups)
             await asyncio.sleep(self._rng.uniform(0, 5))
-            await self._insist(lambda: calls.resume_group(groups))
+            await self._retry(lambda: calls.resume_group(groups))
         elif flow is not None:
             await calls.pause(flow)
             await asyncio.sleep(self._rng.uniform(0, 5))
-            await self._insist(lambda: calls.resume(flow))
+            await self._retry(lambda: calls.resume(flow))
 
     async def _revive(self) -> None:
         ended = "select id from task where status in ('FAILED', 'DEAD', 'CANCELLED') order by id"
@@ -328,10 +328,10 @@ class FlowOperator(Operator):
 
     async def _echo(self) -> None:
         """A result that was told already arrives once more."""
-        told = sorted(self._scene.recorder.outputs)
-        if not told:
+        reported = sorted(self._scene.recorder.outputs)
+        if not reported:
             return
-        task, attempt = self._rng.choice(told)
+        task, attempt = self._rng.choice(reported)
         output = self._scene.recorder.outputs[task, attempt]
         fences = [work.fence for work, _ in self._scene.recorder.works[task]]
         for fence in fences:

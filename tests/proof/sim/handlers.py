@@ -45,8 +45,8 @@ def make_deeds(rng: random.Random, *, child: bool = False) -> list[list[Any]]:
             deeds.append([kind])
     deeds += waits(deeds)
     if rng.random() < 0.3:
-        how = rng.choice([*FAILS, "quota", "quota"]) if rng.random() < 0.97 else "rate limit"
-        deeds.append(["fail", how, rng.choice([1, 1, 2, 9])])
+        mode = rng.choice([*FAILS, "quota", "quota"]) if rng.random() < 0.97 else "rate limit"
+        deeds.append(["fail", mode, rng.choice([1, 1, 2, 9])])
     if rng.random() < 0.3:
         deeds.append(["grind", rng.randint(1, 5), round(rng.uniform(0.5, 2.5), 3)])
     if rng.random() < 0.4:
@@ -61,8 +61,8 @@ def waits(deeds: list[list[Any]]) -> list[list[Any]]:
 
     Nothing is drawn for it: seeds stand for the same runs as without it.
     """
-    made = [deed for deed in deeds if deed[0] == "spawn"]
-    return [["wait", None if len(made[0][2]) % 2 else 6.0]] if made else []
+    created = [deed for deed in deeds if deed[0] == "spawn"]
+    return [["wait", None if len(created[0][2]) % 2 else 6.0]] if created else []
 
 
 def make_task(rng: random.Random, title: str, now: float) -> NewTask:
@@ -100,22 +100,22 @@ class Handlers:
         loop = asyncio.get_running_loop()
         me = Handling(self._process, context.task_id, context.attempt, loop.time())
         self._recorder.handling.append(me)
-        made: dict[str, Any] = {"attempt": context.attempt, "by": self._process.name}
+        created: dict[str, Any] = {"attempt": context.attempt, "by": self._process.name}
         try:
             for deed, *details in context.input["deeds"]:
                 self._recorder.note(self._process.name, f"{deed} {context.work.title}")
-                made |= await getattr(self, f"_{deed}")(context, me, *details) or {}
-            return made
+                created |= await getattr(self, f"_{deed}")(context, me, *details) or {}
+            return created
         finally:
             self._recorder.handling.remove(me)
 
-    async def _insist(self, what: Callable[[], Awaitable[T]]) -> T | None:
+    async def _retry(self, subject: Callable[[], Awaitable[T]]) -> T | None:
         """The answer, or nothing: a stubborn handler asks twice and then goes on without."""
         if not self._faults.plan.stubborn:
-            return await what()
+            return await subject()
         for _ in range(2):
             try:
-                return await what()
+                return await subject()
             except Unavailable:
                 continue
         return None
@@ -124,9 +124,9 @@ class Handlers:
         self._made += 1
         return [context.attempt, self._process.name, self._made]
 
-    async def _tell(self, _context: Context, _me: Handling, what: dict[str, Any]) -> Any:
+    async def _tell(self, _context: Context, _me: Handling, subject: dict[str, Any]) -> Any:
         """Says so in the output."""
-        return what
+        return subject
 
     async def _count(self, context: Context, _me: Handling) -> Any:
         """One more than the task before it in its flow said."""
@@ -162,16 +162,16 @@ class Handlers:
         self._recorder.last_deaf[self._process.name] = loop.time()
 
     async def _save(self, context: Context, _me: Handling) -> None:
-        await self._insist(lambda: context.save(self._nonce(context)))
+        await self._retry(lambda: context.save(self._nonce(context)))
 
     async def _log(self, context: Context, _me: Handling) -> None:
         context.log("said")
 
     async def _progress(self, context: Context, _me: Handling) -> None:
-        await self._insist(lambda: context.progress(50, "half"))
+        await self._retry(lambda: context.progress(50, "half"))
 
     async def _step(self, context: Context, _me: Handling, key: str) -> None:
-        value = await self._insist(lambda: context.step(key, lambda: self._nonce(context)))
+        value = await self._retry(lambda: context.step(key, lambda: self._nonce(context)))
         if value is not None:
             self._recorder.stepped(context.task_id, key, value)
         if self._faults.plan.stubborn:
@@ -185,26 +185,26 @@ class Handlers:
             input={"deeds": deeds},
             retry=RetryPolicy(base_s=0.5, cap_s=3.0),
         )
-        await self._insist(lambda: context.spawn(key, new))
+        await self._retry(lambda: context.spawn(key, new))
 
-    async def _wait(self, context: Context, _me: Handling, patience: float | None) -> None:
+    async def _wait(self, context: Context, _me: Handling, timeout_s: float | None) -> None:
         """Waits for its children without a slot, for so long or until they have ended."""
-        found = await self._insist(lambda: context.wait_all(patience))
-        if found is None:
+        result = await self._retry(lambda: context.wait_all(timeout_s))
+        if result is None:
             return
         self._faults.happened["waited"] += 1
-        for child in found:
-            self._recorder.heard(context.task_id, child, patience)
+        for child in result:
+            self._recorder.waited(context.task_id, child, timeout_s)
 
-    async def _fail(self, context: Context, _me: Handling, how: str, most: int) -> None:
+    async def _fail(self, context: Context, _me: Handling, mode: str, maximum: int) -> None:
         """Fails in the first attempts, in the way it is told."""
-        if context.attempt > most:
+        if context.attempt > maximum:
             return
         self._faults.happened["handler failed"] += 1
-        if how in FAILS:
-            raise FAILS[how]
+        if mode in FAILS:
+            raise FAILS[mode]
         if context.attempt > 2:
             return  # such ends are free, so they are kept few
         failure = Failure(message="slow down", error_class=ErrorClass.RATE_LIMIT)
         now = START + timedelta(seconds=asyncio.get_running_loop().time())
-        raise AttemptFailed(failure, now + timedelta(seconds=2) if how == "quota" else None)
+        raise AttemptFailed(failure, now + timedelta(seconds=2) if mode == "quota" else None)

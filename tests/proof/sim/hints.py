@@ -27,15 +27,15 @@ class Broker:
             faults.happened["hints off"] += 1
             return
         for process, listener in self._listeners:
-            if faults.strikes(plan.hint_drop, "hint dropped"):
+            if faults.happens(plan.hint_drop, "hint dropped"):
                 continue
             self._deliver(process, listener, topic)
-            if faults.strikes(plan.hint_double, "hint doubled"):
+            if faults.happens(plan.hint_double, "hint doubled"):
                 self._deliver(process, listener, topic)
 
     def _deliver(self, process: Process, listener: Listener, topic: str) -> None:
         delay = self._faults.rng.random() * self._faults.plan.latency
-        if self._faults.strikes(0.1, "hint delayed"):
+        if self._faults.happens(0.1, "hint delayed"):
             delay += self._faults.rng.random() * 5
         sent = self._wiped
         asyncio.get_running_loop().call_later(

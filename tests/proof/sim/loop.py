@@ -55,7 +55,7 @@ class Process:
             self.gone.set()
 
     def end(self) -> None:
-        """Its main coroutine is over: what it left behind goes with it, as at the exit of one."""
+        """Ends the process after its main coroutine: all that it left is dropped, as at an exit."""
         if self.state in ("running", "stopped"):
             self.state = "ended"
             self.parked.clear()
@@ -150,7 +150,7 @@ def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("it waited")
 
 
-def bury(task: "asyncio.Task[Any]") -> None:
+def discard(task: "asyncio.Task[Any]") -> None:
     """Let go of a task that will never run again, without a word in any log."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     coroutine = task.get_coro()
@@ -163,10 +163,10 @@ def bury(task: "asyncio.Task[Any]") -> None:
 
 
 def later(
-    loop: asyncio.AbstractEventLoop, seconds: float, what: Callable[..., object], *args: Any
+    loop: asyncio.AbstractEventLoop, seconds: float, subject: Callable[..., object], *args: Any
 ) -> None:
     """Call something that belongs to no process after that time."""
-    loop.call_later(seconds, what, *args, context=OUTSIDE)
+    loop.call_later(seconds, subject, *args, context=OUTSIDE)
 
 
 OUTSIDE = Context()

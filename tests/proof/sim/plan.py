@@ -79,8 +79,8 @@ def make_plan(seed: int) -> Plan:
     """The plan of a seed. Each run has some kinds of faults only, so that each gets its stage."""
     rng = random.Random(f"plan {seed}")
 
-    def maybe(chance: float, least: float, most: float) -> float:
-        return rng.uniform(least, most) if rng.random() < chance else 0.0
+    def maybe(chance: float, minimum: float, maximum: float) -> float:
+        return rng.uniform(minimum, maximum) if rng.random() < chance else 0.0
 
     duration = rng.uniform(7, 16)
     writers, mixes = (1, True) if rng.random() < 0.5 else (4, False)
@@ -171,9 +171,9 @@ class Faults:
         self.happened: Counter[str] = Counter()
         self.rng = random.Random(f"faults {plan.seed}")
 
-    def strikes(self, chance: float, what: str) -> bool:
-        """Whether the fault happens now; counted if it does."""
+    def happens(self, chance: float, subject: str) -> bool:
+        """True if the fault happens now; counts it."""
         if not self.on or chance == 0.0 or self.rng.random() >= chance:
             return False
-        self.happened[what] += 1
+        self.happened[subject] += 1
         return True

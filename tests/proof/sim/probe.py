@@ -42,10 +42,10 @@ class Probe:
         self._sessions(now)
 
     def _row(self, row: tuple[Any, ...]) -> None:
-        task, status, _, _, tries, most, lease, *_ = row
+        task, status, _, _, tries, maximum, lease, *_ = row
         if (lease is not None) != (status in LEASED):
             self._scene.recorder.wrong("I7", f"{task} is {status}, its lease {lease}")
-        if status in ("PENDING", "RETRY_WAIT") and tries >= most:
+        if status in ("PENDING", "RETRY_WAIT") and tries >= maximum:
             self._scene.recorder.wrong("I15", f"{task} is queued though no try is left")
 
     def _between(self, before: tuple[Any, ...], row: tuple[Any, ...]) -> None:
@@ -56,27 +56,27 @@ class Probe:
             self._scene.recorder.wrong("I12", f"{row[0]} was COMPLETED, is {row[1]}")
 
     def _capacity(self, rows: list[tuple[Any, ...]]) -> None:
-        most = self._scene.plan.max_concurrent
+        maximum = self._scene.plan.max_concurrent
         agents = [row[8] for row in rows if row[1] in LEASED]
-        for agent in set(agents) if most is not None else ():
-            if agents.count(agent) > (most or 0):
+        for agent in set(agents) if maximum is not None else ():
+            if agents.count(agent) > (maximum or 0):
                 self._scene.recorder.wrong("I7", f"agent {agent} has {agents.count(agent)}")
 
     def _sessions(self, now: dict[str, tuple[Any, ...]]) -> None:
         """Once healed, no handler goes on for long after its attempt is over."""
         settings = self._scene.plan.settings
-        patience = settings.heartbeat_s + settings.grace_s + 8
-        for each in self._scene.recorder.handling:
-            if each.process.state != "running" or self._current(each, now):
+        timeout_s = settings.heartbeat_s + settings.grace_s + 8
+        for item in self._scene.recorder.handling:
+            if item.process.state != "running" or self._current(item, now):
                 continue
-            since = self._overtaken.setdefault(id(each), self._scene.loop.time())
+            since = self._overtaken.setdefault(id(item), self._scene.loop.time())
             if self.healed_at is None:
                 continue
-            if self._scene.loop.time() - max(since, self.healed_at) > patience:
-                what = f"attempt {each.attempt} of {each.task} on {each.process.name}"
-                self._scene.recorder.wrong("zombie", f"{what} runs on")
-                self._overtaken[id(each)] = float("inf")
+            if self._scene.loop.time() - max(since, self.healed_at) > timeout_s:
+                subject = f"attempt {item.attempt} of {item.task} on {item.process.name}"
+                self._scene.recorder.wrong("zombie", f"{subject} runs on")
+                self._overtaken[id(item)] = float("inf")
 
-    def _current(self, each: Handling, now: dict[str, tuple[Any, ...]]) -> bool:
-        row = now[str(each.task)]
-        return row[1] in LEASED and row[3] == each.attempt
+    def _current(self, handling: Handling, now: dict[str, tuple[Any, ...]]) -> bool:
+        row = now[str(handling.task)]
+        return row[1] in LEASED and row[3] == handling.attempt

@@ -103,32 +103,32 @@ class Recorder:
         self._count += 1
         return self._count
 
-    def note(self, who: str, what: str) -> None:
-        self.trace.append((self._loop.time(), who, what))
+    def note(self, caller: str, subject: str) -> None:
+        self.trace.append((self._loop.time(), caller, subject))
 
-    def wrong(self, invariant: str, what: str) -> None:
+    def wrong(self, invariant: str, subject: str) -> None:
         """An invariant is broken."""
-        self.note("WRONG", f"{invariant}: {what}")
-        self.broken.append((invariant, what))
+        self.note("WRONG", f"{invariant}: {subject}")
+        self.broken.append((invariant, subject))
 
-    def claimed(self, n: int, works: list[ClaimedTask]) -> None:
-        if len(works) > n:
-            self.wrong("I8", f"a claim for {n} answered {len(works)}")
-        if len({work.fence.task for work in works}) < len(works):
+    def claimed(self, n: int, claims: list[ClaimedTask]) -> None:
+        if len(claims) > n:
+            self.wrong("I8", f"a claim for {n} answered {len(claims)}")
+        if len({work.fence.task for work in claims}) < len(claims):
             self.wrong("I8", "a claim answered one task twice")
-        for work in works:
+        for work in claims:
             held = self.works[work.fence.task]
             if any(other.fence.attempt == work.fence.attempt for other, _ in held):
                 self.wrong("I7", f"attempt {work.fence.attempt} of {work.title} was claimed twice")
             held.append((work, self.tick()))
 
-    def wrote(self, what: str, fence: Fence, began: int) -> None:
+    def wrote(self, subject: str, fence: Fence, began: int) -> None:
         """A fenced write was accepted: the attempt must not have been overtaken before it began."""
         for work, at in self.works[fence.task]:
             if work.fence.attempt > fence.attempt and at < began:
-                self.wrong("I5", f"{what} of attempt {fence.attempt} after {work.fence.attempt}")
-        if what != "heartbeat":
-            self.accepted.append(Write(what, fence, began))
+                self.wrong("I5", f"{subject} of attempt {fence.attempt} after {work.fence.attempt}")
+        if subject != "heartbeat":
+            self.accepted.append(Write(subject, fence, began))
 
     def stepped(self, task: UUID, key: str, value: Any) -> None:
         """A handler was told a step's value."""
@@ -136,19 +136,19 @@ class Recorder:
         if first != value:
             self.wrong("step", f"{task} {key} was {first}, then {value}")
 
-    def heard(self, task: UUID, child: Child, patience: float | None) -> None:
+    def waited(self, task: UUID, child: Child, timeout_s: float | None) -> None:
         """A handler was told how a child of its task ended."""
-        if patience is None and child.status not in TERMINAL:
+        if timeout_s is None and child.status not in TERMINAL:
             self.wrong("wait", f"{task} went on though {child.id} is {child.status}")
 
     def stuck(self, process: Process) -> bool:
-        """Whether the process has, or had a moment ago, a handler that does not stop."""
-        heard = self._loop.time() - self.last_deaf.get(process.name, -1e9) > A_MOMENT_S
-        return not heard or any(each.deaf and each.process is process for each in self.handling)
+        """True if the process has, or just had, a handler that does not stop."""
+        received = self._loop.time() - self.last_deaf.get(process.name, -1e9) > A_MOMENT_S
+        return not received or any(item.deaf and item.process is process for item in self.handling)
 
     def deliver(self, events: Sequence[Row]) -> None:
-        mine = [event for event in events if event["workspace"] != SYSTEM_WORKSPACE]
-        self.delivered += [(event["task"], event["seq"]) for event in mine]
+        own = [event for event in events if event["workspace"] != SYSTEM_WORKSPACE]
+        self.delivered += [(event["task"], event["seq"]) for event in own]
 
 
 class Watched(Engine):
@@ -169,19 +169,19 @@ class Watched(Engine):
         lease_s: int = DEFAULT_LEASE_S,
         token: str | None = None,
     ) -> list[ClaimedTask]:
-        works = await super().claim(agent, worker, n, lease_s, token)
-        self.recorder.claimed(n, works)
-        return works
+        claimed = await super().claim(agent, worker, n, lease_s, token)
+        self.recorder.claimed(n, claimed)
+        return claimed
 
     async def heartbeat(
         self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S
     ) -> HeartbeatResult:
         began = self.recorder.tick()
-        beat = await super().heartbeat(fences, lease_s)
+        renewal = await super().heartbeat(fences, lease_s)
         for fence in fences:
-            if fence not in beat.lost:
+            if fence not in renewal.lost:
                 self.recorder.wrote("heartbeat", fence, began)
-        return beat
+        return renewal
 
     async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:
         began = self.recorder.tick()

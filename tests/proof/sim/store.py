@@ -39,7 +39,7 @@ class Database:
         self.raw.execute("commit")
 
     def rows(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
-        """What a query of a checker finds."""
+        """Returns the rows of a checker's query."""
         return self.raw.execute(sql, params).fetchall()
 
 
@@ -137,14 +137,14 @@ class _Call:
         answer: "asyncio.Future[Any]",
         run: Callable[[], Any],
         names: str | list[str],
-        who: str,
+        caller: str,
         recorder: Recorder,
     ) -> None:
         self._loop = loop
         self._answer = answer
         self._run = run
         self._names = names
-        self._who = who
+        self._who = caller
         self._recorder = recorder
 
     def send(self, process: Process, faults: Faults) -> None:
@@ -154,14 +154,14 @@ class _Call:
         if faults.on and process.unreachable_until > self._loop.time():
             faults.happened["unreachable"] += 1
             later(self._loop, there + back, self._refuse, "unreachable")
-        elif faults.strikes(plan.refused, "call refused"):
+        elif faults.happens(plan.refused, "call refused"):
             later(self._loop, there + back, self._refuse, "refused")
-        elif faults.strikes(plan.lost, "reply lost"):
+        elif faults.happens(plan.lost, "reply lost"):
             later(self._loop, there, self._execute, back, True)
-        elif faults.strikes(plan.late, "late commit"):
+        elif faults.happens(plan.late, "late commit"):
             later(self._loop, there, self._refuse, "given up")
             later(self._loop, there + rng.uniform(0.01, 3.0), self._execute, None, True)
-        elif faults.strikes(plan.slow, "slow reply"):
+        elif faults.happens(plan.slow, "slow reply"):
             later(self._loop, there, self._execute, rng.uniform(1.0, 6.0), False)
         else:
             later(self._loop, there, self._execute, back, False)
@@ -169,10 +169,12 @@ class _Call:
     def _execute(self, back: float | None, lost: bool) -> None:
         try:
             value, error = self._run(), None
-        except Exception as found:  # noqa: BLE001  the caller's
-            value, error = None, found
-        what = self._names if isinstance(self._names, str) else " ".join(self._names)
-        self._recorder.note(self._who, what if error is None else f"{what} {type(error).__name__}")
+        except Exception as raised:  # noqa: BLE001  the caller's
+            value, error = None, raised
+        subject = self._names if isinstance(self._names, str) else " ".join(self._names)
+        self._recorder.note(
+            self._who, subject if error is None else f"{subject} {type(error).__name__}"
+        )
         if error is not None and not isinstance(error, TenutoError):
             self._recorder.wrong("store", repr(error))
         if back is None:
@@ -182,9 +184,9 @@ class _Call:
         else:
             later(self._loop, back, self._reply, value, error)
 
-    def _refuse(self, why: str) -> None:
-        self._recorder.note(self._who, why)
-        self._reply(None, Unavailable(why))
+    def _refuse(self, reason: str) -> None:
+        self._recorder.note(self._who, reason)
+        self._reply(None, Unavailable(reason))
 
     def _reply(self, value: Any, error: Exception | None) -> None:
         if self._answer.done():

@@ -14,7 +14,7 @@ import msgspec
 from tests.proof.sim.actors import Harm, Operator, Scene, keep
 from tests.proof.sim.checkers import Broken, Oracle, check
 from tests.proof.sim.clock import SimClock
-from tests.proof.sim.loop import Stalled, VirtualLoop, bury
+from tests.proof.sim.loop import Stalled, VirtualLoop, discard
 from tests.proof.sim.plan import Plan, make_plan
 from tests.proof.sim.probe import Probe
 from tests.proof.sim.recorder import Recorder
@@ -22,7 +22,7 @@ from tests.proof.sim.store import database
 
 from tenuto.model.tasks.task import TERMINAL
 
-PATIENCE_S = 90.0
+WAIT_S = 90.0
 """Healed, something has to happen within: a lost answer to a cancel, a lease, a run, a backoff."""
 AT_MOST_S = 900.0
 EVERYTHING = """select id, status, version, 'task' from task
@@ -45,7 +45,7 @@ class Result(msgspec.Struct, frozen=True):
 
     def digest(self) -> str:
         """The same for the same run."""
-        text = "\n".join(f"{at:.6f} {who} {what}" for at, who, what in self.trace)
+        text = "\n".join(f"{at:.6f} {caller} {subject}" for at, caller, subject in self.trace)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def missed(self) -> Counter[str]:
@@ -150,7 +150,7 @@ async def _ended(scene: Scene, operator: Operator) -> None:
         now = scene.loop.time()
         if last != (events, len(scene.recorder.delivered)):
             moved, last = now, (events, len(scene.recorder.delivered))
-        if now - moved > PATIENCE_S or now - began > AT_MOST_S:
+        if now - moved > WAIT_S or now - began > AT_MOST_S:
             stuck = [f"{kind} {one} {status}" for one, status, _, kind in open_ones]
             scene.recorder.wrong("I24", f"nothing moves any more: {stuck}")
             return
@@ -182,7 +182,7 @@ def _clear(loop: VirtualLoop, recorder: Recorder) -> None:
     loop.set_exception_handler(lambda _loop, _context: None)
     for task, owner in loop.made:
         if not task.done():
-            bury(task)
+            discard(task)
         elif not task.cancelled() and (error := task.exception()) is not None:
             expected = owner is not None and owner.state == "dead"
             if not expected:

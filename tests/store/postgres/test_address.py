@@ -59,7 +59,7 @@ def test_hosts_equal_those_of_the_driver(url: str) -> None:
 
 
 def chain(error: BaseException | None) -> Iterator[str]:
-    """What a stack trace of the error would tell."""
+    """Returns the texts that a stack trace of the error would show."""
     while error is not None:
         yield str(error)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -1,4 +1,4 @@
-"""What users read of errors of the driver."""
+"""Messages for errors of the driver."""
 
 import asyncpg
 import pytest
@@ -34,7 +34,7 @@ from tenuto.store.postgres.errors import map_driver_error
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_driver_error_says_what_to_do(
+def test_driver_error_names_the_remedy(
     error: Exception, kind: type[TenutoError], code: str, output: str
 ) -> None:
     result = map_driver_error(error)

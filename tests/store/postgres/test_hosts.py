@@ -1,4 +1,4 @@
-"""An address with several hosts: whichever of them is the primary is found soon."""
+"""Addresses with several hosts: the primary is found soon."""
 
 import asyncio
 import socket
@@ -49,7 +49,7 @@ def standby(primary: PostgresServer) -> Iterator[Standby]:
         yield server
 
 
-def place(server: PostgresServer) -> str:
+def host_port(server: PostgresServer) -> str:
     return urlsplit(server.tcp_url("postgres")).netloc.rpartition("@")[2]
 
 
@@ -64,7 +64,7 @@ def address(server: PostgresServer, *positions: str, database: str = "postgres")
 
 @contextmanager
 def dead() -> Iterator[str]:
-    """A place where nobody listens."""
+    """An address where nobody listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{taken.getsockname()[1]}"
@@ -72,7 +72,7 @@ def dead() -> Iterator[str]:
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """A place where connections are accepted and never answered."""
+    """An address where connections are accepted and never answered."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
@@ -97,28 +97,29 @@ async def within(limit_s: float, call: Awaitable[Any]) -> Any:
 
 
 def port_of(server: PostgresServer) -> int:
-    return int(place(server).rpartition(":")[2])
+    return int(host_port(server).rpartition(":")[2])
 
 
 async def test_dead_host_is_skipped(primary: PostgresServer) -> None:
     with dead() as anonymous:
         result = await within(
-            SOON_S, port_and_role(Connector(address(primary, anonymous, place(primary))))
+            SOON_S, port_and_role(Connector(address(primary, anonymous, host_port(primary))))
         )
     assert result == (port_of(primary), False)
 
 
 async def test_silent_host_is_skipped(primary: PostgresServer) -> None:
     with silent() as one, silent() as other:
-        url = address(primary, one, other, place(primary))
+        url = address(primary, one, other, host_port(primary))
         assert (await within(SOON_S, port_and_role(Connector(url))))[0] == port_of(primary)
 
 
 async def test_standby_is_skipped(primary: PostgresServer, standby: Standby) -> None:
     for url in (
-        address(primary, place(standby), place(primary)),
-        address(primary, place(primary), place(standby)),
-        address(primary, place(standby), place(primary)) + "&target_session_attrs=read-write",
+        address(primary, host_port(standby), host_port(primary)),
+        address(primary, host_port(primary), host_port(standby)),
+        address(primary, host_port(standby), host_port(primary))
+        + "&target_session_attrs=read-write",
     ):
         connector = Connector(url)
         assert await within(SOON_S, port_and_role(connector)) == (port_of(primary), False)
@@ -131,7 +132,7 @@ async def test_standby_is_skipped(primary: PostgresServer, standby: Standby) -> 
 async def test_any_server_is_used_if_the_address_allows_it(
     primary: PostgresServer, standby: Standby
 ) -> None:
-    url = address(primary, place(standby), place(primary)) + "&target_session_attrs=any"
+    url = address(primary, host_port(standby), host_port(primary)) + "&target_session_attrs=any"
     assert await port_and_role(Connector(url)) == (port_of(standby), True)
 
 
@@ -155,7 +156,7 @@ async def test_last_good_host_is_connected_first(
     primary: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with silent() as anonymous:
-        connector = Connector(address(primary, anonymous, place(primary)))
+        connector = Connector(address(primary, anonymous, host_port(primary)))
         await port_and_role(connector)
         monkeypatch.setattr(connector_module, "_NEXT_HOST_S", 60)
         await within(SOON_S, port_and_role(connector))
@@ -173,7 +174,7 @@ async def test_unreachable_hosts_are_reported_within_the_deadline(primary: Postg
 
 async def test_missing_primary_is_reported(primary: PostgresServer, standby: Standby) -> None:
     with dead() as anonymous:
-        store = app.create_store(address(primary, anonymous, place(standby)))
+        store = app.create_store(address(primary, anonymous, host_port(standby)))
         with pytest.raises(Exception, match=r"^the database is being switched over; try again"):
             await within(SOON_S, store.open())
         await store.close()
@@ -267,7 +268,7 @@ def test_most_informative_error_is_raised() -> None:
 
 
 async def follows(standby: Standby, task: UUID) -> bool:
-    """Whether the standby has the task."""
+    """True if the standby has the task."""
     connection = await asyncpg.connect(standby.url("postgres"))
     try:
         return bool(await connection.fetchval("select true from task where id = $1", task))
@@ -283,7 +284,7 @@ async def cluster() -> AsyncIterator[tuple[PostgresServer, Standby, str]]:
         await store.migrate()
         await store.close()
         with Standby(first) as second:
-            yield first, second, address(first, place(first), place(second))
+            yield first, second, address(first, host_port(first), host_port(second))
 
 
 async def test_frozen_primary_is_left_for_the_promoted_standby(

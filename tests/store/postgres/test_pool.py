@@ -1,4 +1,4 @@
-"""The connections of a store: how many, whose turn it is, and what becomes of a broken one."""
+"""The connection pool: size, order of waiters, and broken connections."""
 
 import asyncio
 import os
@@ -255,7 +255,7 @@ async def no_standby(server: PostgresServer) -> AsyncIterator[asyncpg.Connection
 
 
 async def sessions_without_standby(admin: asyncpg.Connection) -> int:
-    """How many sessions wait for a standby."""
+    """Returns how many sessions wait for a standby."""
     return int(
         await admin.fetchval("select count(*) from pg_stat_activity where wait_event = 'SyncRep'")
     )

@@ -1,4 +1,4 @@
-"""The store behind a pooler in transaction mode: right roles, no leaks, nothing lost."""
+"""The store behind a pooler in transaction mode: right roles, no leaks, no losses."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Connections that do not act as they must are refused, whoever changed them on the way."""
+"""Connections with a wrong role are refused, whatever changed it on the way."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

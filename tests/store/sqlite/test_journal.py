@@ -1,4 +1,4 @@
-"""A process that writes gives SQLite's journal its length beforehand, and nobody notices."""
+"""Preallocation of SQLite's journal by a process that writes."""
 
 import resource
 import shutil

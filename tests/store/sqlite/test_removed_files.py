@@ -1,4 +1,4 @@
-"""A database's files that are taken away below a running process: nothing is acknowledged then."""
+"""Database files removed below a running process: no write is acknowledged."""
 
 import asyncio
 import os

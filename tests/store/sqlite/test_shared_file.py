@@ -21,7 +21,7 @@ asyncio.run(main())
 
 
 def other_process(url: str) -> str:
-    """What a process that opens and closes the database sees."""
+    """Returns the rows that a process sees which opens and closes the database."""
     result = subprocess.run(
         [sys.executable, "-c", OTHER, url], capture_output=True, text=True, check=True, timeout=60
     )

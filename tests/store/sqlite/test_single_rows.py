@@ -1,4 +1,4 @@
-"""A set of one row is given to SQLite as plain parameters; what is answered has the same names."""
+"""Sets of one row are passed to SQLite as plain parameters; results have the same names."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""SQLite writes in place where nobody else writes, and never makes the loop wait for others."""
+"""SQLite writes on the loop if no other process writes, and never blocks it."""
 
 import asyncio
 import fcntl

@@ -1,4 +1,4 @@
-"""Commands as attempts: what they see, what they may tell, how they are ended."""
+"""Commands as attempts: their environment, their reports, and their end."""
 
 import json
 import os
@@ -31,8 +31,8 @@ def alive(pids: list[int]) -> list[int]:
 
 async def nasty_pids(inside: Inside, task: Any) -> list[int]:
     """The processes of a nasty command, once they are all there."""
-    await inside.said(task, "up")
-    await inside.said(task, "child")
+    await inside.logged(task, "up")
+    await inside.logged(task, "child")
     words = " ".join(await inside.transcript(task)).split()
     pids = [int(word) for word in words if word.isdigit()]
     assert len(alive(pids)) == 3
@@ -134,7 +134,7 @@ async def test_long_line_is_cut_between_characters(sqlite_url: str) -> None:
         assert "".join(await inside.transcript(task)) == "\u20ac" * 200_000
 
 
-TOLD: list[tuple[Any, str, str]] = [
+REPORTS: list[tuple[Any, str, str]] = [
     ({"message": "bad", "class": "syntax"}, "FAILED", "syntax"),
     ({"message": "bad", "class": "connection"}, "DEAD", "connection"),
     ({"message": "bad", "retryable": False}, "FAILED", "error"),
@@ -150,8 +150,8 @@ TOLD: list[tuple[Any, str, str]] = [
 
 async def test_error_reported_by_the_command_decides_its_class(database_url: str) -> None:
     async with working(database_url, slots=20) as inside:
-        tasks = [await inside.shell(report(error=error), max_attempts=2) for error, *_ in TOLD]
-        for task, (error, status, error_class) in zip(tasks, TOLD, strict=True):
+        tasks = [await inside.shell(report(error=error), max_attempts=2) for error, *_ in REPORTS]
+        for task, (error, status, error_class) in zip(tasks, REPORTS, strict=True):
             view = await inside.ended(task)
             assert (view.status, view.error_class) == (status, error_class), error
             tries = 1 if status == "FAILED" else 2
@@ -359,7 +359,7 @@ async def test_process_that_keeps_the_output_open_is_not_waited_for(
     loop = f"until [ -e '{done}' ]; do sleep 0.05; done; echo last; " + report(output="heard")
     async with working(database_url, grace_s=20) as inside:
         task = await inside.shell("echo pid $$; " + loop)
-        await inside.said(task, "pid")
+        await inside.logged(task, "pid")
         pid = (await inside.transcript(task))[0].split()[1]
         with holding(f"/proc/{pid}/fd/1", writing=writing):
             await inside.engine.cancel(task) if end == "CANCELLED" else done.touch()
@@ -377,7 +377,7 @@ async def test_cancel_of_a_command_that_just_exited_is_confirmed(
     done = tmp_path / "done"
     async with working(database_url, heartbeat_s=60) as inside:
         task = await inside.shell(f"echo up; until [ -e '{done}' ]; do sleep 0.05; done")
-        await inside.said(task, "up")
+        await inside.logged(task, "up")
         held = next(lease for lease in inside.worker._leases.all() if lease.fence.task == task)
         assert held is not None
         held.stop = lambda _reason: done.touch()  # the attempt hears of it after its session ended
@@ -397,7 +397,7 @@ async def test_pause_ends_the_session_and_resume_continues_from_the_checkpoint(
     )
     async with working(database_url, grace_s=5) as inside:
         task = await inside.shell(script)
-        await inside.said(task, "up")
+        await inside.logged(task, "up")
         await inside.engine.pause(task)
         view = await inside.until(task, "PAUSED")
         assert (view.tries, view.checkpoint) == (0, {"at": 7})

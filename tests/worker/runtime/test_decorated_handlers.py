@@ -1,4 +1,4 @@
-"""Handlers behind a plain function, as decorators make them."""
+"""Handlers wrapped in a plain function, as decorators create them."""
 
 import asyncio
 import threading

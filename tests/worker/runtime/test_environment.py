@@ -1,4 +1,4 @@
-"""Variables and folders that tasks set for a worker's own command, within what its owner allows."""
+"""Variables and folders set by tasks for a worker's command, within the owner's rules."""
 
 import json
 import os
@@ -14,7 +14,7 @@ PRINTS = ["bash", "-c", "echo fixed; env; pwd -P"]
 
 
 async def refused(inside: Inside, **fields: Any) -> str:
-    """Why a task was refused for good, and nothing of it was run."""
+    """Returns why a task was refused for good; asserts that nothing of it ran."""
     task = await inside.submit(prompt="p", max_attempts=5, **fields)
     view = await inside.ended(task)
     assert (view.status, view.error_class) == ("FAILED", "invalid_input")

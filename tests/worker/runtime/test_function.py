@@ -1,4 +1,4 @@
-"""Handlers in the worker's own process: what they may do, and what they cannot break."""
+"""Handlers in the worker's process: their context, and isolation from each other."""
 
 import asyncio
 import signal
@@ -164,18 +164,18 @@ class reaping:  # noqa: N801  reads as a verb where it is used
 async def test_heartbeat_loop_survives_an_error(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beats = 0
+    heartbeats = 0
     heartbeat = Engine.heartbeat
 
     async def faulty(self: Engine, fences: Sequence[Fence], lease_s: int) -> HeartbeatResult:
-        nonlocal beats
-        beats += 1
-        if beats < 3:
+        nonlocal heartbeats
+        heartbeats += 1
+        if heartbeats < 3:
             raise ValueError("a fault of ours")
         return await heartbeat(self, fences, lease_s)
 
     async def handler(_ctx: Any) -> None:
-        await eventually(lambda: beats > 10, 20)
+        await eventually(lambda: heartbeats > 10, 20)
 
     monkeypatch.setattr(Engine, "heartbeat", faulty)
     async with working(sqlite_url, {None: handler}, faulty=True) as inside:
@@ -511,8 +511,8 @@ async def test_exit_raised_by_a_handler_does_not_end_the_worker(world: System) -
 async def test_handler_that_does_not_stop_ends_only_its_worker(world: System, handler: str) -> None:
     worker = world.worker(*APP)
     stuck, other = await world.submit(world.handled(handler), world.handled("calm"))
-    await world.said(stuck, "up")
-    await world.said(other, "up")
+    await world.logged(stuck, "up")
+    await world.logged(other, "up")
     await world.engine.cancel(stuck)
     assert await worker.ended() == 70, worker.text()
     view = await world.engine.show(stuck)
@@ -532,7 +532,7 @@ async def test_worker_drains_despite_a_handler_that_does_not_stop(
 ) -> None:
     worker = world.worker(*APP, drain_s=0.1)
     [task] = await world.submit(world.handled(handler))
-    await world.said(task, "up")
+    await world.logged(task, "up")
     worker.signal(signal.SIGTERM)
     await worker.ended(20)
     view = await world.engine.show(task)

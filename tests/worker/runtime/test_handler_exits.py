@@ -1,4 +1,4 @@
-"""Exits that something on the event loop raises end no program but that of a person who asks."""
+"""Exits raised on the event loop: only Ctrl-C and the program itself end the program."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ async def in_a_group(mode: BaseException) -> None:
 
 
 async def worked(database: str, handlers: dict[str | None, Any]) -> dict[str | None, Any]:
-    """How a task of each type ended, all in one worker at once."""
+    """Returns the outcome of a task of each type, all in one worker at once."""
     settings = Settings(database=database, **SHORT)
     stop = app.stop_on_signals()
     async with app.connect(settings) as engine:
@@ -68,10 +68,10 @@ async def worked(database: str, handlers: dict[str | None, Any]) -> dict[str | N
         }
 
         async def ended() -> dict[str | None, Any] | None:
-            views = {each: await engine.show(task) for each, task in ids.items()}
+            views = {task_type: await engine.show(task) for task_type, task in ids.items()}
             if any(view.finished_at is None for view in views.values()):
                 return None
-            return {each: (view.status, view.attempt) for each, view in views.items()}
+            return {task_type: (view.status, view.attempt) for task_type, view in views.items()}
 
         result: dict[str | None, Any] = await eventually(ended)
         os.kill(os.getpid(), signal.SIGINT)

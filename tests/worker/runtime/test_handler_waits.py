@@ -1,4 +1,4 @@
-"""Handlers that wait: they give their slot up, and run again from their start once it is over."""
+"""Handlers that wait: they release their slot and run again from the start."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 from tests.proof.crash.inside import RETRY, TERMINAL, Handlers, Inside, working
-from tests.proof.crash.system import PATIENCE, system
+from tests.proof.crash.system import WAIT_S, system
 from tests.waiting import eventually
 
 from tenuto.model.agents.matching import AgentProfile
@@ -136,7 +136,7 @@ async def answered(inside: Inside, key: str, text: str | None = None) -> None:
     async def there() -> Any:
         return [entry for entry in await inside.engine.inbox.list() if entry.key == key]
 
-    [item] = await eventually(there, PATIENCE, 0.02)
+    [item] = await eventually(there, WAIT_S, 0.02)
     if text is None:
         await inside.engine.inbox.answer(item.id, approve=True, comment="fine")
     else:
@@ -247,7 +247,7 @@ async def test_wait_survives_its_worker(database_url: str, tmp_path: Path) -> No
             counts = await world.engine.counts()
             return counts.get("RUNNING") == 3 and counts.get("WAITING") == 1
 
-        await eventually(flying, PATIENCE, 0.05)
+        await eventually(flying, WAIT_S, 0.05)
         first.end()
         world.worker("--agent", "kin", "--app", "kin:handlers")
         await world.in_status([task], "COMPLETED")
@@ -284,22 +284,22 @@ async def test_cancel_kills_the_processes_of_all_subtasks(
             await engine.spawn(work.fence, str(n), NewTask(title="inner", agent_type="hand"))
         inner = await held()
         leaves: list[UUID] = []
-        for number, each in enumerate(inner):
+        for number, parent in enumerate(inner):
             for n in range(3):
                 mark = tmp_path / f"{number}-{n}"
                 argv = ["sh", "-c", f"echo $$ > {mark}; sleep 600 & wait"]
                 leaves.append(
-                    await engine.spawn(each.fence, str(n), NewTask(title="leaf", command=argv))
+                    await engine.spawn(parent.fence, str(n), NewTask(title="leaf", command=argv))
                 )
         marks = [tmp_path / f"{number}-{n}" for number in range(2) for n in range(3)]
-        await eventually(lambda: all(m.is_file() and m.read_text() for m in marks), PATIENCE)
+        await eventually(lambda: all(m.is_file() and m.read_text() for m in marks), WAIT_S)
         await engine.cancel(root)
         for leaf in leaves:
             await inside.until(leaf, *TERMINAL)
         assert {(await engine.show(leaf)).status for leaf in leaves} == {"CANCELLED"}
         assert [pid for mark in marks if runs(pid := mark.read_text().strip())] == []
-        for each in [work, *inner]:
-            await engine.confirm_cancel(each.fence, {"state": "killed"})
+        for parked in [work, *inner]:
+            await engine.confirm_cancel(parked.fence, {"state": "killed"})
         for task in [root, *leaves]:
             kinds = [line.event for line in await engine.events(task)]
             assert (kinds.count("cancel_requested"), kinds.count("cancelled")) == (1, 1)

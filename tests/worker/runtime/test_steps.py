@@ -1,4 +1,4 @@
-"""Steps as handlers see them: done once, answered alike by every attempt."""
+"""Steps in handlers: run once, with the same value in every attempt."""
 
 import asyncio
 from typing import Any

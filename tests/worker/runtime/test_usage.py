@@ -1,4 +1,4 @@
-"""Handlers that say what they use, and are stopped when it is too much."""
+"""Usage reports of handlers, and the stop when a budget is exceeded."""
 
 import asyncio
 from typing import Any
