@@ -39,6 +39,7 @@ from tenuto.model.tasks.retry import RULES, ErrorClass
 from tenuto.model.tasks.task import TERMINAL, TRANSITIONS, Fence, Status, Task, token_hash
 from tenuto.settings import Settings
 from tenuto.store import schema, sql
+from tenuto.store.dialects import POSTGRES, SQLITE
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "tenuto"
@@ -150,7 +151,7 @@ def in_use() -> set[str]:
         for name, kinds in command_classes().items()
         if any(kind.__name__ in called for kind in kinds)
     }
-    return made | (set(TRANSITIONS) & set(sql.load(sql.SQLITE)))
+    return made | (set(TRANSITIONS) & set(sql.load(SQLITE)))
 
 
 def state_diagram() -> str:
@@ -438,7 +439,7 @@ def statements_used() -> dict[str, set[str]]:
 def queries() -> str:
     """Returns the table of queries with their contracts."""
     text = sql.source_text()
-    loaded, used = sql.load(sql.POSTGRES), statements_used()
+    loaded, used = sql.load(POSTGRES), statements_used()
     rows = []
     for chunk in re.split(r"^(?=-- (?:name|fragment): )", text, flags=re.M)[1:]:
         if not chunk.startswith("-- name: "):
@@ -469,7 +470,7 @@ def created() -> Iterator[tuple[str, str]]:
 
 def tables() -> str:
     """Returns the table of database tables."""
-    asked = " ".join(step.text for query in sql.load(sql.POSTGRES).values() for step in query.steps)
+    asked = " ".join(step.text for query in sql.load(POSTGRES).values() for step in query.steps)
     rows = {
         name: (
             code(name),

@@ -299,7 +299,7 @@ def test_example_queries_run() -> None:
 def test_example_settings_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("TENUTO_")]:
         monkeypatch.delenv(name)
-    [block] = [each for each in blocks("toml") if each.page != "docs/adapters.md"]
+    [block] = [item for item in blocks("toml") if item.page != "docs/adapters.md"]
     file = tmp_path / "tenuto.toml"
     file.write_text(block.text)
     chosen = load(file=file)

@@ -32,23 +32,23 @@ class Registry:
         if path := self._built_in.get(name):
             module, _, attribute = path.partition(":")
             return getattr(importlib.import_module(module), attribute)
-        found = self._entry_points(name)
-        if not found:
+        points = self._entry_points(name)
+        if not points:
             names = {*self._built_in, *(point.name for point in self._entry_points())}
             raise Invalid(f"there is no {self._kind} {name!r}; known: {', '.join(sorted(names))}")
         try:
-            return found[0].load()
+            return points[0].load()
         except (Exception, SystemExit) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON_CHARS]
-            target = found[0].value
+            target = points[0].value
             raise Invalid(f"cannot load the {self._kind} {name!r} ({target}): {reason}") from error
 
     def _entry_points(self, name: str | None = None) -> list[EntryPoint]:
         """Returns the entry points of the port, with this name if one is given."""
         if self._group is None:
             return []
-        found = entry_points(group=self._group)
-        return list(found if name is None else found.select(name=name))
+        points = entry_points(group=self._group)
+        return list(points if name is None else points.select(name=name))
 
 
 BROKERS = Registry(

@@ -13,9 +13,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
 
 
 def block(language: str) -> str:
-    found = re.search(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert found is not None
-    return found[1]
+    matches = re.search(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert matches is not None
+    return matches[1]
 
 
 def install(site: Path, module: str | None = None) -> Path:

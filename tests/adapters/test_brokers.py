@@ -48,20 +48,20 @@ async def broker(
         yield opened
 
 
-def heard_by(wakeups: Wakeups) -> list[str]:
+def received_by(wakeups: Wakeups) -> list[str]:
     """The topics that it delivers from now on."""
     topics: list[str] = []
     wakeups.subscribe(topics.append)
     return topics
 
 
-async def all_heard(listeners: list[list[str]], topic: str) -> None:
+async def all_received(listeners: list[list[str]], topic: str) -> None:
     await eventually(lambda: all(topic in topics for topics in listeners))
 
 
 async def test_a_hint_reaches_all_listeners_of_its_process_once(broker: Open) -> None:
     here = await broker("here")
-    first, second = heard_by(here), heard_by(here)
+    first, second = received_by(here), received_by(here)
     here.notify(["lane:1", "worker:host:1:w"])
     here.notify(["lane:2"])
     await eventually(lambda: len(first) == len(second) == 3)
@@ -73,11 +73,11 @@ async def test_who_unsubscribed_receives_nothing(broker: Open) -> None:
     here = await broker("here")
     gone: list[str] = []
     unsubscribe = here.subscribe(gone.append)
-    heard = heard_by(here)
+    received = received_by(here)
     unsubscribe()
     unsubscribe()
     here.notify(["lane:1"])
-    await eventually(lambda: heard == ["lane:1"])
+    await eventually(lambda: received == ["lane:1"])
     assert gone == []
 
 
@@ -90,10 +90,10 @@ async def test_a_listener_may_unsubscribe_while_it_is_called(broker: Open) -> No
         unsubscribe()
 
     unsubscribe = here.subscribe(listener)
-    heard = heard_by(here)
+    received = received_by(here)
     here.notify(["lane:1"])
     here.notify(["lane:2"])
-    await eventually(lambda: heard == ["lane:1", "lane:2"])
+    await eventually(lambda: received == ["lane:1", "lane:2"])
     assert once == ["lane:1"]
 
 
@@ -101,62 +101,62 @@ async def test_hints_need_no_listener_and_no_topic(broker: Open) -> None:
     here = await broker("here", listen=False)
     here.notify(["lane:1"])
     here.notify([])
-    heard = heard_by(here)
+    received = received_by(here)
     here.notify(iter(["lane:2"]))
-    await eventually(lambda: heard == ["lane:2"])
+    await eventually(lambda: received == ["lane:2"])
 
 
 async def test_a_closed_broker_delivers_nothing_and_is_closed_again(broker: Open) -> None:
     here = await broker("here")
-    heard = heard_by(here)
+    received = received_by(here)
     await here.close()
     await here.close()
     other = await broker("other")
-    elsewhere = heard_by(other)
+    elsewhere = received_by(other)
     other.notify(["lane:1"])
     await eventually(lambda: elsewhere == ["lane:1"])
-    assert heard == []
+    assert received == []
 
 
 @pytest.mark.parametrize("broker", SHARED, indirect=True)
 async def test_a_hint_reaches_every_process_that_listens(broker: Open) -> None:
     sender = await broker("sender", listen=False)
-    heard: list[list[str]] = []
+    received: list[list[str]] = []
     for number in range(1, 4):
-        heard.append(heard_by(await broker(f"listener{number}")))
+        received.append(received_by(await broker(f"listener{number}")))
         sender.notify([f"lane:{number}"])
-        await all_heard(heard, f"lane:{number}")
-    assert heard[0] == ["lane:1", "lane:2", "lane:3"]
-    assert heard[2] == ["lane:3"]
+        await all_received(received, f"lane:{number}")
+    assert received[0] == ["lane:1", "lane:2", "lane:3"]
+    assert received[2] == ["lane:3"]
 
 
 @pytest.mark.parametrize("broker", SHARED, indirect=True)
-async def test_a_process_hears_its_own_hints_once(broker: Open) -> None:
+async def test_own_hints_are_received_once(broker: Open) -> None:
     here, there = await broker("here"), await broker("there")
-    heard, heard_there = heard_by(here), heard_by(there)
+    received, received_there = received_by(here), received_by(there)
     here.notify(["lane:1"])
-    await eventually(lambda: heard_there == ["lane:1"])
+    await eventually(lambda: received_there == ["lane:1"])
     there.notify(["lane:2"])
-    await eventually(lambda: "lane:2" in heard)
-    assert heard == ["lane:1", "lane:2"]
+    await eventually(lambda: "lane:2" in received)
+    assert received == ["lane:1", "lane:2"]
 
 
 @pytest.mark.parametrize("broker", SHARED, indirect=True)
-async def test_a_process_that_left_is_in_nobody_s_way(broker: Open) -> None:
+async def test_stopped_process_does_not_disturb_others(broker: Open) -> None:
     gone, here, sender = [await broker(name) for name in ("gone", "here", "sender")]
-    heard_by(gone)
-    heard = heard_by(here)
+    received_by(gone)
+    received = received_by(here)
     sender.notify(["lane:1"])
-    await eventually(lambda: heard == ["lane:1"])
+    await eventually(lambda: received == ["lane:1"])
     await gone.close()
     sender.notify(["lane:2"])
-    await eventually(lambda: heard == ["lane:1", "lane:2"])
+    await eventually(lambda: received == ["lane:1", "lane:2"])
 
 
 @pytest.mark.parametrize("broker", SHARED, indirect=True)
 async def test_many_hints_at_once_arrive_or_become_the_hint_for_everything(broker: Open) -> None:
     sender, here = await broker("sender"), await broker("here")
-    heard = heard_by(here)
+    received = received_by(here)
     topics = {f"lane:{number}" for number in range(2000)}
     sender.notify(topics)
-    await eventually(lambda: set(heard) in (topics, {ALL_TOPICS}))
+    await eventually(lambda: set(received) in (topics, {ALL_TOPICS}))

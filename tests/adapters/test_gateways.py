@@ -24,10 +24,10 @@ async def stub(request: pytest.FixtureRequest) -> AsyncIterator[StubGateway]:
 
 @pytest.fixture
 async def client(stub: StubGateway) -> AsyncIterator[Gateway]:
-    made: Gateway = GATEWAYS.load(scheme_of(stub.url))("g", stub.url, TOKEN, deadline_s=5.0)
-    assert (made.name, made.deadline_s) == ("g", 5.0)
-    yield made
-    await made.close()
+    created: Gateway = GATEWAYS.load(scheme_of(stub.url))("g", stub.url, TOKEN, deadline_s=5.0)
+    assert (created.name, created.deadline_s) == ("g", 5.0)
+    yield created
+    await created.close()
 
 
 async def test_a_spawn_passes_body_and_token_and_returns_the_session(
@@ -83,7 +83,7 @@ async def test_an_error_text_has_no_secrets(stub: StubGateway, client: Gateway) 
     assert str(caught.value) == "HTTP 500: cannot use *** with ***"
 
 
-async def test_a_kill_says_what_became_of_the_session(stub: StubGateway, client: Gateway) -> None:
+async def test_kill_reports_the_outcome_of_the_session(stub: StubGateway, client: Gateway) -> None:
     assert await client.kill("a/b ü") == "killed"
     assert stub.killed == ["a/b ü"]
     for status in (404, 410):

@@ -25,8 +25,8 @@ def test_every_built_in_adapter_can_be_loaded(kind: str) -> None:
 def test_an_unknown_name_is_refused_with_the_known_ones(kind: str) -> None:
     with pytest.raises(Invalid) as caught:
         ALL[kind].load("nonsense")
-    known = ", ".join(sorted(ALL[kind]._built_in))
-    assert caught.value.message == f"there is no {kind} 'nonsense'; known: {known}"
+    names = ", ".join(sorted(ALL[kind]._built_in))
+    assert caught.value.message == f"there is no {kind} 'nonsense'; known: {names}"
     assert caught.value.code == "invalid_value"
 
 
@@ -37,8 +37,8 @@ def test_installed_adapters_are_known(tmp_path: Path, monkeypatch: pytest.Monkey
     assert BROKERS.load("hintfile") is outside.FileBroker
     with pytest.raises(Invalid) as caught:
         BROKERS.load("nonsense")
-    known = sorted([*BROKERS._built_in, "hintfile"])
-    assert caught.value.message.endswith(f"; known: {', '.join(known)}")
+    names = sorted([*BROKERS._built_in, "hintfile"])
+    assert caught.value.message.endswith(f"; known: {', '.join(names)}")
     with pytest.raises(Invalid, match="there is no gateway 'hintfile'"):
         GATEWAYS.load("hintfile")
 

@@ -19,9 +19,9 @@ from tenuto.worker.runtime.protocol import Runtime, RuntimeContext
 from tenuto.worker.session import Supervisor
 
 
-def report(**said: Any) -> str:
+def report(**fields: Any) -> str:
     """The shell command that says this over the report pipe."""
-    return f"echo '{json.dumps(said)}' >&3; "
+    return f"echo '{json.dumps(fields)}' >&3; "
 
 
 def lines_of(name: str) -> str:
@@ -282,7 +282,7 @@ async def test_a_run_that_takes_too_long_is_ended_and_gets_more_time(started: St
         view = await stage.inside.ended(task)
         assert (view.status, view.error_class, view.timeout_s) == ("DEAD", "timeout", 4)
         attempts = await stage.inside.engine.attempts(task)
-        assert [each.outcome for each in attempts] == ["TIMED_OUT", "TIMED_OUT"]
+        assert [attempt.outcome for attempt in attempts] == ["TIMED_OUT", "TIMED_OUT"]
         assert attempts[0].receipt is not None
         assert "timeout of 1 s" in (attempts[0].message or "")
 

@@ -29,6 +29,6 @@ def test_a_route_is_declared_once() -> None:
 
 def test_operations_have_one_order_whatever_was_imported_first() -> None:
     litestar_app()
-    routes = [each.route for each in all_operations()]
-    OPERATIONS.update({each.route: OPERATIONS.pop(each.route) for each in all_operations()[::-1]})
-    assert [each.route for each in all_operations()] == routes
+    routes = [item.route for item in all_operations()]
+    OPERATIONS.update({item.route: OPERATIONS.pop(item.route) for item in all_operations()[::-1]})
+    assert [item.route for item in all_operations()] == routes

@@ -188,7 +188,7 @@ async def test_embedded_database_has_no_administration(settings: Settings) -> No
     await store.migrate()
     await store.close()
     async with AsyncClient(settings.database_url()) as client:
-        for what, call in (
+        for subject, call in (
             ("a token", client.tokens.list()),
             ("a user", client.users.list()),
             ("a workspace", client.workspaces.list()),
@@ -196,7 +196,7 @@ async def test_embedded_database_has_no_administration(settings: Settings) -> No
             ("health", client.health()),
             ("a login", client.access.me()),
         ):
-            with pytest.raises(Invalid, match=f"^{what} needs a server"):
+            with pytest.raises(Invalid, match=f"^{subject} needs a server"):
                 await call
         assert (await client.coordinator.status()).active is False
         await client.coordinator.recover()

@@ -60,7 +60,9 @@ NEAR_PARAMETERS = {
 def methods(kind: type) -> dict[str, Any]:
     """The public methods of a class and of its bases."""
     return {
-        name: each for name, each in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"
+        name: method
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
+        if name[0] != "_"
     }
 
 
@@ -78,33 +80,35 @@ def parameters(method: Any) -> list[tuple[str, Any, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "remote"), [pytest.param(*each, id=each[0]) for each in expected()]
+    ("name", "method", "remote"), [pytest.param(*case, id=case[0]) for case in expected()]
 )
-def test_a_method_of_the_engine_is_remote_with_the_same_parameters(
+def test_engine_method_is_remote_with_the_same_parameters(
     name: str, method: Any, remote: type
 ) -> None:
     left_out = NEAR_PARAMETERS.get(name, set())
-    wanted = [each for each in parameters(method) if each[0] not in left_out]
-    found = methods(remote).get(name.partition(".")[2])
-    assert found, f"{remote.__name__} has no {name}: give its route `remote=`, or write it by hand"
-    assert parameters(found) == wanted
+    own = [item for item in parameters(method) if item[0] not in left_out]
+    remote_method = methods(remote).get(name.partition(".")[2])
+    assert remote_method, (
+        f"{remote.__name__} has no {name}: give its route `remote=`, or write it by hand"
+    )
+    assert parameters(remote_method) == own
 
 
-def test_every_remote_method_is_one_of_the_engine() -> None:
-    known: dict[type, set[str]] = {}
+def test_remote_methods_are_methods_of_the_engine() -> None:
+    promised: dict[type, set[str]] = {}
     for near, remote in PAIRS:
-        known.setdefault(remote, set()).update(methods(near))
-    for remote, names in known.items():
+        promised.setdefault(remote, set()).update(methods(near))
+    for remote, names in promised.items():
         assert set(methods(remote)) <= names, remote
 
 
 def test_every_part_of_the_engine_is_compared() -> None:
     parts = {
-        each.fget.__annotations__["return"]
-        for each in vars(Engine).values()
-        if isinstance(each, property)
+        part.fget.__annotations__["return"]
+        for part in vars(Engine).values()
+        if isinstance(part, property)
     }
-    names = {each if isinstance(each, str) else each.__name__ for each in parts}
+    names = {part if isinstance(part, str) else part.__name__ for part in parts}
     assert names - {"Clock", "bool"} == {near.__name__ for near, _ in PAIRS} - {"Engine"}
 
 

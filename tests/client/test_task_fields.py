@@ -18,6 +18,7 @@ from tenuto.manifest.shapes import TaskShape
 from tenuto.model.errors import Invalid
 from tenuto.model.tasks.submission import FIELDS, FILTER_FIELDS, Filter, NewTask
 from tenuto.store import sql
+from tenuto.store.dialects import SQLITE
 
 WHEN = datetime(2030, 1, 1, tzinfo=UTC)
 BODY: dict[str, Any] = {
@@ -79,11 +80,11 @@ def read(body: dict[str, Any]) -> NewTask | None:
 
 @pytest.mark.parametrize("name", sorted(NAMES.keys() - {CHECKED_ONLY}))
 def test_no_field_of_a_request_is_dropped(name: str) -> None:
-    given = GIVEN.get(name, {"title": "t"})
+    request = GIVEN.get(name, {"title": "t"})
     value = BODY[name] if name in BODY else VALUES[NAMES[name]]
-    task = read(given | {name: msgspec.to_builtins(value)})
+    task = read(request | {name: msgspec.to_builtins(value)})
     assert task is not None
-    assert task != read(given)
+    assert task != read(request)
 
 
 def test_a_file_has_every_field_of_a_definition() -> None:
@@ -96,7 +97,7 @@ def test_a_file_has_every_field_of_a_definition() -> None:
 
 def test_rows_are_in_the_order_of_their_query() -> None:
     for query in ("submit", "submit_new", "complete_and_activate"):
-        columns = sql.load(sql.SQLITE)[query].rows
+        columns = sql.load(SQLITE)[query].rows
         assert tuple(name for name, _ in columns["body"]) == rows._BODY.columns
         assert tuple(name for name, _ in columns["hot"]) == rows._HOT.columns
 

@@ -21,6 +21,7 @@ from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import Task, TaskChange
 from tenuto.periodic import wait_first_event
 from tenuto.store import sql
+from tenuto.store.dialects import POSTGRES, SQLITE
 from tenuto.store.protocol import Statement
 
 PLANTS: dict[str, Callable[[], None]] = {}
@@ -36,7 +37,7 @@ def plant(function: Callable[[], None]) -> Callable[[], None]:
 @plant
 def complete_guarded_by_owner() -> None:
     """The right agent is enough, though it may be its attempt before."""
-    for dialect in (sql.SQLITE, sql.POSTGRES):
+    for dialect in (SQLITE, POSTGRES):
         queries = sql.load(dialect)
         before = queries["complete_if_owned"]
         steps = tuple(

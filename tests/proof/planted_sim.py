@@ -24,6 +24,7 @@ from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import LEASED, Fence, Status, Task, TaskChange, next_due_at
 from tenuto.periodic import wait_first_event
 from tenuto.store import sql
+from tenuto.store.dialects import SQLITE
 from tenuto.store.protocol import Script, Statement
 from tenuto.worker import heartbeat, worker
 
@@ -64,7 +65,7 @@ def plant(
 
 def rewrite(stack: ExitStack, query: str, old: str, new: str) -> None:
     """One query with another text in all its steps that have the old one."""
-    queries = sql.load(sql.SQLITE)
+    queries = sql.load(SQLITE)
     before = queries[query]
     steps = tuple(
         msgspec.structs.replace(step, text=step.text.replace(old, new)) for step in before.steps
@@ -191,7 +192,7 @@ def expiry_not_audited(stack: ExitStack) -> None:
 @plant("I13")
 def audit_in_a_second_transaction(stack: ExitStack) -> None:
     """Writes the change first and its event in a later transaction."""
-    queries = sql.load(sql.SQLITE)
+    queries = sql.load(SQLITE)
     change = queries["tasks_update"]
     event_step = next(step for step in change.steps if step.text.startswith("insert into event"))
     alone = msgspec.structs.replace(event_step, text=event_step.text.replace(" of moved", ""))

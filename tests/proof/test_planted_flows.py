@@ -15,6 +15,7 @@ from tests.proof.sim.flow_story import simulate_flow
 from tenuto.engine.engine import Engine
 from tenuto.model.flows.plan import Spec
 from tenuto.store import sql
+from tenuto.store.dialects import POSTGRES
 
 WITHIN = 60
 """Seeds. Most need one or two."""
@@ -59,7 +60,7 @@ async def races(url: str, seeds: range) -> int:
 async def test_join_without_its_lock_is_detected(postgres_url: str) -> None:
     """Only a database with several writers can show this fault."""
     assert await races(postgres_url, range(3)) == RACES
-    queries = sql.load(sql.POSTGRES)
+    queries = sql.load(POSTGRES)
     before = queries["groups_locked"]
     steps = tuple(
         msgspec.structs.replace(step, text=step.text.replace("for update", ""))

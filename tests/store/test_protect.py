@@ -49,7 +49,7 @@ async def make(owner: Any, name: str) -> None:
     await owner.execute(f"insert into \"{name}\" values (1, '{OWN}'), (2, '{OTHER}')")
 
 
-async def test_a_table_without_the_call_is_open_to_whoever_may_read_it(owner: Any) -> None:
+async def test_table_without_the_call_is_readable_by_every_tenant(owner: Any) -> None:
     await make(owner, "bare")
     ids = "select id from bare order by id"
     with pytest.raises(asyncpg.InsufficientPrivilegeError):

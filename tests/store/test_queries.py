@@ -10,6 +10,7 @@ import pytest
 from tests.contract.conftest import ManualClock, opened
 
 from tenuto.store import schema, sql
+from tenuto.store.dialects import POSTGRES, SQLITE
 
 OPTIONAL = re.compile(r"\[(\w+): ")
 LITERAL = re.compile(r"\{literal:(\w+)\}")
@@ -50,7 +51,7 @@ def test_every_query_is_valid_on_sqlite() -> None:
             for text in schema.statements(migration, "sqlite"):
                 raw.execute(text)
     wrong = {}
-    for name, query in sql.load(sql.SQLITE).items():
+    for name, query in sql.load(SQLITE).items():
         for text in statements(query):
             positions = max(map(int, NUMBERED.findall(text)), default=0)
             try:
@@ -70,7 +71,7 @@ async def test_every_query_is_valid_on_postgres(
     async with opened(postgres_url, ManualClock()):
         connection = await asyncpg.connect(postgres_url)
         wrong = {}
-        for name, query in sql.load(sql.POSTGRES).items():
+        for name, query in sql.load(POSTGRES).items():
             for text in {sql.for_postgres(variant).sql for variant in variants(query)}:
                 try:
                     await connection.prepare(text)
@@ -83,7 +84,7 @@ async def test_every_query_is_valid_on_postgres(
 def test_one_notation_writes_audit_rows() -> None:
     """`{event of ...}` alone inserts into `event`; columns that it does not name get defaults."""
     assert "insert into event " not in sql.source_text()
-    quarantine = sql.load(sql.SQLITE)["quarantine"]
+    quarantine = sql.load(SQLITE)["quarantine"]
     assert quarantine.steps[-1].text == (
         "insert into event (task, seq, workspace, xid, kind, level, message, previous, new,"
         " attempt, actor, data, at)\n"
@@ -92,7 +93,7 @@ def test_one_notation_writes_audit_rows() -> None:
         ' \'{"error_class": "corrupt"}\', :now\n'
         "from {old}"
     )
-    heartbeat = sql.load(sql.POSTGRES)["agent_heartbeat"]
+    heartbeat = sql.load(POSTGRES)["agent_heartbeat"]
     assert heartbeat.steps[-1].text == (
         "insert into event (task, seq, workspace, xid, kind, level, message, attempt, agent, at)\n"
         "select silent.id, silent.version + 1, silent.workspace,"

@@ -5,6 +5,7 @@ import pytest
 from tests.store.tenancy import tenant_tables, unbound
 
 from tenuto.store import sql
+from tenuto.store.dialects import SQLITE
 
 COORDINATOR = "duties of the coordinator for all workspaces, which hold what they found"
 PRUNING = "removes or puts away what is past its age, of all workspaces"
@@ -87,7 +88,7 @@ SYSTEM = {
 
 def test_every_query_names_the_workspace_unless_it_belongs_to_the_system() -> None:
     tables = tenant_tables()
-    matches = {name for name, query in sql.load(sql.SQLITE).items() if unbound(query, tables)}
+    matches = {name for name, query in sql.load(SQLITE).items() if unbound(query, tables)}
     assert matches - SYSTEM.keys() == set()
     assert SYSTEM.keys() - matches == set()  # what names it, or is not there, needs no reason
 
@@ -109,7 +110,7 @@ def test_every_query_names_the_workspace_unless_it_belongs_to_the_system() -> No
     ],
 )
 def test_query_without_a_workspace_condition_is_detected(name: str, condition: str) -> None:
-    query = sql.load(sql.SQLITE)[name]
+    query = sql.load(SQLITE)[name]
     assert any(condition in step.text for step in query.steps)
     steps = tuple(
         msgspec.structs.replace(step, text=step.text.replace(condition, "")) for step in query.steps
@@ -127,7 +128,7 @@ def test_query_without_a_workspace_condition_is_detected(name: str, condition: s
     ],
 )
 def test_query_with_an_ineffective_workspace_condition_is_detected(text: str) -> None:
-    query = sql.load(sql.SQLITE)["task_show"]
+    query = sql.load(SQLITE)["task_show"]
     [step, *_] = query.steps
     created = msgspec.structs.replace(query, steps=(msgspec.structs.replace(step, text=text),))
     assert unbound(created, tenant_tables())

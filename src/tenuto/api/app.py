@@ -63,7 +63,7 @@ def litestar_app() -> Litestar:
     Cached and shared by all servers of a process: building it takes a quarter of a second.
     """
     return Litestar(
-        route_handlers=[each.handler for each in all_operations()],
+        route_handlers=[operation.handler for operation in all_operations()],
         guards=[guard],
         dependencies={"ctx": Provide(provide_context)},
         exception_handlers={

@@ -88,10 +88,10 @@ def operation(
 
 def all_operations() -> list[Operation]:
     """Returns the operations by path and method: an order that does not depend on imports."""
-    return sorted(OPERATIONS.values(), key=lambda each: each.route.split(" ")[::-1])
+    return sorted(OPERATIONS.values(), key=lambda operation: operation.route.split(" ")[::-1])
 
 
 def operation_of(handler: BaseRouteHandler) -> Operation | None:
     """Returns the operation of a handler; `None` for the OPTIONS handlers of the framework."""
-    found: Operation | None = handler.opt.get(_KEY)
-    return found
+    operation: Operation | None = handler.opt.get(_KEY)
+    return operation

@@ -171,11 +171,11 @@ def add_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     return add
 
 
-def limit_option(default: int = 50, *, most: int = 1000) -> Callable[[F], F]:
+def limit_option(default: int = 50, *, maximum: int = 1000) -> Callable[[F], F]:
     """Returns the option `--limit` of commands that list rows."""
     return click.option(
         "--limit",
-        type=click.IntRange(1, most),
+        type=click.IntRange(1, maximum),
         default=default,
         show_default=True,
         help="Maximum number of rows.",

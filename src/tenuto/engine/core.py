@@ -99,15 +99,15 @@ class KnownAttempts:
 
     def find(self, fence: Fence) -> KnownAttempt | None:
         """Returns the attempt with this fence; `None` if it is not cached."""
-        known = self._by_task.get(fence.task.int)
-        return known if known is not None and known.number == fence.attempt else None
+        attempt = self._by_task.get(fence.task.int)
+        return attempt if attempt is not None and attempt.number == fence.attempt else None
 
     def pop_snapshot(self, task: UUID) -> ClaimSnapshot | None:
         """Removes and returns the snapshot of the task's attempt; `None` if none is cached."""
-        known = self._by_task.get(task.int)
-        if known is None:
+        attempt = self._by_task.get(task.int)
+        if attempt is None:
             return None
-        snapshot, known.snapshot = known.snapshot, None
+        snapshot, attempt.snapshot = attempt.snapshot, None
         return snapshot
 
     def evict(self, task: UUID) -> None:

@@ -2,6 +2,7 @@
 
 protocol: the interface that the engine uses.
 sql: reads `queries/` and renders each query for one database.
+dialects: the SQL texts that differ between the databases.
 task_columns: the columns of new tasks, from the field table of a task.
 schema: migrations, and the check that program and database versions fit.
 batching: group commit.

@@ -60,6 +60,7 @@ import msgspec
 from tenuto.model.flows.progress import GROUP_OPEN, GroupStatus
 from tenuto.model.tasks.task import LEASED, TERMINAL, Status, Task
 from tenuto.store import task_columns
+from tenuto.store.dialects import Dialect
 
 T = TypeVar("T")
 Column = tuple[str, str]
@@ -100,51 +101,6 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...] = ()
     twins: dict[tuple[str, int], tuple[str, int]] = {}
     """Columns `(set, index)` that equal a column of another set with the same number of rows."""
-
-
-class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """SQL texts that differ between the two databases."""
-
-    name: str
-    seconds: str
-    greatest: str
-    lock: str
-    skip_locked: str
-    each: str
-    xid: str
-    """The number of the transaction; constant where transactions never overlap."""
-    place: str
-    """The column with a row's physical place, valid until the end of the statement."""
-    ascii: str
-    """Suffix for a text so that `lower` changes ASCII letters only, in every locale."""
-    own: str
-    """A condition that holds for rows of the tenant; it must not make the planner use an index."""
-
-
-POSTGRES = Dialect(
-    name="postgres",
-    seconds="(({0}) * interval '1 second')",
-    greatest="greatest",
-    lock="for update",
-    skip_locked="for update skip locked",
-    each="unnest(:{0}) as {0}(value)",
-    xid="(select pg_current_xact_id()::text::bigint)",
-    place="ctid",
-    ascii=' collate "C"',
-    own="",
-)
-SQLITE = Dialect(
-    name="sqlite",
-    seconds="(({0}) * 1000000)",
-    greatest="max",
-    lock="",
-    skip_locked="",
-    each="json_each(:{0}) as {0}",
-    xid="0",
-    place="rowid",
-    ascii="",
-    own="[workspace: and +{0}.workspace = :workspace]",
-)
 
 
 _STATUS_LISTS = {
@@ -223,7 +179,7 @@ def _render(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
     return _EVENT.sub(lambda match: _event_insert(match[1], match[2], dialect), rendered)
 
 
-def _event_insert(source: str | None, given: str, dialect: Dialect) -> str:
+def _event_insert(source: str | None, columns_text: str, dialect: Dialect) -> str:
     """Returns the `insert into event ... select ...` of an `{event of source: given}`."""
     values = {
         "task": f"{source}.id" if source else ":id",
@@ -235,10 +191,10 @@ def _event_insert(source: str | None, given: str, dialect: Dialect) -> str:
         "actor": ":actor",
         "at": ":now",
     }
-    for part in re.split(r",\s+(?=\w+ = )", given):
+    for part in re.split(r",\s+(?=\w+ = )", columns_text):
         column, _, value = part.partition(" = ")
         values[column] = value
-    assert values.keys() <= set(_EVENT_COLUMNS), f"unknown column of event: {given}"
+    assert values.keys() <= set(_EVENT_COLUMNS), f"unknown column of event: {columns_text}"
     columns = [column for column in _EVENT_COLUMNS if values.get(column, "null") != "null"]
     cells = ", ".join(values[column] for column in columns)
     return f"insert into event ({', '.join(columns)})\nselect {cells}"

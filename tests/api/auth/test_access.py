@@ -43,7 +43,7 @@ def call(route: str) -> tuple[str, str]:
     return method, path.replace("{worker_id}", "w").replace("{name}", "n").replace("{key}", "k")
 
 
-GUARDED = sorted(route for route, each in OPERATIONS.items() if each.access is not PUBLIC)
+GUARDED = sorted(route for route, operation in OPERATIONS.items() if operation.access is not PUBLIC)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

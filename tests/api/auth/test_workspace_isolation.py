@@ -18,6 +18,7 @@ from tenuto.api.operation import OPERATIONS, PUBLIC, WORK
 from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 from tenuto.store import sql
+from tenuto.store.dialects import POSTGRES
 
 SECRET = "hers-alone"
 FENCE = {"attempt": 1, "leaseToken": "x"}
@@ -99,7 +100,9 @@ async def furnished(api: Api) -> tuple[httpx2.AsyncClient, dict[str, str]]:
 
 
 WITH_IDS = sorted(
-    route for route, each in OPERATIONS.items() if each.access is not PUBLIC and "{" in route
+    route
+    for route, operation in OPERATIONS.items()
+    if operation.access is not PUBLIC and "{" in route
 )
 
 
@@ -235,7 +238,7 @@ async def test_sweep_of_a_host_skips_sessions_of_other_workspaces(
 @pytest.fixture
 def careless() -> Iterator[None]:
     """Queries that forget whose rows they are about, as if their author had."""
-    queries = sql.load(sql.POSTGRES)
+    queries = sql.load(POSTGRES)
     pattern = re.compile(r"(?:\b[a-z_]+\.)?\bworkspace = :workspace\b")
     changed = {}
     for name, query in queries.items():

@@ -264,7 +264,7 @@ async def test_api_contract_lists_the_idempotency_key_where_it_applies(
         for method, operation in methods.items()
         if any(item["name"] == "Idempotency-Key" for item in operation.get("parameters", ()))
     }
-    replayed = {route for route, each in OPERATIONS.items() if each.is_replayed}
+    replayed = {route for route, operation in OPERATIONS.items() if operation.is_replayed}
     assert named == replayed | {f"POST {TASKS}"}
 
 

@@ -102,7 +102,7 @@ async def test_every_field_of_a_submit_arrives(far: RemoteEngine, near: Engine) 
 
 
 async def stored(engine: Engine, task: UUID) -> dict[str, Any]:
-    """What the store has of a task's request."""
+    """Returns the stored columns and labels of a task's request."""
     expected = Statement("task_show", {"id": task, "workspace": engine.workspace})
     row = (await engine.core.store.fetch(expected))[0]
     labels = await engine.query.labels([task])

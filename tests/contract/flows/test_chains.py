@@ -212,11 +212,11 @@ async def test_chained_completion_of_an_older_attempt_writes_nothing(
 ) -> None:
     ids = await row(engine)
     work = await claim_one(engine)
-    known = engine.core.known_attempts.find(work.fence)
-    assert known is not None
+    attempt = engine.core.known_attempts.find(work.fence)
+    assert attempt is not None
     await engine.fail(work.fence, failure())
     # As in a process that claimed the task, while another one ended the attempt.
-    engine.core.known_attempts.add(work.fence.task, known)
+    engine.core.known_attempts.add(work.fence.task, attempt)
     at = await engine.show(ids[0])
     assert await refusal(engine.complete(work.fence, {"late": True})) == "lease_lost"
     assert await engine.show(ids[0]) == at

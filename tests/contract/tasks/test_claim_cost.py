@@ -9,6 +9,7 @@ from tests.contract.conftest import ManualClock, new, profile
 
 from tenuto.engine.engine import Engine
 from tenuto.store import sql
+from tenuto.store.dialects import POSTGRES
 from tenuto.store.postgres.sessions import WRITE_SETTINGS
 from tenuto.store.sqlite.store import SqliteStore
 
@@ -52,7 +53,7 @@ async def test_claim_on_postgresql_reads_few_rows_of_deep_lanes(
     postgres_engine: Engine, postgres_url: str
 ) -> None:
     params = await filled(postgres_engine, DEEP)
-    query = sql.variant(sql.load(sql.POSTGRES)["claim"], frozenset(params), (), set())
+    query = sql.variant(sql.load(POSTGRES)["claim"], frozenset(params), (), set())
     compiled = sql.for_postgres(query)
     connection = await asyncpg.connect(postgres_url, server_settings=WRITE_SETTINGS)
     try:

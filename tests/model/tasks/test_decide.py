@@ -222,9 +222,9 @@ def test_a_failure_of_each_class_that_is_reported_again_later_changes_nothing(
     kind: ErrorClass,
 ) -> None:
     command = c.Fail(fence=FENCE, failure=boom(kind))
-    made = attempted(task(Status.RUNNING), command)
-    assert isinstance(made, TaskChange)
-    assert attempted(made.task, command, NOW + timedelta(days=1)) is None
+    change = attempted(task(Status.RUNNING), command)
+    assert isinstance(change, TaskChange)
+    assert attempted(change.task, command, NOW + timedelta(days=1)) is None
 
 
 @pytest.mark.parametrize("counts", [True, False])
@@ -235,14 +235,14 @@ def test_a_class_may_park_until_a_time_of_its_own(
     monkeypatch.setitem(RULES, ErrorClass.ERROR, reset)
     before = task(Status.RUNNING, tries=1, free_ends=2)
     command = c.Fail(fence=FENCE, failure=boom())
-    made = attempted(before, command)
-    assert isinstance(made, TaskChange)
-    assert (made.task.status, made.task.hold) == (Status.WAITING, "quota")
-    assert made.task.resume_at == NOW + timedelta(hours=5)
-    assert (made.task.tries, made.task.free_ends) == ((1, 0) if counts else (0, 3))
-    assert attempted(made.task, command, NOW + timedelta(minutes=1)) is None, "a repeat"
+    change = attempted(before, command)
+    assert isinstance(change, TaskChange)
+    assert (change.task.status, change.task.hold) == (Status.WAITING, "quota")
+    assert change.task.resume_at == NOW + timedelta(hours=5)
+    assert (change.task.tries, change.task.free_ends) == ((1, 0) if counts else (0, 3))
+    assert attempted(change.task, command, NOW + timedelta(minutes=1)) is None, "a repeat"
     reported = c.Fail(fence=FENCE, failure=boom(), resume_at=NOW + timedelta(hours=1))
-    assert attempted(made.task, reported) == "lease_lost"
+    assert attempted(change.task, reported) == "lease_lost"
     sooner = attempted(before, reported)
     assert isinstance(sooner, TaskChange)
     assert sooner.task.resume_at == NOW + timedelta(hours=1)
@@ -368,7 +368,7 @@ LIVELY = ["pause", "cancel", "pause", "cancel", *COMMANDS]
 LIVELY = [n for n in LIVELY if n not in ("archive", "reprioritise", "skip", "refuse", "seen dead")]
 
 Made = tuple[Task, Command, TaskChange]
-"""The row before, the command, and the change it made."""
+"""The row before, the command, and the change it change."""
 
 
 class Walk:

@@ -7,17 +7,18 @@ from tests.contract.conftest import new
 from tenuto.clock import Clock
 from tenuto.engine.rows import hot_row, plain_body_row
 from tenuto.store import sql
+from tenuto.store.dialects import POSTGRES
 
 SHARED = {("hot", 0): ("body", 0), ("hot", 1): ("body", 1), ("hot", 2): ("body", 2)}
 
 
 def spelled(same: sql.ConstantColumns) -> sql.PostgresQuery:
-    query = sql.load(sql.POSTGRES)["submit_new"]
+    query = sql.load(POSTGRES)["submit_new"]
     return sql.for_postgres(sql.variant(query, frozenset({"now"}), (), {"body", "hot"}), same)
 
 
 def test_shared_column_is_sent_once() -> None:
-    assert sql.load(sql.POSTGRES)["submit_new"].twins == SHARED
+    assert sql.load(POSTGRES)["submit_new"].twins == SHARED
     compiled = spelled(frozenset())
     assert not set(SHARED) & set(compiled.arguments)
     assert len(compiled.arguments) == 1 + 9 + 8 - 3

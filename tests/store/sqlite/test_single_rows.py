@@ -7,11 +7,12 @@ import pytest
 from tests.proof.sim.loop import run_now
 
 from tenuto.store import sql
+from tenuto.store.dialects import SQLITE
 from tenuto.store.sqlite.store import SqliteStore
 
 
 def queries() -> list[sql.Query]:
-    return [query for query in sql.load(sql.SQLITE).values() if query.rows]
+    return [query for query in sql.load(SQLITE).values() if query.rows]
 
 
 @pytest.fixture(scope="module")

@@ -133,8 +133,8 @@ def _read_control(body: Any) -> Control | None:
 
 
 def _read_escalation(body: Any) -> Escalation | None:
-    given = body.escalation
-    return None if given is None else Escalation(given.reason, given.prompt)
+    escalation = body.escalation
+    return None if escalation is None else Escalation(escalation.reason, escalation.prompt)
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {

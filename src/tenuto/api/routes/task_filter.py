@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
     _FilterFields = msgspec.defstruct(
         "_FilterFields",
-        [each for field in FILTER_FIELDS.values() for each in body_fields(field)],
+        [body_field for field in FILTER_FIELDS.values() for body_field in body_fields(field)],
         bases=(StrictBody,),
     )
 
@@ -39,9 +39,9 @@ class FilterBody(_FilterFields):
 def with_filter_parameters(handler: Any) -> Any:
     """Returns the handler with a query parameter per field of `Filter` instead of `where`."""
     signature = inspect.signature(handler)
-    own = [each for each in signature.parameters.values() if each.name != "where"]
+    own = [parameter for parameter in signature.parameters.values() if parameter.name != "where"]
     parameters = [
-        *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own),
+        *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
         *map(_query_parameter, FILTER_FIELDS),
     ]
 
@@ -51,7 +51,7 @@ def with_filter_parameters(handler: Any) -> Any:
         fields |= {name: _split_list(fields[name]) for name in _LISTS}
         return await handler(**values, where=Filter(**fields))
 
-    handle.__annotations__ = {each.name: each.annotation for each in parameters}
+    handle.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     handle.__annotations__["return"] = signature.return_annotation
     wrapped: Any = handle
     wrapped.__signature__ = signature.replace(parameters=parameters)

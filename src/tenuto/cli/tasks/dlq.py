@@ -72,7 +72,7 @@ async def _require_dead(engine: "AnyEngine", name: str) -> "TaskView":
 
 
 @command("list", "orchestrate dlq list --limit 20")
-@limit_option(most=MAX_TASKS)
+@limit_option(maximum=MAX_TASKS)
 @cursor_option("tasks")
 @click.pass_obj
 def list_(options: GlobalOptions, limit: int, cursor: "UUID | None") -> None:

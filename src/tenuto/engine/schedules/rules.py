@@ -106,8 +106,8 @@ class Rules:
         if (yield statement):
             return
         yield from self.require_free_name(name)
-        noun, most = self._kind.noun, self._kind.max_rules
-        text = f"the workspace has {most:,} {noun}s, the maximum; delete one first"
+        noun, maximum = self._kind.noun, self._kind.max_rules
+        text = f"the workspace has {maximum:,} {noun}s, the maximum; delete one first"
         raise Invalid(text, "too_large")
 
     def stored(self, names: Sequence[str]) -> Script[dict[str, Row]]:

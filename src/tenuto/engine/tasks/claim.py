@@ -388,8 +388,8 @@ class TaskClaimer:
             tasks = await self._add_flow_inputs(tasks, flow_rows)
         for task in tasks:
             redactor = Redactor(task.secrets) if task.secrets else None
-            known = KnownAttempt(task.fence.attempt, redactor, snapshots.get(task.fence.task))
-            self._core.known_attempts.add(task.fence.task, known)
+            attempt = KnownAttempt(task.fence.attempt, redactor, snapshots.get(task.fence.task))
+            self._core.known_attempts.add(task.fence.task, attempt)
         return tasks
 
     async def _add_flow_inputs(self, tasks: list[ClaimedTask], rows: Rows) -> list[ClaimedTask]:

@@ -74,8 +74,8 @@ class AttemptFinisher:
         if summary is not None:
             bounds.check_text("summary", summary, bounds.MAX_TEXT)
         text = bounds.to_json_text("output", output)
-        known = self._core.known_attempts.find(fence)
-        if known is None or known.redactor is not None:
+        attempt = self._core.known_attempts.find(fence)
+        if attempt is None or attempt.redactor is not None:
             redactor = await self._task_secrets.redactor(fence)
             summary = None if summary is None else redactor.redact_text(summary)
             text = redactor.redact_json(text)

@@ -148,8 +148,8 @@ class TaskSecrets:
 
         For an attempt that another process claimed, the named secrets have their current values.
         """
-        if (known := self._core.known_attempts.find(fence)) is not None:
-            return known.redactor or NO_SECRETS
+        if (attempt := self._core.known_attempts.find(fence)) is not None:
+            return attempt.redactor or NO_SECRETS
         if self._core.key_ring is None:
             return NO_SECRETS
         rows = await self._core.store.fetch(
@@ -160,8 +160,8 @@ class TaskSecrets:
         values = await self._all_values(rows[0])
         redactor = Redactor(values)
         if fence.is_possible():
-            known = KnownAttempt(fence.attempt, redactor if values else None)
-            self._core.known_attempts.add(fence.task, known)
+            attempt = KnownAttempt(fence.attempt, redactor if values else None)
+            self._core.known_attempts.add(fence.task, attempt)
         return redactor
 
     async def _all_values(self, row: Row) -> list[str]:

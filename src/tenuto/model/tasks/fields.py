@@ -107,14 +107,14 @@ def whole_limit(minimum: int, maximum: int) -> Limit:
     )
 
 
-def list_limit(items: Limit, most: int, json_schema: Mapping[str, Any]) -> Limit:
-    """Returns the limit of a list of at most `most` texts; `json_schema` is the published part."""
+def list_limit(items: Limit, maximum: int, json_schema: Mapping[str, Any]) -> Limit:
+    """Returns the limit of a list of up to `maximum` texts; `json_schema` is published."""
 
     def check(field: str, values: Sequence[str]) -> None:
         if isinstance(values, str):  # a text is a sequence of texts, too
             raise Invalid(f"{field} must be a list of texts, not one text", field=field)
-        if len(values) > most:
-            raise Invalid(f"{field} has more than {most:,} entries", "too_large", field=field)
+        if len(values) > maximum:
+            raise Invalid(f"{field} has more than {maximum:,} entries", "too_large", field=field)
         for value in values:
             items.check(field, value)
 

@@ -12,6 +12,7 @@ from uuid import UUID
 from tenuto.clock import Clock
 from tenuto.model.errors import Incompatible, Invalid, Unavailable
 from tenuto.store import schema, sql
+from tenuto.store.dialects import POSTGRES
 from tenuto.store.postgres import errors, sessions
 from tenuto.store.postgres.clock import DatabaseClock
 from tenuto.store.postgres.connector import Connector
@@ -432,7 +433,7 @@ class PostgresStore:
                 self._connections.shapes[statement.query] += 1
                 if self._connections.shapes[statement.query] > _MAX_SHAPES:
                     return None, {}
-            query = sql.load(sql.POSTGRES)[statement.query]
+            query = sql.load(POSTGRES)[statement.query]
             switches = frozenset(present) | frozenset(statement.literals)
             resolved = sql.variant(query, switches, literals, set(columns))
             constant = _NO_CONSTANTS.union(*(set_constant for _, set_constant in shape))

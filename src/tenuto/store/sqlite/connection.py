@@ -12,6 +12,7 @@ import msgspec
 from tenuto.clock import from_micros, to_micros
 from tenuto.model.errors import Invalid
 from tenuto.store import sql
+from tenuto.store.dialects import SQLITE
 from tenuto.store.protocol import Row, Rows, Statement
 
 
@@ -277,7 +278,7 @@ class Connection:
         key = (statement.query, *present, literals, sizes)
         prepared = self._prepared.get(key)
         if prepared is None:
-            query = sql.load(sql.SQLITE)[statement.query]
+            query = sql.load(SQLITE)[statement.query]
             non_empty = {name for name, size in sizes if size > 0}
             single = frozenset(name for name, size in sizes if size == 1)
             switches = frozenset(present) | frozenset(statement.literals)

@@ -29,6 +29,7 @@ from tenuto.clock import Clock
 from tenuto.folder_stamp import WatchedFiles
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.store import schema, sql
+from tenuto.store.dialects import SQLITE
 from tenuto.store.protocol import Row, SchemaState, Script, Statement, Store, collect_script
 from tenuto.store.sqlite.connection import Connection, WriterBusy
 
@@ -470,7 +471,7 @@ class SqliteTenant:
 def _workspace_queries() -> frozenset[str]:
     """Returns the names of the queries that have a workspace parameter."""
     return frozenset(
-        name for name, query in sql.load(sql.SQLITE).items() if "workspace" in query.params
+        name for name, query in sql.load(SQLITE).items() if "workspace" in query.params
     )
 
 

@@ -2,4 +2,5 @@
 
 parser: compiles the text of a condition.
 operators: the operators, functions and macros, and the limit of steps.
+patterns: the regular expressions of `matches`, with limited cost.
 """

@@ -15,6 +15,7 @@ from tenuto.model.bounds import is_storable, make_storable
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.expressions import operators
 from tenuto.model.flows.expressions.operators import Evaluation, EvaluationError, Step
+from tenuto.model.flows.expressions.patterns import compile_pattern
 
 MAX_EXPRESSION = 4_096
 MAX_NESTING = 32
@@ -368,7 +369,7 @@ class Parser:
         if self.pattern_count > MAX_PATTERNS:
             self.fail(f"there are more than {MAX_PATTERNS} patterns", position)
         try:
-            function = operators.compile_pattern(parts[1].literal)
+            function = compile_pattern(parts[1].literal)
         except ValueError as reason:
             self.fail(f"the pattern cannot be used: {reason}", position)
         return self.build_operation(function, position, parts[0])
