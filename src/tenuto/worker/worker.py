@@ -101,7 +101,7 @@ class Worker:
 
     async def host(self, profile: AgentProfile, runtime: Runtime) -> AgentProfile:
         """Registers an agent that this worker hosts and returns its registered profile."""
-        registered = await self.engine.register_agent(profile.with_worker_means())
+        registered = await self.engine.register_agent(profile.with_supported_work())
         if profile.accept_commands and not registered.accept_commands:
             log.warning(
                 "agent %s does not accept commands; run: orchestrate agent update --accept-commands"

@@ -82,21 +82,21 @@ def test_worker_profile_sets_runtimes_but_not_types() -> None:
         capabilities=("root",),
         accept_commands=True,
     )
-    result = merge_worker_profile(stored, brought.with_worker_means())
+    result = merge_worker_profile(stored, brought.with_supported_work())
     means = SupportedWork(("function",), ("y", "z"), accept_commands=True)
     assert result == msgspec.structs.replace(stored, runtimes=("function",), means=means)
     assert claimable_types(result) == ("y",)
-    assert claimable_types(merge_worker_profile(result, brought.with_worker_means())) == (
+    assert claimable_types(merge_worker_profile(result, brought.with_supported_work())) == (
         "y",
     )  # nothing is forgotten by telling
     more = msgspec.structs.replace(brought, task_types=("x", "y"))
-    assert claimable_types(merge_worker_profile(result, more.with_worker_means())) == ("x", "y")
+    assert claimable_types(merge_worker_profile(result, more.with_supported_work())) == ("x", "y")
 
 
 def test_types_left_unchanged_are_not_user_settings() -> None:
     worker = msgspec.structs.replace(
         PLAIN, runtimes=("function",), task_types=("x",)
-    ).with_worker_means()
+    ).with_supported_work()
     people = msgspec.structs.replace(PLAIN, runtimes=("function",), max_concurrent=2)
     shown = msgspec.structs.replace(people, task_types=claimable_types(worker))
     stored = merge_user_profile(worker, shown, managed=False)
@@ -114,7 +114,7 @@ def test_types_left_unchanged_are_not_user_settings() -> None:
 def test_supported_work_of_a_worker_does_not_restrict_a_pull_agent() -> None:
     fetched = msgspec.structs.replace(PLAIN, runtimes=("http",), task_types=("x", "y"))
     both = merge_worker_profile(
-        fetched, msgspec.structs.replace(PLAIN, runtimes=()).with_worker_means()
+        fetched, msgspec.structs.replace(PLAIN, runtimes=()).with_supported_work()
     )
     assert both.runtimes == ("http",)
     assert both.means == SupportedWork()
@@ -126,7 +126,7 @@ def test_supported_work_of_a_worker_does_not_restrict_a_pull_agent() -> None:
 def test_types_of_a_pull_agent_stay_unchanged(before: str, runtime: str) -> None:
     stored = msgspec.structs.replace(
         PLAIN, runtimes=(before,), task_types=("x",)
-    ).with_worker_means()
+    ).with_supported_work()
     asked = msgspec.structs.replace(PLAIN, runtimes=(runtime,), task_types=claimable_types(stored))
     for managed in (False, True):
         assert claimable_types(merge_user_profile(stored, asked, managed=managed)) == ("x",)

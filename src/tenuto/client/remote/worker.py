@@ -132,7 +132,7 @@ class RemoteWorkerEngine(RemoteResource):
         """
         view = await self._call(AgentView, "POST", "agents", agent_body(profile), repeatable=True)
         return msgspec.structs.replace(
-            profile.with_worker_means(),
+            profile.with_supported_work(),
             id=view.id,
             name=view.name,
             version=view.version,

@@ -137,7 +137,9 @@ class AgentRegistry:
         """
         if profile.workspace != self._workspace:
             raise NotFound(f"no workspace {profile.workspace}, or no access to it")
-        requested = lifecycle.validate_profile(profile if managed else profile.with_worker_means())
+        requested = lifecycle.validate_profile(
+            profile if managed else profile.with_supported_work()
+        )
 
         def script() -> Script[AgentProfile | None]:
             by_name = {"workspace": self._workspace, "name": requested.name}
@@ -401,7 +403,7 @@ def _stored_profile(row: Row) -> AgentProfile:
 def profile_of(row: Row) -> AgentProfile:
     """Returns the agent's profile for matching, from its row."""
     stored = _stored_profile(row)
-    means = lifecycle.claim_means(stored)
+    means = lifecycle.effective_support(stored)
     return msgspec.structs.replace(stored, id=row["id"], version=row["version"], means=means)
 
 

@@ -74,7 +74,7 @@ def transition_when_due(
 
 
 def drain_or_terminate(running: int, now: datetime) -> AgentTransition:
-    """Returns the immediate change of an agent that must accept no more tasks."""
+    """Returns the change to DRAINING while tasks run, else to TERMINATED."""
     if running:
         return AgentTransition("DRAINING", "agent_draining", due_at=now + RECHECK_AFTER)
     return AgentTransition("TERMINATED", "agent_terminated")
@@ -132,7 +132,7 @@ def merge_user_profile(
     as set by the user.
     """
     merged = msgspec.structs.replace(requested, means=stored.means)
-    if claim_means(merged) is None or requested.task_types != claimable_types(stored):
+    if effective_support(merged) is None or requested.task_types != claimable_types(stored):
         return merged
     return msgspec.structs.replace(merged, task_types=stored.task_types if managed else None)
 
@@ -142,7 +142,7 @@ def claimable_types(profile: AgentProfile) -> tuple[str, ...] | None:
 
     `None` means all types.
     """
-    means = claim_means(profile)
+    means = effective_support(profile)
     if means is None or means.task_types is None:
         return profile.task_types
     allowed = profile.task_types
@@ -151,10 +151,10 @@ def claimable_types(profile: AgentProfile) -> tuple[str, ...] | None:
     )
 
 
-def claim_means(profile: AgentProfile) -> SupportedWork | None:
-    """Returns the worker's supported work that limits claims; `None` if nothing limits them.
+def effective_support(profile: AgentProfile) -> SupportedWork | None:
+    """Returns the worker's supported work if it limits the agent's claims, else `None`.
 
-    It does not apply to agents that fetch tasks over HTTP or get them pushed.
+    It limits no agent that fetches tasks over HTTP or gets them pushed.
     """
     return None if WORKERLESS_RUNTIMES.intersection(profile.runtimes) else profile.means
 

@@ -88,8 +88,8 @@ class AgentProfile(msgspec.Struct, frozen=True, kw_only=True):
     """What the hosting worker supports; `None` if no Tenuto worker is known to host the agent."""
     version: int = 1
 
-    def with_worker_means(self) -> "AgentProfile":
-        """Returns the profile as a worker registers it: with the work that the worker supports."""
+    def with_supported_work(self) -> "AgentProfile":
+        """Returns the profile with `means`, by default built from its own fields."""
         means = SupportedWork(self.runtimes, self.task_types, self.accept_commands)
         return msgspec.structs.replace(self, means=self.means or means)
 
