@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tenuto.model import errors
-from tenuto.model.errors import CODES, EXIT_CODE, HTTP_STATUS, TenutoError, lookup
+from tenuto.model.errors import CODES, EXIT_CODE, HTTP_STATUS, TenutoError, status_for_error
 
 SOURCE = Path(errors.__file__).parents[1]
 
@@ -79,8 +79,8 @@ def test_every_error_kind_is_in_both_maps() -> None:
     assert set(HTTP_STATUS) == set(EXIT_CODE) == set(KINDS)
     for kind in KINDS:
         error = kind("said in one sentence")
-        assert 400 <= lookup(HTTP_STATUS, error) <= 599
-        assert 1 <= lookup(EXIT_CODE, error) <= 125
+        assert 400 <= status_for_error(HTTP_STATUS, error) <= 599
+        assert 1 <= status_for_error(EXIT_CODE, error) <= 125
 
 
 def test_every_default_code_is_documented() -> None:

@@ -98,7 +98,7 @@ def _report_error(error: Exception, *, as_json: bool) -> int:
     """Prints an error as text or JSON and returns the exit code."""
     import click
 
-    from tenuto.model.errors import EXIT_CODE, Invalid, TenutoError, lookup
+    from tenuto.model.errors import EXIT_CODE, Invalid, TenutoError, status_for_error
 
     hint = ""
     if isinstance(error, click.UsageError):
@@ -108,7 +108,7 @@ def _report_error(error: Exception, *, as_json: bool) -> int:
     elif isinstance(error, click.ClickException):
         error = Invalid(error.format_message())
     if isinstance(error, TenutoError):
-        code, message, status = error.code, error.message, lookup(EXIT_CODE, error)
+        code, message, status = error.code, error.message, status_for_error(EXIT_CODE, error)
         if code == "unauthenticated":
             hint = "log in with `orchestrate login URL`, or give a token: --token, TENUTO_TOKEN"
     else:

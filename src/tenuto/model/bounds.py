@@ -56,13 +56,14 @@ def is_storable(value: str) -> bool:
 
 
 def make_storable(value: str, max_length: int) -> str:
-    """Returns a program's output as storable text: bad characters replaced, the end cut off."""
+    """Returns a program's output as storable text: bad characters replaced, a long end cut off."""
     if not is_storable(value):
         value = value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
     return value if len(value) <= max_length else value[: max_length - 1] + "…"
 
 
 def check_number(field: str, value: float, minimum: float, maximum: float) -> None:
+    """Raises `Invalid` unless the number is within the limits."""
     if not minimum <= value <= maximum:
         raise Invalid(
             f"{field} must be between {minimum:,} and {maximum:,}, not {value:,}", field=field
@@ -78,7 +79,7 @@ def check_whole(field: str, value: int, minimum: int, maximum: int) -> None:
 
 
 def check_instant(field: str, value: datetime | None) -> None:
-    """Raises `Invalid` if the instant has no time zone or its year is out of range."""
+    """Raises `Invalid` if the value is no `None`, and has no time zone or a year out of range."""
     if value is None:
         return
     if value.tzinfo is None:

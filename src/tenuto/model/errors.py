@@ -195,6 +195,6 @@ EXIT_CODE: dict[type[TenutoError], int] = {
 }
 
 
-def lookup(table: dict[type[TenutoError], int], error: TenutoError) -> int:
-    """Returns the table's entry for the class of the error."""
+def status_for_error(table: dict[type[TenutoError], int], error: TenutoError) -> int:
+    """Returns the status of the error's class in `HTTP_STATUS` or `EXIT_CODE`."""
     return table[type(error)]

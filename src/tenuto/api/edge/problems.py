@@ -13,7 +13,7 @@ from litestar.exceptions import (
     ValidationException,
 )
 
-from tenuto.model.errors import HTTP_STATUS, Invalid, TenutoError, TooMany, lookup
+from tenuto.model.errors import HTTP_STATUS, Invalid, TenutoError, TooMany, status_for_error
 
 log = logging.getLogger("tenuto.api")
 
@@ -61,7 +61,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 def problem_of(error: Exception) -> tuple[Problem, dict[str, str]]:
     """Returns the problem details of an exception and the response headers."""
     if isinstance(error, TenutoError):
-        status = _STATUS_OF_CODE.get(error.code, lookup(HTTP_STATUS, error))
+        status = _STATUS_OF_CODE.get(error.code, status_for_error(HTTP_STATUS, error))
         headers = {}
         if isinstance(error, TooMany):
             headers["Retry-After"] = str(max(1, round(error.retry_after)))
