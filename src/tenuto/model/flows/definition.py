@@ -120,7 +120,7 @@ def check_group(spec: GroupSpec) -> None:
 
 
 def check_control(control: Control) -> None:
-    """Raises `Invalid` unless the control can be stored and, as far as known now, carried out."""
+    """Raises `Invalid` unless the settings are valid. `check_plan` checks the keys in them."""
     match control:
         case Foreach():
             check_key("template", control.template)
@@ -181,7 +181,7 @@ def parse_reference(value: Any) -> ResultReference | None:
 
 
 def referenced_keys(value: Any) -> set[str]:
-    """Returns the keys of all references anywhere in a JSON value."""
+    """Returns the keys of all references in a JSON value; raises `Invalid` for a broken one."""
     keys: set[str] = set()
     pending = [value]
     while pending:
@@ -228,7 +228,7 @@ def get_at_path(value: Any, path: str | None) -> Any:
 
 
 def resolve_references(value: Any, results: dict[str, Any]) -> Any:
-    """Returns the value with each reference replaced by the part of a result it refers to."""
+    """Returns the value with references replaced by their results; raises `Invalid` if missing."""
     if (reference := parse_reference(value)) is not None:
         if reference.key not in results:
             raise Invalid(f"{reference.key!r} has no result in this flow", "result_missing")

@@ -38,7 +38,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def build_plan(root: str, lookup: Lookup) -> Plan:
-    """Returns the plan of a flow that starts with `root`; raises `Invalid` if it cannot work."""
+    """Returns the plan of all definitions that `root` reaches; raises `Invalid` as `check_plan`."""
     plan = Plan(root, {}, {})
     seen = {root}
     pending = [(root, "the start")]
@@ -87,7 +87,7 @@ def target_keys(spec: Spec) -> Iterator[str]:
 
 
 def _control_targets(control: Control) -> Iterator[str]:
-    """Yields the keys that control settings lead to."""
+    """Yields the keys that a control task can run next."""
     match control:
         case Foreach():
             yield control.template
@@ -98,7 +98,7 @@ def _control_targets(control: Control) -> Iterator[str]:
 
 
 def _parent_groups(plan: Plan) -> dict[str, str]:
-    """Returns the group of each child, both as keys."""
+    """Returns the group of each child, both as keys; `Invalid` if a child is in two groups."""
     parents: dict[str, str] = {}
     for key, group in plan.groups.items():
         for child in group.children:
@@ -115,7 +115,7 @@ def _parent_groups(plan: Plan) -> dict[str, str]:
 
 
 def _direct_targets(spec: Spec) -> Iterable[str]:
-    """Returns the keys that a definition leads to, except by a jump (`goto`)."""
+    """Returns the keys that a definition runs, except by a jump (`goto`)."""
     if isinstance(spec, GroupSpec) or not isinstance(spec.control, Goto):
         dependencies = () if isinstance(spec, GroupSpec) else spec.depends_on
         return [key for key in target_keys(spec) if key not in dependencies or key == spec.next]

@@ -22,10 +22,10 @@ from tenuto.model.flows.definition import (
     Goto,
     Join,
     Order,
-    ResultReference,
     check_no_references,
     get_at_path,
     parse_reference,
+    resolve_references,
 )
 from tenuto.model.flows.expressions.parser import compile_expression
 from tenuto.model.flows.plan import Plan
@@ -155,7 +155,7 @@ def join_status(group: Group) -> GroupStatus | None:
 
 
 def flow_end_status(flow: Flow) -> FlowStatus | None:
-    """Returns the flow's final status, or `None` while a part of it is open."""
+    """Returns the flow's final status, or `None` while a slot of it is open."""
     if flow.open > 0:
         return None
     return FlowStatus.FAILED if flow.failed else FlowStatus.COMPLETED
@@ -222,8 +222,8 @@ def foreach_items(control: Foreach, results: dict[str, Any]) -> list[Any]:
     """Returns the items of a foreach; raises `ControlTaskFailed` if there is no valid list."""
     items = control.items
     try:
-        if (reference := parse_reference(items)) is not None:
-            items = _resolve_reference(reference, results)
+        if parse_reference(items) is not None:
+            items = resolve_references(items, results)
             check_no_references("the list of items", items)
     except Invalid as error:
         raise ControlTaskFailed(error.message, error.code) from error
@@ -234,13 +234,6 @@ def foreach_items(control: Foreach, results: dict[str, Any]) -> list[Any]:
             f"{len(items):,} items; a foreach takes at most {MAX_ITEMS:,}", "too_large"
         )
     return items
-
-
-def _resolve_reference(reference: ResultReference, results: dict[str, Any]) -> Any:
-    """Returns the part of a result that is referred to; raises `Invalid` if it is missing."""
-    if reference.key not in results:
-        raise Invalid(f"{reference.key!r} has no result in this flow", "result_missing")
-    return get_at_path(results[reference.key], reference.path)
 
 
 def is_next_child(plan: Plan, group_key: str | None, key: str, next_key: str) -> bool:
@@ -280,7 +273,7 @@ def fill_template(value: Any, item: Any, index: int) -> Any:
 
 
 def build_prompt(plan: Plan, context: ActivationContext, own: str | None) -> str | None:
-    """Returns the prompts of the enclosing groups, of the task, and of gotos, joined by lines."""
+    """Returns the prompts of the enclosing groups, of the task, and of gotos, or `None`."""
     group_prompts = (plan.groups[key].prompt for key in context.groups if key in plan.groups)
     parts = [part for part in (*group_prompts, own, *context.prompts) if part]
     return "\n\n".join(parts) if parts else None

@@ -52,8 +52,8 @@ class Evaluation:
         self.slots = slots
         self.remaining_steps = MAX_STEPS
 
-    def spend(self, steps: int) -> None:
-        """Charges steps before the work; raises `Invalid` if too few remain.
+    def charge(self, steps: int) -> None:
+        """Subtracts steps before they are run; raises `Invalid` if too few remain.
 
         Unlike an `EvaluationError`, this error ends the whole evaluation.
         """
@@ -68,7 +68,7 @@ Step = Callable[[Evaluation], Any]
 
 
 def kind_of(value: Any) -> str:
-    """Returns CEL's name of the type of a JSON value."""
+    """Returns CEL's type name of a JSON value; raises `EvaluationError` if it is not JSON."""
     name = KINDS.get(type(value))
     if name is None:
         raise EvaluationError(f"a {type(value).__name__} is not JSON")
@@ -107,7 +107,7 @@ def arithmetic(
     on_ints: Callable[[int, int], int],
     on_doubles: Callable[[float, float], float] | None,
 ) -> Callable[[Evaluation, Any, Any], Any]:
-    """Returns an operator over numbers; a double on either side converts both to doubles."""
+    """Returns the operator `sign`; a double on either side converts both to doubles."""
 
     def apply(_: Evaluation, left: Any, right: Any) -> Any:
         kinds = {kind_of(left), kind_of(right)}
@@ -146,13 +146,13 @@ add_numbers = arithmetic("+", operator.add, operator.add)
 
 
 def add(evaluation: Evaluation, left: Any, right: Any) -> Any:
-    """Adds numbers, or joins two texts or two lists."""
+    """Returns the sum of numbers, or two texts or lists joined."""
     kinds = {kind_of(left), kind_of(right)}
     if kinds == {"string"}:
-        evaluation.spend((len(left) + len(right)) // CHARACTERS_PER_STEP)
+        evaluation.charge((len(left) + len(right)) // CHARACTERS_PER_STEP)
         return left + right
     if kinds == {"list"}:
-        evaluation.spend(len(left) + len(right))
+        evaluation.charge(len(left) + len(right))
         return left + right
     return add_numbers(evaluation, left, right)
 
@@ -177,14 +177,14 @@ def equal(evaluation: Evaluation, left: Any, right: Any) -> bool:
     pairs = [(left, right)]
     while pairs:
         first, second = pairs.pop()
-        evaluation.spend(1)
+        evaluation.charge(1)
         first_kind, second_kind = kind_of(first), kind_of(second)
         if first_kind != second_kind and not {first_kind, second_kind} <= NUMBERS:
             return False
         if first_kind in {"list", "map", "string"}:
             if len(first) != len(second):
                 return False
-            evaluation.spend(
+            evaluation.charge(
                 len(first) // CHARACTERS_PER_STEP if first_kind == "string" else len(first)
             )
         if first_kind == "list":
@@ -203,14 +203,14 @@ def unequal(evaluation: Evaluation, left: Any, right: Any) -> bool:
 
 
 def ordering(sign: str, test: Callable[[Any, Any], bool]) -> Callable[[Evaluation, Any, Any], bool]:
-    """Returns a comparison of two numbers, or of two values of the same ordered kind."""
+    """Returns the comparison `sign`, of numbers or of two values of the same ordered kind."""
 
     def apply(evaluation: Evaluation, left: Any, right: Any) -> bool:
         left_kind, right_kind = kind_of(left), kind_of(right)
         if not (left_kind == right_kind in ORDERED or {left_kind, right_kind} <= NUMBERS):
             raise_type_mismatch(sign, left, right)
         if left_kind == "string":
-            evaluation.spend(min(len(left), len(right)) // CHARACTERS_PER_STEP)
+            evaluation.charge(min(len(left), len(right)) // CHARACTERS_PER_STEP)
         return test(left, right)
 
     return apply
@@ -236,7 +236,7 @@ def select(_: Evaluation, container: Any, field: str) -> Any:
 
 
 def index(evaluation: Evaluation, container: Any, key: Any) -> Any:
-    """Returns the element of a list or the entry of a map."""
+    """Returns a list's element or a map's entry; raises `EvaluationError` if it is missing."""
     container_kind, key_kind = kind_of(container), kind_of(key)
     if container_kind == "map" and key_kind == "string":
         return select(evaluation, container, key)
@@ -260,20 +260,20 @@ def contains(evaluation: Evaluation, text: Any, part: Any) -> bool:
     """
     require_strings("contains", text, part)
     comparisons = min(len(part), 100 if len(text) < 30_000 else 6)
-    evaluation.spend(len(text) * comparisons // SEARCH_PER_STEP)
-    evaluation.spend((len(text) + len(part)) // CHARACTERS_PER_STEP)
+    evaluation.charge(len(text) * comparisons // SEARCH_PER_STEP)
+    evaluation.charge((len(text) + len(part)) // CHARACTERS_PER_STEP)
     return part in text
 
 
 def starts_with(evaluation: Evaluation, text: Any, part: Any) -> bool:
     require_strings("startsWith", text, part)
-    evaluation.spend(len(part) // CHARACTERS_PER_STEP)
+    evaluation.charge(len(part) // CHARACTERS_PER_STEP)
     return bool(text.startswith(part))
 
 
 def ends_with(evaluation: Evaluation, text: Any, part: Any) -> bool:
     require_strings("endsWith", text, part)
-    evaluation.spend(len(part) // CHARACTERS_PER_STEP)
+    evaluation.charge(len(part) // CHARACTERS_PER_STEP)
     return bool(text.endswith(part))
 
 
@@ -285,7 +285,7 @@ def size(_: Evaluation, value: Any) -> int:
 
 
 def to_int(_: Evaluation, value: Any) -> int:
-    """Converts a number, dropping its fraction, or a decimal text."""
+    """Converts a number, dropping its fraction, or a decimal text; else `EvaluationError`."""
     value_kind = kind_of(value)
     if value_kind == "int":
         return require_int64(value)
@@ -297,7 +297,7 @@ def to_int(_: Evaluation, value: Any) -> int:
 
 
 def to_double(_: Evaluation, value: Any) -> float:
-    """Converts a number or a decimal text; raises `EvaluationError` for anything else."""
+    """Converts a number or a decimal text; else `EvaluationError`."""
     value_kind = kind_of(value)
     if value_kind in NUMBERS:
         return float(value)
@@ -311,7 +311,7 @@ def to_double(_: Evaluation, value: Any) -> float:
 
 
 def to_string(_: Evaluation, value: Any) -> str:
-    """Converts a bool, an integer or a string; doubles are refused."""
+    """Converts a bool, an integer or a string; else `EvaluationError`."""
     value_kind = kind_of(value)
     if value_kind == "bool":
         return "true" if value else "false"
@@ -356,7 +356,7 @@ def operation(function: Callable[..., Any], position: int, *operands: Step) -> S
     """
 
     def step(evaluation: Evaluation) -> Any:
-        evaluation.spend(1)
+        evaluation.charge(1)
         values = [operand(evaluation) for operand in operands]
         try:
             return function(evaluation, *values)
@@ -368,7 +368,7 @@ def operation(function: Callable[..., Any], position: int, *operands: Step) -> S
 
 
 def constant(value: Any) -> Step:
-    """Returns a step whose value is always this one."""
+    """Returns a step that always has this value."""
     return lambda _: value
 
 
@@ -383,7 +383,7 @@ def field_of(position: int, container: Step, field: str) -> Step:
 
 
 def has_field(position: int, container: Step, field: str) -> Step:
-    """Returns a step: true if the map has the field. A value that is no map is an error."""
+    """Returns a step that is true if the map has the field, and an error if it is no map."""
 
     def test(_: Evaluation, value: Any) -> bool:
         if kind_of(value) != "map":
@@ -397,7 +397,7 @@ def list_of(elements: list[Step]) -> Step:
     """Returns a step that builds a list."""
 
     def step(evaluation: Evaluation) -> list[Any]:
-        evaluation.spend(1 + len(elements))
+        evaluation.charge(1 + len(elements))
         return [element(evaluation) for element in elements]
 
     return step
@@ -407,7 +407,7 @@ def map_of(position: int, entries: list[tuple[Step, Step]]) -> Step:
     """Returns a step that builds a map; its keys must be distinct strings."""
 
     def step(evaluation: Evaluation) -> dict[str, Any]:
-        evaluation.spend(1 + len(entries))
+        evaluation.charge(1 + len(entries))
         result: dict[str, Any] = {}
         for key, value in entries:
             name = key(evaluation)
@@ -421,11 +421,11 @@ def map_of(position: int, entries: list[tuple[Step, Step]]) -> Step:
     return step
 
 
-def choice(position: int, condition: Step, yes: Step, no: Step) -> Step:
+def conditional(position: int, condition: Step, yes: Step, no: Step) -> Step:
     """Returns a step that evaluates `yes` or `no`, depending on the condition."""
 
     def step(evaluation: Evaluation) -> Any:
-        evaluation.spend(1)
+        evaluation.charge(1)
         return (
             yes if require_bool(condition(evaluation), 'the left side of "?"', position) else no
         )(evaluation)
@@ -433,32 +433,32 @@ def choice(position: int, condition: Step, yes: Step, no: Step) -> Step:
     return step
 
 
-def evaluate_until(
-    evaluation: Evaluation, position: int, steps: Iterable[Step], decisive: bool
+def evaluate_short_circuit(
+    evaluation: Evaluation, position: int, steps: Iterable[Step], stop_value: bool
 ) -> bool:
-    """Returns `decisive` as soon as a step has this value, even if others raised errors.
+    """Returns `stop_value` as soon as a step has this value, even if others raised errors.
 
-    Otherwise it raises the first error, or returns the opposite of `decisive`.
+    Otherwise it raises the first error, or returns the opposite of `stop_value`.
     """
     first_error: EvaluationError | None = None
     for step in steps:
         try:
-            if require_bool(step(evaluation), "a condition", position) is decisive:
-                return decisive
+            if require_bool(step(evaluation), "a condition", position) is stop_value:
+                return stop_value
         except EvaluationError as error:
-            evaluation.spend(ERROR_STEPS)
+            evaluation.charge(ERROR_STEPS)
             first_error = first_error or error
     if first_error is not None:
         raise first_error
-    return not decisive
+    return not stop_value
 
 
-def junction(position: int, operands: list[Step], decisive: bool) -> Step:
-    """Returns a step for `||` if `decisive` is true, for `&&` if it is false."""
+def logical(position: int, operands: list[Step], stop_value: bool) -> Step:
+    """Returns a step for `||` if `stop_value` is true, for `&&` if it is false."""
 
     def step(evaluation: Evaluation) -> bool:
-        evaluation.spend(1)
-        return evaluate_until(evaluation, position, operands, decisive)
+        evaluation.charge(1)
+        return evaluate_short_circuit(evaluation, position, operands, stop_value)
 
     return step
 
@@ -475,30 +475,30 @@ class Macro:
         if kind_of(container) not in {"list", "map"}:
             raise EvaluationError(f"{kind_of(container)} has no elements", self.position)
         for element in container:
-            evaluation.spend(2)
+            evaluation.charge(2)
             evaluation.slots[self.slot] = element
             yield element
 
     def test(self, evaluation: Evaluation) -> bool:
-        """Evaluates the condition for the present element."""
+        """True if the condition holds for the element in the slot."""
         return require_bool(self.bodies[0](evaluation), "a condition", self.position)
 
     def all(self, evaluation: Evaluation) -> bool:
-        """True if the condition holds for all elements; stops at the first that decides."""
-        return evaluate_until(
+        """True if the condition holds for all elements; stops at the first false one."""
+        return evaluate_short_circuit(
             evaluation,
             self.position,
             (self.bodies[0] for _ in self.elements(evaluation)),
-            decisive=False,
+            stop_value=False,
         )
 
     def exists(self, evaluation: Evaluation) -> bool:
-        """True if the condition holds for an element; stops at the first that decides."""
-        return evaluate_until(
+        """True if the condition holds for an element; stops at the first true one."""
+        return evaluate_short_circuit(
             evaluation,
             self.position,
             (self.bodies[0] for _ in self.elements(evaluation)),
-            decisive=True,
+            stop_value=True,
         )
 
     def exists_one(self, evaluation: Evaluation) -> bool:

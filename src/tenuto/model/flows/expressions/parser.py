@@ -35,7 +35,7 @@ LEVELS = {
 TOKEN = re.compile(
     r"""
     (?P<blank> [ \t\r\n\f]+ | //[^\n]* )
-  | (?P<foreign> (?: [bB][rR]? | [rR][bB] ) ["'] | (?: 0[xX][0-9a-fA-F]+ | [0-9]+ ) [uU] )
+  | (?P<unsupported> (?: [bB][rR]? | [rR][bB] ) ["'] | (?: 0[xX][0-9a-fA-F]+ | [0-9]+ ) [uU] )
   | (?P<raw> [rR] (?: \"{3} .*? \"{3} | '{3} .*? '{3} | "[^"\r\n]*" | '[^'\r\n]*' ) )
   | (?P<string>
         \"{3} (?: [^\\] | \\. )*? \"{3} | '{3} (?: [^\\] | \\. )*? '{3}
@@ -43,7 +43,7 @@ TOKEN = re.compile(
   | (?P<double> [0-9]* \.[0-9]+ (?: [eE][+-]?[0-9]+ )? | [0-9]+ [eE][+-]?[0-9]+ )
   | (?P<int> 0[xX][0-9a-fA-F]+ | [0-9]+ )
   | (?P<name> [A-Za-z_][A-Za-z0-9_]* )
-  | (?P<mark> && | \|\| | [=!<>]= | [-+*/%!<>?:.,()\[\]{}] )
+  | (?P<symbol> && | \|\| | [=!<>]= | [-+*/%!<>?:.,()\[\]{}] )
     """,
     re.X | re.S,
 )
@@ -151,7 +151,7 @@ def tokenize(text: str) -> list[Token]:
             )
         kind = match.lastgroup
         assert kind is not None
-        if kind == "foreign":
+        if kind == "unsupported":
             raise_invalid("bytes and unsigned integers are not supported", text, position)
         if kind != "blank":
             result.append(Token(kind, match[0], position))
@@ -160,7 +160,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def unescape(token: Token, text: str) -> str:
-    """Returns the value of a string literal."""
+    """Returns the value of a string literal; raises `Invalid` for an invalid escape."""
     is_raw = token.kind == "raw"
     quoted = token.text[1:] if is_raw else token.text
     quote_length = 3 if quoted[:3] in {'"""', "'''"} else 1
@@ -205,7 +205,7 @@ class Parser:
         raise_invalid(message, self.text, self.token.position if position is None else position)
 
     def fail_unexpected(self) -> NoReturn:
-        """Raises `Invalid` about the next token."""
+        """Raises `Invalid`: the next token is not allowed here."""
         if self.token.kind == "end":
             self.fail("the expression ends too early")
         self.fail(f"unexpected {operators.quote(self.token.text)}")
@@ -216,15 +216,15 @@ class Parser:
         self.position += 1
         return token
 
-    def accept(self, mark: str) -> bool:
-        """Consumes the next token and returns `True` if it is this mark."""
-        is_next = self.token.kind == "mark" and self.token.text == mark
+    def accept(self, symbol: str) -> bool:
+        """Consumes the next token if it is this symbol; returns whether it was."""
+        is_next = self.token.kind == "symbol" and self.token.text == symbol
         self.position += is_next
         return is_next
 
-    def expect(self, mark: str) -> None:
-        """Consumes the mark; raises `Invalid` if it is not the next token."""
-        if not self.accept(mark):
+    def expect(self, symbol: str) -> None:
+        """Consumes the next token; raises `Invalid` unless it is this symbol."""
+        if not self.accept(symbol):
             self.fail_unexpected()
 
     def expect_name(self) -> str:
@@ -234,7 +234,7 @@ class Parser:
         return self.advance().text
 
     def fail_too_deep(self, position: int | None = None) -> NoReturn:
-        """Raises `Invalid` about nesting."""
+        """Raises `Invalid`: the expression is nested too deeply."""
         self.fail(f"the expression is nested deeper than {MAX_NESTING}", position)
 
     def build_part(self, position: int, step: Step, *parts: ParsedPart) -> ParsedPart:
@@ -269,7 +269,7 @@ class Parser:
             yes = self.parse_binary(0)
             self.expect(":")
             no = self.parse_expression()
-            step = operators.choice(position, part.step, yes.step, no.step)
+            step = operators.conditional(position, part.step, yes.step, no.step)
             part = self.build_part(position, step, part, yes, no)
         self.nesting -= 1
         return part
@@ -278,29 +278,29 @@ class Parser:
         """Parses operators of at least this precedence level, left-associative."""
         left = self.parse_unary()
         while (
-            self.token.kind in {"mark", "name"}
+            self.token.kind in {"symbol", "name"}
             and (level := LEVELS.get(self.token.text, -1)) >= min_level
         ):
             position, sign = self.token.position, self.advance().text
             if sign in {"||", "&&"}:
-                left = self.parse_junction(position, sign, left)
+                left = self.parse_logical(position, sign, left)
             else:
                 right = self.parse_binary(level + 1)
                 left = self.build_operation(operators.BINARY[sign], position, left, right)
         return left
 
-    def parse_junction(self, position: int, sign: str, first: ParsedPart) -> ParsedPart:
+    def parse_logical(self, position: int, sign: str, first: ParsedPart) -> ParsedPart:
         """Parses all operands joined by the same `&&` or `||` into one part."""
         parts = [first, self.parse_binary(LEVELS[sign] + 1)]
         while self.accept(sign):
             parts.append(self.parse_binary(LEVELS[sign] + 1))
-        step = operators.junction(position, [part.step for part in parts], decisive=sign == "||")
+        step = operators.logical(position, [part.step for part in parts], stop_value=sign == "||")
         return self.build_part(position, step, *parts)
 
     def parse_unary(self) -> ParsedPart:
         """Parses a member with any number of `!` and `-` before it."""
         signs: list[Token] = []
-        while self.token.kind == "mark" and self.token.text in {"!", "-"}:
+        while self.token.kind == "symbol" and self.token.text in {"!", "-"}:
             if self.token.text == "-" and self.tokens[self.position + 1].kind in {"int", "double"}:
                 break
             signs.append(self.advance())
@@ -343,7 +343,7 @@ class Parser:
         return self.build_operation(function, position, container, *parts)
 
     def parse_macro(self, position: int, container: ParsedPart, name: str) -> ParsedPart:
-        """Parses a macro: its variable gets its own slot and hides others of the same name."""
+        """Parses a macro's arguments: a variable, which hides others of its name, and bodies."""
         variable = self.expect_name()
         if variable in RESERVED:
             self.fail(f"{operators.quote(variable)} is a reserved word", position)
@@ -362,7 +362,7 @@ class Parser:
         )
 
     def build_matches(self, position: int, parts: list[ParsedPart]) -> ParsedPart:
-        """Returns a part for `matches`; compiles and counts its pattern."""
+        """Returns a part for `matches`; compiles its pattern, which must be a string literal."""
         if len(parts) != 2 or parts[1].literal is None:
             self.fail('"matches" takes one pattern, which must be a string literal', position)
         self.pattern_count += 1
@@ -375,7 +375,7 @@ class Parser:
         return self.build_operation(function, position, parts[0])
 
     def parse_parts(self, end: str) -> list[ParsedPart]:
-        """Parses expressions separated by commas up to the mark; lists allow a trailing comma."""
+        """Parses expressions and commas up to the symbol `end`; `]` allows a trailing comma."""
         parts: list[ParsedPart] = []
         while not self.accept(end):
             parts.append(self.parse_expression())
@@ -425,7 +425,7 @@ class Parser:
         return whole
 
     def parse_map(self, position: int) -> ParsedPart:
-        """Parses the entries of a map and its closing brace."""
+        """Parses the entries of a map after its `{`, and its `}`."""
         entries: list[tuple[ParsedPart, ParsedPart]] = []
         while not self.accept("}"):
             key = self.parse_expression()

@@ -33,7 +33,7 @@ def compile_pattern(pattern: str) -> Callable[[Evaluation, Any], bool]:
         """True if the pattern matches a part of the text; charges text size times instructions."""
         require_strings("matches", message)
         max_bytes = len(message) if message.isascii() else 4 * len(message)
-        evaluation.spend(max_bytes * instructions // PATTERN_PER_STEP)
+        evaluation.charge(max_bytes * instructions // PATTERN_PER_STEP)
         try:
             return compiled.search(message.encode()) is not None
         except UnicodeEncodeError:
