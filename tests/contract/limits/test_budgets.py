@@ -21,7 +21,7 @@ from tests.contract.store.test_prune_races import in_line
 from tenuto.engine.engine import Engine
 from tenuto.engine.limits import budgets
 from tenuto.model.errors import Conflict
-from tenuto.model.limits.budgets import Budget, UsageTotal, is_exceeded, raise_budget
+from tenuto.model.limits.budgets import Budget, UsageTotal, higher_budget, is_exceeded
 from tenuto.store.protocol import Script, Statement
 
 
@@ -313,8 +313,8 @@ def test_budget_is_exceeded_only_beyond_its_limit() -> None:
 
 
 def test_raised_budget_is_at_least_twice_the_usage() -> None:
-    assert raise_budget(Budget(tokens=10), UsageTotal(input_tokens=30), None) == Budget(tokens=60)
-    assert raise_budget(Budget(cost_usd=4.0), UsageTotal(cost_usd=1), None) == Budget(cost_usd=8.0)
+    assert higher_budget(Budget(tokens=10), UsageTotal(input_tokens=30), None) == Budget(tokens=60)
+    assert higher_budget(Budget(cost_usd=4.0), UsageTotal(cost_usd=1), None) == Budget(cost_usd=8.0)
 
 
 async def test_usage_of_other_tasks_does_not_count(engine: Engine, raw: Raw) -> None:

@@ -22,7 +22,7 @@ from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.limits.complexity import DEFAULT, ComplexityRules
 from tenuto.model.limits.pauses import ClaimPause, latest_pause_end
 from tenuto.model.limits.quota import Quota, effective_quota, parse_quota
-from tenuto.model.limits.rate_limits import LimitNames, RateLimit, applying_limits
+from tenuto.model.limits.rate_limits import LimitNames, RateLimit, applicable_limit_names
 from tenuto.store.protocol import Row, Script, Statement, Store
 
 log = logging.getLogger("tenuto.engine")
@@ -297,7 +297,7 @@ def _lanes_by_limits(agent: AgentProfile, loaded: _WorkspaceLanes) -> dict[Limit
     for lane in loaded.lanes:
         if is_eligible(agent, lane.requirements):
             model = lane.requirements.model or agent.model
-            limit_names = applying_limits(loaded.limits, model, agent.account)
+            limit_names = applicable_limit_names(loaded.limits, model, agent.account)
             paused_until = latest_pause_end(loaded.pauses, agent.name, lane.id, lane.requirements)
             times = [time for time in (lane.closed_until, paused_until) if time is not None]
             by_limits.setdefault(limit_names, []).append((lane.id, max(times, default=None)))

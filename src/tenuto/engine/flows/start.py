@@ -34,7 +34,7 @@ from tenuto.model.flows.progress import (
     Group,
     GroupStatus,
 )
-from tenuto.model.limits.complexity import require_subagents, with_complexity_gate
+from tenuto.model.limits.complexity import with_required_capability, with_subagent_capability
 from tenuto.model.tasks.fingerprint import fingerprint, fingerprints
 from tenuto.model.tasks.submission import NewTask, check, requirements
 from tenuto.model.tenancy.access import Caller
@@ -305,7 +305,7 @@ class Flows:
             missing = {name for spec in fetched.values() for name in target_keys(spec)} - read_keys
         plan = build_plan(key, specs.get)
         rules = await self._core.lanes.complexity(self._workspace)
-        tasks = {name: with_complexity_gate(new, rules) for name, new in plan.tasks.items()}
+        tasks = {name: with_required_capability(new, rules) for name, new in plan.tasks.items()}
         return msgspec.structs.replace(plan, tasks=tasks)
 
     async def _load_specs(self, keys: list[str] | None) -> dict[str, Spec]:
@@ -493,7 +493,7 @@ def _is_same_submit(stored: str, new: NewTask) -> bool:
     """
     plan = msgspec.json.decode(stored, type=Plan)
     root = plan.tasks.get(plan.root)
-    accepted = map(fingerprint, (new, require_subagents(new)))
+    accepted = map(fingerprint, (new, with_subagent_capability(new)))
     return root is not None and fingerprint(root) in accepted
 
 

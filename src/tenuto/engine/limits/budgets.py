@@ -20,8 +20,8 @@ from tenuto.model.limits.budgets import (
     UsageTotal,
     check_usage,
     format_usage,
+    higher_budget,
     is_exceeded,
-    raise_budget,
 )
 from tenuto.model.printable import printable
 from tenuto.model.tasks import commands
@@ -243,7 +243,7 @@ def apply_answer(
     if approve:
         spent = yield from _tree_usage(task, workspace)
         old = msgspec.json.decode(rows[0]["budget"], type=Budget)
-        budget = raise_budget(old, spent, requested)
+        budget = higher_budget(old, spent, requested)
         text = msgspec.json.encode(budget).decode()
         yield Statement("budget_set", {"task": task, "workspace": workspace, "budget": text})
     hold = f"{HOLD}:{task}"

@@ -197,7 +197,7 @@ def charge_tokens(
     if not token_limits:
         return
     agent_model = yield from _load_agent_model(workspace, agent)
-    group = rate_limits.applying_limits(
+    group = rate_limits.applicable_limit_names(
         token_limits, model or agent_model.model, agent_model.account
     )
     if not group:

@@ -43,7 +43,7 @@ from tenuto.engine.tenancy.encryption import EncryptedTasks, TaskSecrets
 from tenuto.model import bounds
 from tenuto.model.agents.matching import Requirements
 from tenuto.model.errors import Conflict, Forbidden, Invalid, NotFound, TenutoError, Unavailable
-from tenuto.model.limits.complexity import ComplexityRules, with_complexity_gate
+from tenuto.model.limits.complexity import ComplexityRules, with_required_capability
 from tenuto.model.limits.concurrency import HOLD
 from tenuto.model.tasks.fingerprint import fingerprint, fingerprints
 from tenuto.model.tasks.submission import NewTask, check, is_same_lane, requirements
@@ -334,7 +334,7 @@ class TaskSubmitter:
         encrypted = self._task_secrets.encrypt_secrets(new_tasks, ids, workspace)
         rules = await self._core.lanes.complexity(workspace)
         new_tasks = (
-            [with_complexity_gate(new, rules) for new in encrypted.news]
+            [with_required_capability(new, rules) for new in encrypted.news]
             if rules.policy == "require"
             else encrypted.news
         )
@@ -475,7 +475,9 @@ def _fingerprints(encrypted: EncryptedTasks, rules: ComplexityRules) -> list[tup
     They cover the caller's request only: what complexity rules require of an agent may change.
     """
     return [
-        _task_fingerprints(new, with_complexity_gate(new, rules), encrypted.hashes.get(index, [""]))
+        _task_fingerprints(
+            new, with_required_capability(new, rules), encrypted.hashes.get(index, [""])
+        )
         if new.id or new.idempotency_key
         else ()
         for index, new in enumerate(encrypted.news)

@@ -79,7 +79,7 @@ def is_exceeded(budget: Budget, used: UsageTotal) -> bool:
     return exceeds_tokens or (budget.cost_usd is not None and used.cost_usd > budget.cost_usd)
 
 
-def raise_budget(budget: Budget, used: UsageTotal, requested: Budget | None) -> Budget:
+def higher_budget(budget: Budget, used: UsageTotal, requested: Budget | None) -> Budget:
     """Returns a higher budget: the requested one, else twice the budget or, if more, the usage.
 
     Raises `Invalid` if the requested budget is already used up.

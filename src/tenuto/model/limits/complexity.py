@@ -62,14 +62,14 @@ def is_hard(new: NewTask, rules: ComplexityRules) -> bool:
     )
 
 
-def with_complexity_gate(new: NewTask, rules: ComplexityRules) -> NewTask:
-    """Returns the task with the capability that its complexity requires, if the policy says so."""
+def with_required_capability(new: NewTask, rules: ComplexityRules) -> NewTask:
+    """Returns a hard task with `call_subagent` required if the policy is `require`."""
     if rules.policy != "require" or not is_hard(new, rules):
         return new
-    return require_subagents(new)
+    return with_subagent_capability(new)
 
 
-def require_subagents(new: NewTask) -> NewTask:
+def with_subagent_capability(new: NewTask) -> NewTask:
     """Returns the task with `call_subagent` among its required capabilities."""
     if CALLS_SUBAGENTS in new.capabilities:
         return new

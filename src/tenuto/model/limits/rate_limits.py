@@ -85,7 +85,7 @@ def initial_usage(limit: RateLimit, now: datetime) -> RateLimitUsage:
 
 
 def remaining_requests(limit: RateLimit, usage: RateLimitUsage, now: datetime) -> int:
-    """Returns how many requests are allowed now; none while the bucket has no token."""
+    """Returns how many requests are allowed now; 0 while the bucket has no token."""
     if limit.tokens_per_minute is not None and remaining_tokens(limit, usage, now) < 1:
         return 0
     if limit.requests_per_minute is None:
@@ -171,7 +171,7 @@ def allocate_claims(
     return shares
 
 
-def applying_limits(
+def applicable_limit_names(
     limits: Iterable[RateLimit], model: str | None, account: str | None
 ) -> LimitNames:
     """Returns the names of the limits that apply to tasks with this model and account."""
