@@ -26,7 +26,7 @@ from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Unavailable
 from tenuto.model.schedules.firing import MAX_QUEUED
-from tenuto.model.schedules.schedule import ScheduleSpec, following
+from tenuto.model.schedules.schedule import ScheduleSpec, next_times
 
 HOUR = 3600
 
@@ -318,7 +318,7 @@ async def test_due_times_follow_daylight_saving_changes(
     for _ in range(hours * 12):
         clock.advance(minutes=5)
         await fire(engine)
-    want = [time for time in following(spec, date, 100) if time <= clock.now()]
+    want = [time for time in next_times(spec, date, 100) if time <= clock.now()]
     keys = [row[0].rpartition(f"{created.id}:")[2] for row in await flows(raw, "fire_key")]
     assert [datetime.fromisoformat(key) for key in keys] == want
     assert len(want) == {"*/15 2 * * *": 0 if date.month == 3 else 8}.get(line, 3)

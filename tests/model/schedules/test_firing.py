@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.model.schedules.test_schedule import BERLIN, spec, utc, walls
 
 from tenuto.model.schedules.firing import ScheduleState, decide_firing, initial_cursor, next_poll_at
-from tenuto.model.schedules.schedule import CatchUp, ScheduleSpec, due_times, following
+from tenuto.model.schedules.schedule import CatchUp, ScheduleSpec, due_times, next_times
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 LOOKS = st.lists(st.tuples(st.integers(1, 40_000), st.booleans(), st.floats(0, 0.999)), max_size=30)
@@ -50,7 +50,7 @@ def test_every_due_time_is_handled_once(spec: ScheduleSpec, looks: list[Any]) ->
         assert spec.overlap == "queue" or done.queued == ()
         assert set(done.waiting) <= set(done.queued)
         standing = ScheduleState(last=done.last, queued=done.queued)
-    times = [time for time in following(spec, START, 1000) if time <= now]
+    times = [time for time in next_times(spec, START, 1000) if time <= now]
     if len(times) < 1000:
         assert started == sorted(set(started))
         assert set(started) | set(standing.queued) <= set(times)
@@ -62,7 +62,7 @@ def test_every_due_time_is_handled_once(spec: ScheduleSpec, looks: list[Any]) ->
 def test_poll_finds_the_due_time_it_was_set_for(spec: ScheduleSpec, roll: float) -> None:
     at = next_poll_at(spec, START, roll)
     assert at is not None
-    first = following(spec, START, 1)[0]
+    first = next_times(spec, START, 1)[0]
     assert first <= at <= first + timedelta(seconds=spec.jitter_s)
     assert decide_firing(spec, ScheduleState(last=START), at, roll).start is not None
 

@@ -22,7 +22,7 @@ from tenuto.model.schedules.schedule import (
     add_jitter,
     check,
     due_times,
-    following,
+    next_times,
     overlap_action,
 )
 
@@ -142,7 +142,7 @@ def walls(times: list[datetime], zone: str) -> list[str]:
 def test_cron_lines_and_repetitions_list_the_next_times(
     expression: str, after: str, expected: str
 ) -> None:
-    assert following(spec(expression), utc(after), 2) == [utc(t) for t in expected.split(", ")]
+    assert next_times(spec(expression), utc(after), 2) == [utc(t) for t in expected.split(", ")]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_cron_lines_and_repetitions_list_the_next_times(
 def test_times_follow_daylight_saving_changes(
     expression: str, zone: str, after: str, expected: str
 ) -> None:
-    result = following(spec(expression, zone), utc(after), 3)
+    result = next_times(spec(expression, zone), utc(after), 3)
     assert walls(result, zone) == expected.split(", ")
 
 
@@ -238,21 +238,21 @@ def test_cron_line_follows_the_local_clock(
     after = start + begin * MINUTE
     result = due_times(created, after, start + (count - 1) * MINUTE).fire
     assert list(result) == [time for time in expected if time > after]
-    assert following(created, after, len(result)) == list(result)
+    assert next_times(created, after, len(result)) == list(result)
 
 
 def test_month_ends_return_after_short_months() -> None:
-    result = following(spec("R5/2026-01-31T12:00:00Z/P1M"), utc("2026-01-01"), 9)
+    result = next_times(spec("R5/2026-01-31T12:00:00Z/P1M"), utc("2026-01-01"), 9)
     assert [f"{time:%m-%d}" for time in result] == ["01-31", "02-28", "03-31", "04-30", "05-31"]
 
 
 def test_schedule_has_no_time_after_its_end() -> None:
-    result = following(spec("@daily", until=utc("2026-01-03")), utc("2026-01-01"), 9)
+    result = next_times(spec("@daily", until=utc("2026-01-03")), utc("2026-01-01"), 9)
     assert result == [utc("2026-01-02"), utc("2026-01-03")]
-    assert following(spec("@daily", end=utc("2026-01-03")), utc("2026-01-01"), 9) == result
+    assert next_times(spec("@daily", end=utc("2026-01-03")), utc("2026-01-01"), 9) == result
     # Without an offset the end is on the zone's clocks.
     in_berlin = spec("0 * * * *", BERLIN, until=wall("2026-07-01T12:00"))
-    assert following(in_berlin, utc("2026-07-01T08:30"), 9) == [
+    assert next_times(in_berlin, utc("2026-07-01T08:30"), 9) == [
         utc("2026-07-01T09:00"),
         utc("2026-07-01T10:00"),
     ]
@@ -261,27 +261,27 @@ def test_schedule_has_no_time_after_its_end() -> None:
 def test_fixed_time_comes_once() -> None:
     once = ScheduleSpec(type="datetime-event", at=wall("2026-04-01T09:00"), timezone=BERLIN)
     check(once)
-    assert following(once, utc("2026-01-01"), 5) == [utc("2026-04-01T07:00")]
-    assert following(once, utc("2026-04-01T07:00"), 5) == []
+    assert next_times(once, utc("2026-01-01"), 5) == [utc("2026-04-01T07:00")]
+    assert next_times(once, utc("2026-04-01T07:00"), 5) == []
     left_out = ScheduleSpec(type="datetime", at=wall("2026-03-29T02:30"), timezone=BERLIN)
-    assert following(left_out, utc("2026-01-01")) == [utc("2026-03-29T01:00")]
+    assert next_times(left_out, utc("2026-01-01")) == [utc("2026-03-29T01:00")]
 
 
 def test_immediate_schedule_has_no_times() -> None:
     now = ScheduleSpec(type="immediate")
     check(now)
-    assert following(now, utc("2026-01-01"), 5) == []
+    assert next_times(now, utc("2026-01-01"), 5) == []
     assert due_times(now, utc("2026-01-01"), utc("2026-02-01")) == DueTimes(last=utc("2026-02-01"))
 
 
 def test_number_of_times_is_limited() -> None:
-    assert following(spec("@daily"), utc("2026-01-01"), 0) == []
-    assert len(following(spec("@daily"), utc("2026-01-01"), 1_000)) == 1_000
+    assert next_times(spec("@daily"), utc("2026-01-01"), 0) == []
+    assert len(next_times(spec("@daily"), utc("2026-01-01"), 1_000)) == 1_000
     for n in (-1, 1_001):
         with pytest.raises(Invalid):
-            following(spec("@daily"), utc("2026-01-01"), n)
+            next_times(spec("@daily"), utc("2026-01-01"), n)
     with pytest.raises(Invalid, match="time zone"):
-        following(spec("@daily"), wall("2026-01-01"))
+        next_times(spec("@daily"), wall("2026-01-01"))
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_missed_times_are_caught_up_by_the_policy(
     result = due_times(hourly, utc("2026-01-01"), utc(now))
     assert [f"{time:%H}" for time in result.fire] == fire.split()
     assert (result.missed, result.last) == (missed, utc(now))
-    assert [result.next] == following(hourly, utc(now))
+    assert [result.next] == next_times(hourly, utc(now))
 
 
 def test_grace_is_chosen_by_the_caller() -> None:
@@ -436,7 +436,7 @@ def test_times_with_any_offset_are_accepted() -> None:
     hourly = spec("@hourly", BERLIN, catch_up="all")
     elsewhere = [moment.astimezone(ZoneInfo(NEW_YORK)) for moment in (last, now)]
     assert due_times(hourly, elsewhere[0], elsewhere[1]) == due_times(hourly, last, now)
-    assert following(hourly, elsewhere[0], 3) == list(due_times(hourly, last, now).fire)
+    assert next_times(hourly, elsewhere[0], 3) == list(due_times(hourly, last, now).fire)
 
 
 @pytest.mark.parametrize(
@@ -485,7 +485,7 @@ def test_jitter_only_delays() -> None:
 def test_times_increase_and_lie_in_the_future(
     schedule: ScheduleSpec, after: datetime, n: int
 ) -> None:
-    result = following(schedule, after, n)
+    result = next_times(schedule, after, n)
     assert all(time.tzinfo is UTC for time in result)
     assert all(a < b for a, b in pairwise([after, *result]))
 
@@ -496,9 +496,9 @@ def test_times_one_by_one_equal_times_in_bulk(
     schedule: ScheduleSpec, after: datetime, n: int
 ) -> None:
     matches: list[datetime] = []
-    while len(matches) < n and (step := following(schedule, max([after, *matches]))):
+    while len(matches) < n and (step := next_times(schedule, max([after, *matches]))):
         matches += step
-    assert matches == following(schedule, after, n)
+    assert matches == next_times(schedule, after, n)
 
 
 @PROPERTY
@@ -521,7 +521,7 @@ def test_polls_at_any_interval_fire_every_time_once(
         assert step.missed == 0
         at = step.last
     assert tuple(fired) == whole.fire
-    ahead = following(schedule, last, len(fired) + 1)
+    ahead = next_times(schedule, last, len(fired) + 1)
     assert fired == [time for time in ahead if time <= end]
 
 
@@ -549,5 +549,5 @@ def test_any_text_parses_or_is_invalid(
         check(created)
     except Invalid:
         return
-    assert len(following(created, now, 3)) <= 3
+    assert len(next_times(created, now, 3)) <= 3
     assert due_times(created, now, now + timedelta(days=1)).last > now

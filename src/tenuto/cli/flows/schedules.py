@@ -186,10 +186,10 @@ def next_(options: GlobalOptions, /, schedule_name: str | None, count: int, **fi
 
 def _compute_next_times(spec: "ScheduleSpec", count: int) -> "list[datetime]":
     from tenuto.clock import Clock
-    from tenuto.model.schedules.schedule import check, following
+    from tenuto.model.schedules.schedule import check, next_times
 
     check(spec)
-    return following(spec, Clock().now(), count)
+    return next_times(spec, Clock().now(), count)
 
 
 async def _read_next_times(client: Any, name: str, count: int) -> Any:

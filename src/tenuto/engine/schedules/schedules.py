@@ -37,7 +37,7 @@ from tenuto.model.schedules.schedule import (
     ScheduleSpec,
     ScheduleType,
     check,
-    following,
+    next_times,
 )
 from tenuto.model.tenancy.access import Caller
 from tenuto.model.tenancy.secrets import extract_secrets
@@ -179,7 +179,7 @@ class Schedules:
         if row.status == "ENDED":
             return []
         has_fixed_time = row.times.kind == "datetime-event"
-        return following(row.times, row.last_at if has_fixed_time else self._core.now(), n)
+        return next_times(row.times, row.last_at if has_fixed_time else self._core.now(), n)
 
     async def update(
         self, schedule: UUID | str, change: ScheduleChange, version: int | None = None

@@ -9,7 +9,7 @@ from tenuto.model.schedules.schedule import (
     ScheduleSpec,
     add_jitter,
     due_times,
-    following,
+    next_times,
     overlap_action,
 )
 
@@ -55,23 +55,23 @@ def initial_cursor(spec: ScheduleSpec, now: datetime) -> datetime:
 
 
 def next_poll_at(spec: ScheduleSpec, last: datetime, roll: float) -> datetime | None:
-    """Returns when to start for the first time after `last`; `None` if no time is left.
+    """Returns when the first time after `last` starts, with jitter; `None` if no time is left.
 
     `roll` in [0, 1) spreads the start over the jitter.
     """
-    times = following(spec, last, 1)
+    times = next_times(spec, last, 1)
     if not times:
         return None
     jittered = add_jitter(spec, times[0], roll)
     # The end of a range is the last moment to start, so the jitter must not postpone beyond it.
-    return jittered if due_times(spec, last, jittered, _grace_of(spec)).fire else times[0]
+    return jittered if due_times(spec, last, jittered, _grace_period(spec)).fire else times[0]
 
 
 def decide_firing(
     spec: ScheduleSpec, state: ScheduleState, now: datetime, roll: float
 ) -> FiringDecision:
-    """Returns what the schedule does now."""
-    due = due_times(spec, state.last, now, _grace_of(spec))
+    """Returns which times start, queue or are skipped now, and the schedule's new state."""
+    due = due_times(spec, state.last, now, _grace_period(spec))
     start: datetime | None = None
     cancel = False
     running, queue, skipped = state.running, list(state.queued), list[datetime]()
@@ -101,6 +101,6 @@ def decide_firing(
     )
 
 
-def _grace_of(spec: ScheduleSpec) -> timedelta:
-    """Returns the grace period: a start that the jitter postponed is still on time."""
+def _grace_period(spec: ScheduleSpec) -> timedelta:
+    """Returns the grace period, in which a start counts as on time: longer by the jitter."""
     return GRACE + timedelta(seconds=spec.jitter_s)

@@ -133,7 +133,7 @@ def check(spec: ScheduleSpec) -> None:
     _check_fields_fit_type(spec)
     _check_number("catch_up_limit", spec.catch_up_limit, 1, MAX_CATCH_UP)
     _check_number("jitter_s", spec.jitter_s, 0, MAX_JITTER_S)
-    end = _end_of(spec)
+    end = _last_time(spec)
     if spec.at is not None and end <= _to_utc("at", spec.at, _load_zone(spec.timezone)):
         raise _schedule_error("until", "is not after at: the range is empty")
     if next(_times_until_end(spec, MIN_TIME), None) is None and spec.kind != "immediate":
@@ -142,7 +142,7 @@ def check(spec: ScheduleSpec) -> None:
         )
 
 
-def following(spec: ScheduleSpec, after: datetime, n: int = 1) -> list[datetime]:
+def next_times(spec: ScheduleSpec, after: datetime, n: int = 1) -> list[datetime]:
     """Returns the next `n` times after `after`, in UTC; fewer if the schedule ends earlier."""
     bounds.check_instant("after", after)
     bounds.check_number("n", n, 0, bounds.MAX_PAGE)
@@ -165,7 +165,7 @@ def due_times(
     first = next(_times_until_end(spec, last), None)
     if first is None or first > now:
         return DueTimes(last=handled_until, next=first)
-    latest = min(now, _end_of(spec)).astimezone(UTC)
+    latest = min(now, _last_time(spec)).astimezone(UTC)
     latest_first = takewhile(lambda time: time > last, _time_source(spec).up_to(latest))
     times = [*islice(latest_first, spec.catch_up_limit + MAX_COUNTED_MISSED)][::-1]
     fire = _select_times(spec, times, now, grace)
@@ -183,16 +183,16 @@ def add_jitter(spec: ScheduleSpec, time: datetime, roll: float) -> datetime:
 
 
 def overlap_action(policy: Overlap, running: int) -> Action:
-    """Returns what to do at a due time while `running` earlier starts have not finished."""
+    """Returns `start` if no earlier start is running, else the policy's action."""
     return policy if running > 0 else "start"
 
 
 def _select_times(
     spec: ScheduleSpec, times: list[datetime], now: datetime, grace: timedelta
 ) -> list[datetime]:
-    """Returns which of the times since the last poll start."""
+    """Returns those of the times since the last poll that start, by `catch_up` and `grace`."""
     if spec.kind == "datetime-event":
-        return times if now <= _end_of(spec) else []
+        return times if now <= _last_time(spec) else []
     if spec.catch_up == "all":
         return times[-spec.catch_up_limit :]
     on_time = [time for time in times if now - time <= grace][-spec.catch_up_limit :]
@@ -201,11 +201,11 @@ def _select_times(
 
 def _times_until_end(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
     """Yields the schedule's times after `after` and up to its end."""
-    end = _end_of(spec)
+    end = _last_time(spec)
     return takewhile(lambda time: time <= end, _time_source(spec).after(after.astimezone(UTC)))
 
 
-def _end_of(spec: ScheduleSpec) -> datetime:
+def _last_time(spec: ScheduleSpec) -> datetime:
     """Returns the last moment for a time of the schedule, or for the start of a fixed time."""
     if spec.until is not None:
         return _to_utc("until", spec.until, _load_zone(spec.timezone))
@@ -213,7 +213,7 @@ def _end_of(spec: ScheduleSpec) -> datetime:
 
 
 def _time_source(spec: ScheduleSpec) -> _TimeSource:
-    """Parses the schedule; raises `Invalid` if it cannot be parsed."""
+    """Returns the schedule's times without its end; raises `Invalid` if it cannot be parsed."""
     zone = _load_zone(spec.timezone)
     if spec.expression is None:
         return _FixedTimes([] if spec.at is None else [_to_utc("at", spec.at, zone)])
@@ -479,7 +479,7 @@ def _first_instant_at(wall: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _to_utc(field: str, value: datetime, zone: ZoneInfo) -> datetime:
-    """Returns the value in UTC; without an offset it is on the zone's wall clock."""
+    """Returns the value in UTC, by default from the zone's wall clock; checks its year."""
     if value.year not in YEARS:
         raise _schedule_error(
             field, f"must be in the years {YEARS[0]} to {YEARS[-1]}, not {value.year}"
