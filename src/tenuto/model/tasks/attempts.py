@@ -38,6 +38,7 @@ from tenuto.model.tasks.task import (
 
 
 def begin(task: Task, command: c.Begin, context: DecisionContext) -> TaskChange:
+    """Returns the change to RUNNING; `command.lease_s` extends the lease to the first heartbeat."""
     changes: dict[str, Any] = {"session_key": command.session_key, "status": Status.RUNNING}
     if command.lease_s is not None:
         seconds = max(command.lease_s, task.lease_s or 0)
@@ -46,6 +47,7 @@ def begin(task: Task, command: c.Begin, context: DecisionContext) -> TaskChange:
 
 
 def complete(task: Task, command: c.Complete, context: DecisionContext) -> TaskChange:
+    """Returns the change to COMPLETED; the engine stores the command's output."""
     del command
     return build_change(
         task,
@@ -83,6 +85,7 @@ def fail(task: Task, command: c.Fail, context: DecisionContext) -> TaskChange:
 def _fail_for_good(
     task: Task, context: DecisionContext, record: AttemptRecord, failure: Failure
 ) -> TaskChange:
+    """Returns the change to FAILED, with an event of the level ERROR or CRITICAL."""
     return build_change(
         task,
         context,
@@ -120,6 +123,7 @@ def _park_until_reset(
 def _time_out(
     task: Task, context: DecisionContext, failure: Failure, receipt: dict[str, Any] | None
 ) -> TaskChange:
+    """Returns the change to a retry with a longer timeout; to DEAD if no try is left."""
     is_unconfirmed = receipt is not None and receipt.get("state") == "unconfirmed"
     may_still_run = is_unconfirmed and _may_outlive_attempt(task)
     record = attempt_record(
@@ -150,15 +154,18 @@ def _timeout_failure(task: Task) -> Failure:
 
 
 def confirm_time_out(task: Task, command: c.TimedOut, context: DecisionContext) -> TaskChange:
+    """Returns the change after a timeout whose session the worker ended."""
     return _time_out(task, context, _timeout_failure(task), command.receipt)
 
 
 def force_time_out(task: Task, command: c.ForceTimeOut, context: DecisionContext) -> TaskChange:
+    """Returns the change after a timeout whose session may still be running."""
     del command
     return _time_out(task, context, _timeout_failure(task), {"state": "unconfirmed"})
 
 
 def fail_to_start(task: Task, command: c.NotStarted, context: DecisionContext) -> TaskChange:
+    """Returns the change to a retry, not counted as a try; to FAILED after `FREE_ENDS` in a row."""
     failure = command.failure
     record = attempt_record(task, context, Outcome.NOT_STARTED, failure)
     counters = without_counting_try(task)
@@ -187,6 +194,7 @@ def _consecutive_outcomes(task: Task, outcome: Outcome) -> int:
 
 
 def expire(task: Task, command: c.Expire, context: DecisionContext) -> TaskChange:
+    """Returns the change after a lost lease: a retry, or the requested cancel or pause."""
     receipt = command.receipt or {"state": "unconfirmed"}
     if task.cancel_requested_at is not None:
         return finish_cancel(task, context, receipt)
@@ -207,6 +215,7 @@ HUNG_WARNING = "runs far past its estimate; aborted unless it reports progress"
 
 
 def warn_hung(task: Task, command: c.WarnHung, context: DecisionContext) -> TaskChange:
+    """Returns the change that records the warning; the status stays RUNNING."""
     del command
     return build_change(
         task,
@@ -219,6 +228,7 @@ def warn_hung(task: Task, command: c.WarnHung, context: DecisionContext) -> Task
 
 
 def abort(task: Task, command: c.Abort, context: DecisionContext) -> TaskChange:
+    """Returns the change to an immediate retry with a better rank; to DEAD if no try is left."""
     del command
     failure = Failure(message="hung: no progress after the warning", error_class=ErrorClass.TIMEOUT)
     record = attempt_record(
@@ -236,6 +246,7 @@ def _park(
     wait_until: datetime | None,
     counters: dict[str, Any],
 ) -> TaskChange:
+    """Returns the change to WAITING with this hold, owned by no agent or worker."""
     return build_change(
         task,
         context,
@@ -257,6 +268,7 @@ def _park(
 
 
 def park(task: Task, command: c.Park, context: DecisionContext) -> TaskChange:
+    """Returns the change to WAITING; to DEAD after too many parks without a new checkpoint."""
     record = attempt_record(task, context, Outcome.PARKED)
     counters = without_counting_try(task)
     if has_no_try_left(task, counters["tries"]):
@@ -269,6 +281,7 @@ def park(task: Task, command: c.Park, context: DecisionContext) -> TaskChange:
 
 
 def unpark(task: Task, command: c.Unpark, context: DecisionContext) -> TaskChange:
+    """Clears the hold; the task becomes PENDING if it is ready. `Conflict` if it is not parked."""
     if not is_parked(task):
         raise Conflict(f"task {task.id} is not parked by its handler")
     cleared: dict[str, Any] = {"hold": None, "resume_at": None, "wait_until": None}
@@ -288,6 +301,7 @@ def unpark(task: Task, command: c.Unpark, context: DecisionContext) -> TaskChang
 
 
 def release(task: Task, command: c.Release, context: DecisionContext) -> TaskChange:
+    """Returns the change to PENDING; to DEAD after too many releases without a new checkpoint."""
     del command
     record = attempt_record(task, context, Outcome.RELEASED)
     counters = without_counting_try(task)
@@ -309,6 +323,7 @@ def release(task: Task, command: c.Release, context: DecisionContext) -> TaskCha
 
 
 def make_ready(task: Task, command: c.Ready, context: DecisionContext) -> TaskChange:
+    """Returns the change to PENDING; raises `Conflict` if the task still waits."""
     del command
     unblocked = without_elapsed_hold(task, context)
     if not is_ready(unblocked, context.now):
@@ -320,6 +335,7 @@ def make_ready(task: Task, command: c.Ready, context: DecisionContext) -> TaskCh
 
 
 def make_retry_pending(task: Task, command: c.RetryDue, context: DecisionContext) -> TaskChange:
+    """Returns the change to PENDING; raises `Conflict` if the retry is not due yet."""
     del command
     if task.next_attempt_at is not None and task.next_attempt_at > context.now:
         raise Conflict(f"the retry of task {task.id} is not due yet")

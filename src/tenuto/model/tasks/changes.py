@@ -69,6 +69,7 @@ def attempt_record(
     *,
     unconfirmed: bool = False,
 ) -> AttemptRecord:
+    """Returns the record of the task's attempt, which ends now with this outcome."""
     return AttemptRecord(
         outcome=outcome,
         attempt=task.attempt,
@@ -133,6 +134,7 @@ def has_no_try_left(task: Task, tries: int) -> bool:
 def mark_dead(
     task: Task, context: DecisionContext, record: AttemptRecord, reason: str, **changes: Any
 ) -> TaskChange:
+    """Returns the change to DEAD and the end of the attempt; `changes` override other fields."""
     return build_change(
         task,
         context,
@@ -210,8 +212,7 @@ def is_over_budget(task: Task) -> bool:
 
 
 def finish_pause(task: Task, context: DecisionContext, receipt: dict[str, Any]) -> TaskChange:
-    # Pausing never costs a try, however often a user pauses the task.
-    tries = task.tries - 1
+    """Returns the change to PAUSED, or WAITING for a budget; the ended attempt counts no try."""
     return build_change(
         task,
         context,
@@ -226,12 +227,13 @@ def finish_pause(task: Task, context: DecisionContext, receipt: dict[str, Any]) 
         ),
         status=Status.WAITING if is_over_budget(task) else Status.PAUSED,
         last_outcome=Outcome.PAUSED,
-        tries=tries,
+        tries=task.tries - 1,
         **OWNER_CLEARED,
     )
 
 
 def finish_cancel(task: Task, context: DecisionContext, receipt: dict[str, Any]) -> TaskChange:
+    """Returns the change to CANCELLED after the attempt was killed or lost."""
     is_unconfirmed = receipt.get("state") == "unconfirmed"
     record = attempt_record(
         task, context, Outcome.CANCELLED, receipt=receipt, unconfirmed=is_unconfirmed

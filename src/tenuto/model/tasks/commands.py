@@ -74,6 +74,8 @@ class Fail(AttemptCommand, frozen=True, kw_only=True):
 
 
 class NotStarted(AttemptCommand, frozen=True, kw_only=True):
+    """The session could not be started."""
+
     name = "not_started"
     failure: Failure
 
@@ -86,6 +88,8 @@ class TimedOut(AttemptCommand, frozen=True, kw_only=True):
 
 
 class Park(AttemptCommand, frozen=True, kw_only=True):
+    """Ends the attempt; the task waits for `hold`, or until a time, without a worker."""
+
     name = "park"
     hold: str
     resume_at: datetime | None = None
@@ -93,6 +97,8 @@ class Park(AttemptCommand, frozen=True, kw_only=True):
 
 
 class Release(AttemptCommand, frozen=True, kw_only=True):
+    """Ends the attempt early; the task is PENDING again."""
+
     name = "release"
 
 
@@ -124,14 +130,20 @@ class ForceTimeOut(Command, frozen=True, kw_only=True):
 
 
 class WarnHung(Command, frozen=True, kw_only=True):
+    """Warns a session that runs far past its estimate, before it is aborted."""
+
     name = "abort"
 
 
 class Abort(Command, frozen=True, kw_only=True):
+    """Ends an attempt without progress after the warning."""
+
     name = "abort"
 
 
 class Ready(Command, frozen=True, kw_only=True):
+    """The task's wait is over."""
+
     name = "ready"
 
 
@@ -142,6 +154,8 @@ class StartNow(Command, frozen=True, kw_only=True):
 
 
 class RetryDue(Command, frozen=True, kw_only=True):
+    """The delay before the next try is over."""
+
     name = "due"
 
 

@@ -41,7 +41,7 @@ def decide(task: Task, command: Command, context: DecisionContext) -> TaskChange
             return None
         _check_fence(task, command)
     elif command.name in TRANSITIONS:
-        _check_source(task, command)
+        _check_status(task, command)
     change = _DECIDERS[type(command)](task, command, context)
     _assert_legal(task, command, change)
     return change
@@ -125,6 +125,7 @@ def is_current_fence(task: Task, command: AttemptCommand) -> bool:
 
 
 def _is_repeat(task: Task, command: AttemptCommand) -> bool:
+    """True if this attempt had the same command accepted before."""
     if not is_current_fence(task, command):
         return False
     if isinstance(command, c.Begin):
@@ -146,6 +147,7 @@ def _is_same_resume_time(task: Task, command: AttemptCommand) -> bool:
 
 
 def _check_fence(task: Task, command: AttemptCommand) -> None:
+    """Raises `Conflict` unless the attempt owns the task and must not stop instead."""
     if task.status not in LEASED or not is_current_fence(task, command):
         raise Conflict(f"attempt {command.fence.attempt} no longer owns the task", "lease_lost")
     if isinstance(command, c.ConfirmCancel):
@@ -158,7 +160,7 @@ def _check_fence(task: Task, command: AttemptCommand) -> None:
         return
     if task.pause_requested_at is not None:
         raise Conflict(f"task {task.id} is being paused", "pause_requested")
-    _check_source(task, command)
+    _check_status(task, command)
 
 
 def _check_requested(command: AttemptCommand, requested_at: datetime | None) -> None:
@@ -166,7 +168,8 @@ def _check_requested(command: AttemptCommand, requested_at: datetime | None) -> 
         raise Conflict(f"no {command.name} of the task is requested")
 
 
-def _check_source(task: Task, command: Command) -> None:
+def _check_status(task: Task, command: Command) -> None:
+    """Raises `Conflict` unless the command is allowed in the task's status."""
     if not any(source is task.status for source, _ in TRANSITIONS[command.name]):
         name = command.name.replace("_", " ")
         raise Conflict(f"cannot {name} task {task.id}: it is {task.status}")

@@ -39,7 +39,7 @@ def _json_round_trip(new: NewTask) -> NewTask:
 
 
 def fingerprints(new: NewTask, secret: str = "") -> tuple[str, ...]:
-    """Returns the hashes that recognise a repeat: the current one, which is stored, and 0.1's.
+    """Returns the hashes that recognise a repeat: the stored one first, then that of version 0.1.
 
     Tasks submitted by version 0.1 keep its hash, so repeats of them are recognised by it. Version
     0.3 removes it. A task with a field that 0.1 did not have cannot repeat a task of 0.1.

@@ -202,10 +202,10 @@ _RARE_LIMITS = tuple(
 
 
 def check(new: NewTask) -> bool:
-    """Raises `Invalid` unless every field is in range and can be stored.
+    """Raises `Invalid` if a field is invalid; returns `True` if the task is plain.
 
-    The contents of `input` and `metadata` are checked when they are encoded. Returns `True` if the
-    task is plain: it sets only fields that most tasks set.
+    A plain task sets only fields that most tasks set. The contents of `input` and `metadata` are
+    checked when they are encoded.
     """
     bounds.check_text("title", new.title, bounds.MAX_TITLE, empty=False)
     bounds.check_text("task_type", new.task_type, bounds.MAX_NAME, empty=False)
@@ -242,7 +242,7 @@ def _check_rare_fields(new: NewTask) -> None:
 
 
 def _check_limits(new: NewTask) -> None:
-    """Checks the task's budget and its concurrency key."""
+    """Raises `Invalid` for an invalid budget, or a concurrency key that does not fit the task."""
     if new.budget is not None:
         check_budget(new.budget)
     if new.concurrency is None:
@@ -262,6 +262,7 @@ def _check_limits(new: NewTask) -> None:
 
 
 def _check_command(new: NewTask) -> None:
+    """Raises `Invalid` unless `command`, `runtime` and `env` are valid together."""
     for name, value in (new.env or {}).items():
         bounds.check_text("env", name, bounds.MAX_NAME, empty=False)
         if isinstance(value, str):

@@ -129,15 +129,20 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     hold: str | None = None
     unmet: int = 0
+    """Number of dependencies that have not finished."""
     watched: bool = False
+    """True if the end of the task has follow-up work."""
     rank: int = 0
     priority: int = 5
     version: int = 1
     attempt: int = 0
     tries: int = 0
     free_ends: int = 0
+    """Attempts in a row that ended without counting as a try."""
     free_mark: int = 0
+    """The `checkpoint_seq` when `free_ends` was counted last."""
     losses: int = 0
+    """Attempts in a row with `last_outcome`, if that is STALLED or NOT_STARTED."""
     max_attempts: int = 3
     retry: str | None = None
     agent: UUID | None = None
@@ -266,7 +271,7 @@ def is_ready(task: Task, now: datetime) -> bool:
 
 
 def watch_seconds(timeout_s: int | None, estimate_minutes: int | None) -> int | None:
-    """Returns the seconds from the start until the first timer of a running task, or `None`."""
+    """Returns the seconds from start to the first timer of a run; `None` without a limit."""
     limits = []
     if timeout_s is not None:
         limits.append(timeout_s + TIMEOUT_SLACK_S)
@@ -276,7 +281,7 @@ def watch_seconds(timeout_s: int | None, estimate_minutes: int | None) -> int | 
 
 
 def next_due_at(task: Task) -> datetime | None:
-    """Returns the task's earliest timer: when a coordinator must check the task, or `None`."""
+    """Returns when a coordinator must check the task: its earliest timer, or `None`."""
     if task.status in TERMINAL or task.status is Status.PAUSED:
         return None
     if task.status in LEASED:

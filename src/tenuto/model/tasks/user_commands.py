@@ -29,6 +29,7 @@ from tenuto.model.tasks.task import (
 
 
 def pause(task: Task, command: c.Pause, context: DecisionContext) -> TaskChange:
+    """Returns the change to PAUSED; while an attempt owns the task, only records the request."""
     if task.status in LEASED:
         if task.cancel_requested_at is not None:
             raise Conflict(f"task {task.id} is being cancelled", "cancel_requested")
@@ -44,6 +45,7 @@ def pause(task: Task, command: c.Pause, context: DecisionContext) -> TaskChange:
 
 
 def pause_for_budget(task: Task, command: c.PauseForBudget, context: DecisionContext) -> TaskChange:
+    """Requests that the attempt stops; raises `Conflict` if there is none."""
     if task.status not in LEASED:
         raise Conflict(f"task {task.id} is {task.status}: no attempt is running")
     if task.cancel_requested_at is not None:
@@ -60,10 +62,12 @@ def pause_for_budget(task: Task, command: c.PauseForBudget, context: DecisionCon
 
 
 def confirm_pause(task: Task, command: c.ConfirmPause, context: DecisionContext) -> TaskChange:
+    """Returns the change after the worker stopped the session for a pause."""
     return finish_pause(task, context, command.receipt)
 
 
 def resume(task: Task, command: c.Resume, context: DecisionContext) -> TaskChange:
+    """Returns the change to PENDING, or to WAITING or RETRY_WAIT if the task still waits."""
     del command
     if task.attempt >= ATTEMPT_CAP:
         raise Conflict(
@@ -83,6 +87,7 @@ def resume(task: Task, command: c.Resume, context: DecisionContext) -> TaskChang
 
 
 def start_now(task: Task, command: c.StartNow, context: DecisionContext) -> TaskChange:
+    """Returns the change to PENDING; raises `Conflict` unless only `run_at` blocks the task."""
     del command
     if task.run_at is None or task.run_at <= context.now:
         raise Conflict(f"task {task.id} does not wait for a start time (run_at)")
@@ -96,6 +101,7 @@ def start_now(task: Task, command: c.StartNow, context: DecisionContext) -> Task
 
 
 def cancel(task: Task, command: c.Cancel, context: DecisionContext) -> TaskChange:
+    """Returns the change to CANCELLED; while an attempt owns the task, only records the request."""
     if task.status in LEASED:
         requested_at = task.cancel_requested_at or context.now
         return build_change(
@@ -116,6 +122,7 @@ def cancel(task: Task, command: c.Cancel, context: DecisionContext) -> TaskChang
 
 
 def confirm_cancel(task: Task, command: c.ConfirmCancel, context: DecisionContext) -> TaskChange:
+    """Returns the change after the worker killed the session for a cancel."""
     return finish_cancel(task, context, command.receipt)
 
 
@@ -133,6 +140,7 @@ def skip(task: Task, command: c.Skip, context: DecisionContext) -> TaskChange:
 def fail_without_attempt(
     task: Task, command: c.FailWithoutAttempt, context: DecisionContext
 ) -> TaskChange:
+    """Returns the change to FAILED with the command's code and message."""
     return build_change(
         task,
         context,
@@ -155,6 +163,7 @@ def check_payload_present(current_step: str | None) -> None:
 
 
 def reopen(task: Task, command: c.Reopen, context: DecisionContext) -> TaskChange:
+    """Returns the change to PENDING or WAITING; unlike `retry`, the tries stay counted."""
     check_payload_present(task.current_step)
     reopened = msgspec.structs.replace(task, hold=command.hold, unmet=command.unmet)
     status = Status.PENDING if is_ready(reopened, context.now) else Status.WAITING
@@ -178,15 +187,18 @@ def reopen(task: Task, command: c.Reopen, context: DecisionContext) -> TaskChang
 def meet_dependencies(
     task: Task, command: c.DependenciesMet, context: DecisionContext
 ) -> TaskChange:
+    """Subtracts `command.n` unmet dependencies; the task becomes PENDING if it is ready."""
     return _unblock(msgspec.structs.replace(task, unmet=task.unmet - command.n), task, context)
 
 
 def clear_hold(task: Task, command: c.ClearHold, context: DecisionContext) -> TaskChange:
+    """Replaces the hold by `command.hold`; the task becomes PENDING if it is ready."""
     after = msgspec.structs.replace(task, hold=command.hold, wait_until=None)
     return _unblock(after, task, context)
 
 
 def await_answer(task: Task, command: c.AwaitAnswer, context: DecisionContext) -> TaskChange:
+    """Sets the hold and the deadline of the answer; the status stays."""
     return build_change(
         task,
         context,
@@ -198,6 +210,7 @@ def await_answer(task: Task, command: c.AwaitAnswer, context: DecisionContext) -
 
 
 def _unblock(after: Task, task: Task, context: DecisionContext) -> TaskChange:
+    """Returns the change to `after`; a WAITING task becomes PENDING if it is ready."""
     becomes_ready = task.status is Status.WAITING and is_ready(after, context.now)
     return build_change(
         task,
@@ -211,12 +224,14 @@ def _unblock(after: Task, task: Task, context: DecisionContext) -> TaskChange:
 
 
 def add_dependency(task: Task, command: c.AddDependency, context: DecisionContext) -> TaskChange:
+    """Adds one unmet dependency; a PENDING task becomes WAITING."""
     del command
     status = Status.WAITING if task.status is Status.PENDING else task.status
     return build_change(task, context, "blocked", status=status, unmet=task.unmet + 1)
 
 
 def resolve(task: Task, command: c.Resolve, context: DecisionContext) -> TaskChange:
+    """Returns the change to the command's terminal status."""
     is_failure = command.status is Status.FAILED
     changes: dict[str, Any] = {"hold": None, "wait_until": None, "finished_at": context.now}
     if is_failure:
@@ -238,6 +253,7 @@ _HOLDS_RESET_BY_RETRY = ENGINE_HOLDS - {"act"}
 
 
 def retry(task: Task, command: c.Retry, context: DecisionContext) -> TaskChange:
+    """Returns the change to PENDING or WAITING with `tries` 0; `Conflict` if it cannot run."""
     check_payload_present(task.current_step)
     if task.attempt >= ATTEMPT_CAP:
         raise Conflict(
@@ -276,6 +292,7 @@ def retry(task: Task, command: c.Retry, context: DecisionContext) -> TaskChange:
 
 
 def archive(task: Task, command: c.Archive, context: DecisionContext) -> TaskChange:
+    """Sets `archived_at`; raises `Conflict` unless the task is finished and not archived."""
     del command
     if task.status not in TERMINAL:
         raise Conflict(f"cannot archive task {task.id}: it is {task.status}")
@@ -285,6 +302,7 @@ def archive(task: Task, command: c.Archive, context: DecisionContext) -> TaskCha
 
 
 def set_priority(task: Task, command: c.SetPriority, context: DecisionContext) -> TaskChange:
+    """Sets priority and rank; raises `Conflict` if the task is finished."""
     if task.status in TERMINAL:
         raise Conflict(f"cannot change the priority of task {task.id}: it is {task.status}")
     startable_at = max(task.created_at, task.run_at or task.created_at)
@@ -307,10 +325,12 @@ def assign(task: Task, command: c.Assign, context: DecisionContext) -> TaskChang
 
 
 def edit(task: Task, command: c.Edit, context: DecisionContext) -> TaskChange:
+    """Returns only the event and the new version; the engine writes the edited fields."""
     return build_change(task, context, "edited", data={"fields": list(command.fields)})
 
 
 def delete_payload(task: Task, command: c.DeletePayload, context: DecisionContext) -> TaskChange:
+    """Archives a finished task; the engine deletes the payload."""
     del command
     if task.status not in TERMINAL:
         raise Conflict(f"cannot delete task {task.id}: it is {task.status}; cancel it first")
