@@ -17,9 +17,9 @@ from tenuto.model.tenancy.secret_use import (
     UNRESTRICTED,
     Use,
     claim_error,
-    naming_error,
+    reference_error,
+    referenced_secrets,
     role_for_secrets,
-    secrets_named_by,
 )
 from tenuto.model.tenancy.secrets import definition_secret_names, referenced_names
 from tenuto.store.protocol import Row, Script, Statement
@@ -56,7 +56,7 @@ def check_tasks(
     """Raises `Forbidden` if tasks name a secret for a higher role than the caller's."""
     if role_for_secrets(caller) < Role.OWNER:
         yield from _check_named(
-            workspace, caller, set[str]().union(*map(secrets_named_by, new_tasks))
+            workspace, caller, set[str]().union(*map(referenced_secrets, new_tasks))
         )
 
 
@@ -85,7 +85,7 @@ def _check_named(workspace: UUID, caller: Caller | None, names: set[str]) -> Scr
         return
     uses = yield from _load_restricted(workspace)
     for name in sorted(names & uses.keys()):
-        if (error := naming_error(name, uses[name], caller)) is not None:
+        if (error := reference_error(name, uses[name], caller)) is not None:
             raise error
 
 

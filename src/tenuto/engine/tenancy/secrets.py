@@ -15,7 +15,7 @@ from tenuto.engine.views import SecretView
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound, TenutoError
 from tenuto.model.tenancy.access import Caller
-from tenuto.model.tenancy.secret_use import Use, check_use, naming_error
+from tenuto.model.tenancy.secret_use import Use, check_use, reference_error
 from tenuto.model.tenancy.secrets import check_name, check_value
 from tenuto.store.protocol import Row, Script, Statement
 
@@ -117,7 +117,7 @@ class NamedSecrets:
 
     def _check_role(self, name: str, use: Use) -> None:
         """Raises `Forbidden` if the rule requires a higher role than the caller's."""
-        if (error := naming_error(name, use, self._caller)) is not None:
+        if (error := reference_error(name, use, self._caller)) is not None:
             raise error
 
 

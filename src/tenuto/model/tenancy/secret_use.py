@@ -50,13 +50,13 @@ def role_for_secrets(caller: Caller | None) -> Role:
     return caller.role if caller.agent is None else min(caller.role, Role.MEMBER)
 
 
-def secrets_named_by(new: NewTask) -> set[str]:
-    """Returns the names of the secrets that a task or its definition refers to."""
+def referenced_secrets(new: NewTask) -> set[str]:
+    """Returns the names of the secrets that a task's input, `env` and items refer to."""
     items = new.control.items if isinstance(new.control, Foreach) else None
     return definition_secret_names([new.input, dict(new.env or {}), items])
 
 
-def naming_error(name: str, use: Use, caller: Caller | None) -> Forbidden | None:
+def reference_error(name: str, use: Use, caller: Caller | None) -> Forbidden | None:
     """Returns the error if the caller's role is too low to refer to the secret, else `None`."""
     if role_for_secrets(caller) >= use.min_role:
         return None

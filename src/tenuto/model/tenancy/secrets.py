@@ -56,7 +56,7 @@ def may_have_references(text: str | None) -> bool:
 
 
 def may_have_secrets(text: str | None) -> bool:
-    """True if stored JSON text may have masks or references that an attempt gets values for."""
+    """True if stored JSON text may contain masks of secrets or references to secrets."""
     return text is not None and (_QUOTED_MASK in text or _QUOTED_REFERENCE in text)
 
 
@@ -118,7 +118,7 @@ def has_secrets(value: Any) -> bool:
 
 
 def extract_secrets(value: Any) -> tuple[Any, dict[str, str]]:
-    """Returns a task's input with masks instead of its secret values, and the values by name."""
+    """Returns a task's input with masked secrets, and their values by name; checks the values."""
     if not has_secrets(value):
         return value, {}
     bounds.to_json_text("input", value)
