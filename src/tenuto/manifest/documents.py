@@ -93,7 +93,7 @@ def decode_files(files: Files) -> dict[str, str]:
 
 
 def parse_files(files: Files) -> ManifestDraft:
-    """Parses files into a draft; each definition is checked separately."""
+    """Parses files into a draft; raises `Invalid` with the errors of each definition alone."""
     for file in files:
         bounds.check_text("the name of a file", file, MAX_FILE_NAME)
     if len(files) > MAX_FILES:
@@ -132,7 +132,7 @@ class _DocumentReader:
                 self.draft.warnings.append(f"{file}: is empty")
 
     def _read_document(self, node: Node) -> None:
-        """Parses one document: lists, a group, or a task."""
+        """Adds the content of a document to the draft: lists, a group, or a task."""
         if not node.is_map:
             self.errors.add(node.location, "", "a document must be a mapping")
         elif any(name in node.value for name in LIST_NAMES) or self._has_unsupported_lists(node):
@@ -149,7 +149,7 @@ class _DocumentReader:
         )
 
     def _read_lists(self, node: Node) -> None:
-        """Parses a document with lists."""
+        """Adds the items of a document with lists to the draft."""
         for name, entry in node.value.items():
             if name in UNSUPPORTED_LISTS:
                 self.errors.add(entry.location, name, "not supported in YAML yet")
@@ -167,7 +167,7 @@ class _DocumentReader:
                     getattr(self, f"_read_{name.removesuffix('s')}")(item, f"{name}[{index}]")
 
     def _read_task(self, node: Node, path: str) -> None:
-        """Parses a task and its schedule."""
+        """Adds a task and its schedule to the draft."""
         fields, task = parse_task(self._decoder, node, path)
         if task is None:
             return
@@ -176,7 +176,7 @@ class _DocumentReader:
             self._add_schedule(fields, "schedule", spec, task.key or "")
 
     def _read_group(self, node: Node, path: str) -> None:
-        """Parses a group."""
+        """Adds a group to the draft."""
         fields, group = parse_group(self._decoder, node, path)
         if group is not None:
             self._add_definition(fields, group)
@@ -194,7 +194,7 @@ class _DocumentReader:
         self.draft.fields_by_key[spec.key] = fields
 
     def _read_schedule(self, node: Node, path: str) -> None:
-        """Parses an item of the list `schedules`."""
+        """Adds an item of the list `schedules` to the draft."""
         fields = self._decoder.decode_mapping(node, ScheduleShape, path)
         if fields is not None and {"name", "target", "schedule"} <= fields.values.keys():
             spec = fields.get("schedule")
@@ -208,7 +208,7 @@ class _DocumentReader:
         target: str,
         name: str | None = None,
     ) -> None:
-        """Adds a schedule; without its own name it gets the name of its target."""
+        """Adds a schedule, named like its target by default, or an immediate start, or an error."""
         if spec.type == "immediate" and name is None:
             self.draft.starts.append(target)
             return
@@ -235,7 +235,7 @@ class _DocumentReader:
         self.draft.schedules.append((new_schedule, node.location))
 
     def _read_trigger(self, node: Node, path: str) -> None:
-        """Parses an item of the list `triggers`; adds an error if its name is defined already."""
+        """Adds an item of the list `triggers`; also an error if its name is defined already."""
         fields = self._decoder.decode_mapping(node, TriggerShape, path)
         if fields is not None and {"name", "event", "target"} <= fields.values.keys():
             names = {trigger.name for trigger, _ in self.draft.triggers}

@@ -58,7 +58,7 @@ class _Linker:
         self._errors = ManifestErrors()
 
     def manifest(self) -> Manifest:
-        """Links and checks the draft; raises `Invalid` with all errors."""
+        """Returns the linked and checked manifest; raises `Invalid` with all errors."""
         for key, fields in self._draft.fields_by_key.items():
             self._link_previous(key, fields)
             self._add_to_group(key, fields)
@@ -75,18 +75,18 @@ class _Linker:
             tuple(self._warnings),
         )
 
-    def _find(self, key: str) -> Spec | None:
+    def _find_spec(self, key: str) -> Spec | None:
         """Returns the definition of the files with this key, else the stored one, else `None`."""
         return self._specs.get(key) or self._stored.get(key)
 
     def _link_previous(self, key: str, fields: MappingFields) -> None:
-        """Sets `next` of the definition that `previous_task` or `previous` names."""
+        """Sets `next` of the definition that `previous_task` names, or adds an error."""
         for name in ("previous_task", "previous"):
             if name not in fields:
                 continue
             previous = reference_key(fields.get(name))
             location, path = fields.field_node(name).location, fields.field_path(name)
-            spec = self._find(previous)
+            spec = self._find_spec(previous)
             if spec is None:
                 reason = f"{key!r} refers to {previous!r}, which is not defined"
                 self._errors.add(location, path, reason, "target_unknown")
@@ -101,12 +101,12 @@ class _Linker:
                 self._specs[previous] = msgspec.structs.replace(spec, next=key)
 
     def _add_to_group(self, key: str, fields: MappingFields) -> None:
-        """Appends the task to the children of the group that `group_id` names."""
+        """Appends the task to the group that `group_id` names; creates a missing group."""
         name = field_name(fields, "group")
         if name not in fields or isinstance(self._specs[key], GroupSpec):
             return
         group_key = fields.get(name)
-        group = self._find(group_key)
+        group = self._find_spec(group_key)
         if group is None:
             self._warnings.append(
                 f"{location_prefix(fields.field_node(name).location)}{fields.field_path(name)}:"
@@ -131,20 +131,20 @@ class _Linker:
             )
 
     def _check_targets(self) -> None:
-        """Checks that every referenced key exists and has the kind that the reference gives."""
+        """Adds an error for each reference to a missing key or to a key of the other kind."""
         for key, spec in self._specs.items():
             for target in target_keys(spec):
-                if self._find(target) is None:
+                if self._find_spec(target) is None:
                     location, path = self._reference_location(key, target)
                     reason = f"{key!r} refers to {target!r}, which is not defined"
                     self._errors.add(location, path, reason, "target_unknown")
         for name, target, location in self._draft.start_rules():
-            if self._find(target) is None:
+            if self._find_spec(target) is None:
                 reason = f"{name!r} refers to {target!r}, which is not defined"
                 self._errors.add(location, "", reason, "target_unknown")
         for fields in self._draft.fields_by_key.values():
             for name, ref in _typed_references(fields):
-                target_spec = self._find(ref.child_id)
+                target_spec = self._find_spec(ref.child_id)
                 is_group = isinstance(target_spec, GroupSpec)
                 if (
                     target_spec is not None
@@ -164,7 +164,7 @@ class _Linker:
             key = pending.pop()
             if key not in reachable:
                 # A stored definition can refer to one that was deleted since; a dummy replaces it.
-                reachable[key] = self._find(key) or NewTask(title=key, key=key)
+                reachable[key] = self._find_spec(key) or NewTask(title=key, key=key)
                 pending += target_keys(reachable[key])
         tasks = {key: spec for key, spec in reachable.items() if isinstance(spec, NewTask)}
         groups = {key: spec for key, spec in reachable.items() if isinstance(spec, GroupSpec)}
@@ -196,7 +196,7 @@ class _Linker:
 
 
 def _typed_references(fields: MappingFields) -> Iterator[tuple[str, ChildRef]]:
-    """Yields the references that give a kind, with their field name."""
+    """Yields the field name and the reference of each reference that gives a kind."""
     for name in ("children", "next", "next_task", "previous", "previous_task"):
         value = fields.get(name)
         for reference in value if isinstance(value, list) else [value]:

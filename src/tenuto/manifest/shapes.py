@@ -30,7 +30,7 @@ from tenuto.model.tasks.submission import FIELDS
 
 
 def _meta(limit: Limit) -> Meta:
-    """Returns the limit for the published schema."""
+    """Returns the annotation that publishes the limit in the JSON Schema."""
     return Meta(extra_json_schema=dict(limit.json_schema))
 
 

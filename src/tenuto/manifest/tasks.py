@@ -176,7 +176,7 @@ def field_value(decoder: ShapeDecoder, fields: MappingFields, field: str) -> Any
 
 
 def field_name(fields: MappingFields, field: str) -> str:
-    """Returns the name under which a model field occurs in the fields."""
+    """Returns the YAML name under which a model field is given, or its model name."""
     for name in FIELD_NAMES.get(field, (field,)):
         if name in fields:
             return name
@@ -189,7 +189,7 @@ def reference_key(reference: "str | ChildRef") -> str:
 
 
 def _default_title(values: dict[str, Any]) -> None:
-    """Sets the title to the key if there is none."""
+    """Sets the title in `values` to the key if there is none."""
     if "title" not in values and "key" in values:
         values["title"] = values["key"]
 
@@ -197,7 +197,7 @@ def _default_title(values: dict[str, Any]) -> None:
 def _parse_target_agent(
     decoder: ShapeDecoder, fields: MappingFields, values: dict[str, Any]
 ) -> None:
-    """Converts the agent's id from text; adds an error if it is not an id."""
+    """Converts the agent's id in `values`; removes it and adds an error if it is not an id."""
     if (text := values.get("target_agent")) is None:
         return
     try:
@@ -213,13 +213,13 @@ def _parse_target_agent(
 
 
 def _drop_kind_task_type(values: dict[str, Any]) -> None:
-    """Drops a task type such as `GotoTask`; the control fields say the same."""
+    """Removes a task type such as `GotoTask` from `values`; the control fields decide."""
     if str(values.get("task_type", "")).lower() in KIND_TASK_TYPES:
         del values["task_type"]
 
 
 def _merge_metadata(decoder: ShapeDecoder, fields: MappingFields, values: dict[str, Any]) -> None:
-    """Stores `tools` in the metadata; adds capabilities that the metadata requires."""
+    """Adds `tools` to the metadata in `values`, and capabilities that the metadata requires."""
     metadata = values.get("metadata")
     if (tools := fields.get(TOOLS)) is not None:
         if metadata is not None and metadata.get(TOOLS, tools) != tools:
@@ -243,7 +243,7 @@ def _parse_max_attempts(fields: MappingFields) -> int | None:
 
 
 def _parse_retry(fields: MappingFields) -> RetryPolicy | None:
-    """Returns the retry policy, or `None` if no field is about it."""
+    """Returns the policy by the fields about delays, or `None` if there are none."""
     retry: RetryShape = fields.get("retry") or RetryShape()
     values = {
         name: value
@@ -260,7 +260,7 @@ def _parse_retry(fields: MappingFields) -> RetryPolicy | None:
 
 
 def _parse_control(decoder: ShapeDecoder, fields: MappingFields) -> Control | None:
-    """Returns the task's control, if any; adds an error if there are several."""
+    """Returns the task's control or `None`; adds an error if there are several."""
     controls: dict[str, Control | None] = {}
     for kind, names in CONTROL_FIELDS.items():
         values = {field: fields.get(name) for field, name in names.items() if name in fields}

@@ -90,7 +90,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def node_of(value: Any, location: SourceLocation = SourceLocation(), depth: int = 0) -> Node:  # noqa: B008  frozen
-    """Returns a plain value as a tree whose nodes all have the same location."""
+    """Returns a plain value as nodes of one location; raises `YamlError` if nested too deeply."""
     if depth > MAX_DEPTH:
         raise YamlError(f"nested deeper than {MAX_DEPTH}", location, "too_deep")
     deeper = depth + 1
@@ -175,7 +175,7 @@ class Composer:
         return SourceLocation(self._file) if mark is None else _location_of_mark(self._file, mark)
 
     def _handle_event(self, event: Any) -> None:
-        """Adds the node or the end that one parser event describes to the tree."""
+        """Adds the node that a parser event begins or ends to the tree."""
         location = self._location(event.start_mark)
         if isinstance(event, yaml.ScalarEvent):
             self._add_scalar(event, location)
@@ -203,19 +203,19 @@ class Composer:
             node = Node(_resolve_scalar(event.value, location), location)
         else:
             raise _forbidden_tag_error(tag, location)
-        self._count_values(1, location)
+        self._charge_values(1, location)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
         self._add_node(node)
 
     def _open_collection(self, event: Any, location: SourceLocation) -> None:
-        """Opens a list or mapping."""
+        """Pushes a new list or mapping onto the stack; its end adds it to the tree."""
         is_map = isinstance(event, yaml.MappingStartEvent)
         if event.tag not in (None, "!", _MAP if is_map else _SEQ):
             raise _forbidden_tag_error(event.tag, location)
         if self._expects_name():
             raise YamlError("a field name must be text, not a list or mapping", location)
-        self._count_values(1, location)
+        self._charge_values(1, location)
         self._check_depth(len(self._stack) + 1, location)
         if event.anchor is not None:
             self._anchors[event.anchor] = None
@@ -233,7 +233,7 @@ class Composer:
                 raise YamlError("a field name must be text, not a list or mapping", location)
             self._stack[-1].name = (self._check_name(target.value, location), location)
             return
-        self._count_values(target.size, location)
+        self._charge_values(target.size, location)
         self._check_depth(len(self._stack) + target.height, location)
         self._add_node(Node(target.value, location, target.size, target.height))
 
@@ -242,7 +242,7 @@ class Composer:
         return bool(self._stack) and self._stack[-1].node.is_map and self._stack[-1].name is None
 
     def _check_name(self, name: str, location: SourceLocation) -> str:
-        """Returns a field name; raises `YamlError` if the mapping has it already."""
+        """Returns the field name unchanged; raises `YamlError` if the mapping has it already."""
         fields = self._mapping_for(self._stack[-1], name, location).value
         if name in fields:
             first = fields[name].location
@@ -288,8 +288,8 @@ class Composer:
             owner.value[name] = Entry(location, node)
             parent.name, parent.last_name = None, name
 
-    def _count_values(self, size: int, location: SourceLocation) -> None:
-        """Raises `YamlError` if the files have too many values."""
+    def _charge_values(self, size: int, location: SourceLocation) -> None:
+        """Subtracts `size` from the values that all files may have; raises `YamlError` below 0."""
         self._remaining -= size
         if self._remaining < 0:
             raise YamlError(f"more than {MAX_NODES:,} values", location, "too_large")
@@ -312,7 +312,7 @@ def _forbidden_tag_error(tag: str, location: SourceLocation) -> YamlError:
 
 
 def _resolve_scalar(text: str, location: SourceLocation) -> Any:
-    """Returns the value of a scalar without quotes."""
+    """Returns the text, number, bool or `None` of a scalar; `YamlError` for too many digits."""
     if text in _NULL:
         return None
     if text in _TRUE or text in _FALSE:
