@@ -129,7 +129,7 @@ def display_url(url: str) -> str:
 
 
 def create_configured_store(settings: Settings, *, many_tenants: bool = False) -> Store:
-    """Creates the settings' store, not yet connected. `many_tenants`: it will serve many."""
+    """Creates the settings' store, not yet connected. `many_tenants`: they share connections."""
     if not settings.pooler:
         return create_store(settings.database_url(), many_tenants=many_tenants)
     from tenuto.store.postgres.pooler import Pooler  # noqa: PLC0415  asyncpg only when used
@@ -142,12 +142,12 @@ def create_configured_store(settings: Settings, *, many_tenants: bool = False) -
 def create_store(url: str, *, many_tenants: bool = False) -> Store:
     """Creates the store of a database URL, not yet connected, for use without a pooler."""
     if scheme_of(url) not in STORES:
-        raise _database_invalid(url)
+        raise _database_invalid_error(url)
     store: Store = STORES.load(scheme_of(url))(url, many_tenants=many_tenants)
     return store
 
 
-def _database_invalid(url: str) -> Invalid:
+def _database_invalid_error(url: str) -> Invalid:
     return Invalid(
         f"{display_url(url)!r} is not a database address; use sqlite:///path or postgresql://...",
         "database_invalid",
@@ -159,7 +159,7 @@ def create_sqlite_store(url: str, *, many_tenants: bool = False) -> Store:
     del many_tenants
     path = sqlite_path(url)
     if path is None:
-        raise _database_invalid(url)
+        raise _database_invalid_error(url)
     if path != ":memory:":
         try:
             private.make_folder(Path(path).parent)
@@ -169,11 +169,11 @@ def create_sqlite_store(url: str, *, many_tenants: bool = False) -> Store:
 
 
 def create_postgres_store(url: str, *, many_tenants: bool = False) -> Store:
-    """Creates the store of a PostgreSQL database."""
+    """Creates the store of a PostgreSQL database; with `many_tenants` they share connections."""
     from tenuto.store.postgres.store import PostgresStore  # noqa: PLC0415  asyncpg only when used
 
     if not url.startswith(("postgresql://", "postgres://")):
-        raise _database_invalid(url)
+        raise _database_invalid_error(url)
     return PostgresStore(url, share_connections=many_tenants)
 
 
@@ -194,8 +194,8 @@ async def connection_identities(engine: Engine) -> "dict[str, Identity]":
     }
 
 
-def open_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:
-    """Creates the broker of hints that a URL names: of a broker, or of the store's database."""
+def create_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:
+    """Creates the broker of hints that the URL names, not yet open."""
     context = BrokerContext(url=url, name=name, clock=store.clock, store=store, listen=listen)
     wakeups: Wakeups = BROKERS.load(scheme_of(url))(context)
     return wakeups
@@ -212,7 +212,7 @@ async def open_store_and_hints(
         if isinstance(store, SqliteStore) and (await store.schema()).schema < REQUIRED_SCHEMA:
             await store.migrate()
         await store.open()
-        wakeups = open_wakeups(url, store, process_name(store.clock), listen=listen)
+        wakeups = create_wakeups(url, store, process_name(store.clock), listen=listen)
         if listen:
             await wakeups.open()
         try:
@@ -239,7 +239,7 @@ async def connect(
 
 
 def open_key_ring(settings: Settings) -> "KeyRing":
-    """Loads the encryption keys from the setting `keys`, else from a file in the key folder."""
+    """Loads the keys of the setting `keys`, else those of the key file; creates a missing file."""
     from tenuto.encryption_keys import load_ring  # noqa: PLC0415  not for every command
 
     return load_ring(key_folder(settings), settings.keys or None)
@@ -296,7 +296,7 @@ def _serve_metrics(host: str, port: int) -> None:
 def serve_worker(
     settings: Settings, options: WorkerOptions, connect_remote: "Connect | None" = None
 ) -> int:
-    """Runs a worker until it is asked to stop and returns the exit code.
+    """Runs a worker until it is asked to stop; returns the exit code.
 
     `connect_remote` connects to the engine of a server; the default is the settings' database.
     """
@@ -448,6 +448,7 @@ async def _run_api(settings: Settings) -> int:
 
 
 async def _run_coordinator(settings: Settings) -> int:
+    """Runs a coordinator until a signal stops it; returns the exit code."""
     stop = stop_on_signals()
     async with connect(settings, listen=bool(settings.gateways)) as engine:
         await _run_system_duties(engine, settings, stop)

@@ -102,7 +102,7 @@ class KeyRing:
         return _derive_key(self._key(key_id), purpose)
 
     def _key(self, key_id: str) -> bytes:
-        """Returns a key, after reloading the ring if the id is unknown."""
+        """Returns a key; reloads the ring if the id is unknown, then raises `Incompatible`."""
         if key_id not in self._keys and self._reload is not None:
             self._keys = _validate_keys(self._reload())
         if key_id not in self._keys:
@@ -151,7 +151,7 @@ def _derive_key(key: bytes, purpose: str) -> bytes:
 
 
 def _associated_data(workspace: UUID, table: str, row: str, column: str, key_id: str) -> bytes:
-    """Returns what binds a value to its place: JSON, so that no two places have the same."""
+    """Returns the JSON that binds an encrypted value to its row and column; no two are equal."""
     return msgspec.json.encode([workspace, table, row, column, key_id])
 
 

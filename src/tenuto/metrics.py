@@ -222,7 +222,7 @@ class Metrics:
                 self._instruments[metric.name] = self._create(metric)
 
     def _create(self, metric: Metric) -> Any:
-        """Registers the metric, with a series for each known label value."""
+        """Registers the metric with a series per known label value; returns its instrument."""
         options = {"buckets": metric.buckets} if metric.buckets else {}
         instrument = _KINDS[metric.kind](
             metric.name, metric.help, metric.labels, registry=self.registry, **options

@@ -18,16 +18,16 @@ class NextTick:
 
 async def run_periodically(
     once: Callable[[], Awaitable[object]],
-    pause: Callable[[], float],
+    delay_s: Callable[[], float],
     stop: asyncio.Event,
     clock: Clock,
     wake: asyncio.Event | None = None,
 ) -> None:
-    """Calls `once` until `stop` is set, with pauses of `pause()` seconds that `wake` cuts short."""
+    """Calls `once` until `stop` is set; waits `delay_s()` seconds, or for `wake`, in between."""
     while not stop.is_set():
         await once()
         await wait_first_event(
-            [event for event in (stop, wake) if event is not None], pause(), clock
+            [event for event in (stop, wake) if event is not None], delay_s(), clock
         )
         if wake is not None:
             wake.clear()

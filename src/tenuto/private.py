@@ -31,7 +31,7 @@ def mode_if_exposed(path: Path) -> str | None:
 
 
 def privacy_problem(folder: Path, owners: set[int]) -> str | None:
-    """Returns the reason why a folder is not private to one of these users; `None` if it is."""
+    """Returns why a folder is not private to one of these users; `None` if it is."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return "it is a link or a file, not a folder"

@@ -44,7 +44,7 @@ class Registry:
             raise Invalid(f"cannot load the {self._kind} {name!r} ({target}): {reason}") from error
 
     def _entry_points(self, name: str | None = None) -> list[EntryPoint]:
-        """Returns the entry points of the port, with this name if one is given."""
+        """Returns the installed entry points of the port, or only those with this name."""
         if self._group is None:
             return []
         points = entry_points(group=self._group)

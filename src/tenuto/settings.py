@@ -179,7 +179,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def sqlite_path(url: str) -> str | None:
-    """Returns the file of a SQLite URL; `None` for another kind of database.
+    """Returns the file of a SQLite URL, `None` for another; `Invalid` if it names no file.
 
     `sqlite:///t.db` is relative to the current folder, `sqlite:////var/t.db` is absolute.
     """
@@ -254,7 +254,7 @@ def _check(settings: Settings) -> None:
 
 
 def _check_addresses_and_folders(settings: Settings) -> None:
-    """Rejects invalid hosts, database URLs and folders."""
+    """Raises `Invalid` for an invalid host or folder, or a NUL character in an address."""
     addresses = ("database", "database_runtime", "database_direct", "broker")
     for name in (*addresses, "data", "host", "task_folders"):
         if "\0" in getattr(settings, name):

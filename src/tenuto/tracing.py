@@ -71,7 +71,7 @@ def is_on() -> bool:
 def span(
     name: str, parent: str | None = None, task: object = None
 ) -> AbstractContextManager[object]:
-    """Returns a span for a `with` block, a child of `parent` or else of the current span."""
+    """Returns a context manager for a span, a child of `parent` or else of the current span."""
     tracer = _active_tracer()
     if tracer is None:
         return _NO_SPAN if parent is None else use_parent_trace(parent)
@@ -94,7 +94,7 @@ async def _run_in_span(name: str, work: Coroutine[Any, Any, T], task: object) ->
 def record_span(
     name: str, parent: str | None, started_at: datetime, ended_at: datetime, *, task: object
 ) -> str | None:
-    """Records a finished span under `parent` and returns the `traceparent` for its successor."""
+    """Records a finished span; returns its `traceparent`, or `parent` if tracing is off."""
     tracer = _active_tracer()
     if tracer is None:
         return parent

@@ -39,7 +39,7 @@ async def broker(
         stack.push_async_callback(store.close)
 
         async def opened(name: str, *, listen: bool = True) -> Wakeups:
-            wakeups = app.open_wakeups(url, store, name, listen=listen)
+            wakeups = app.create_wakeups(url, store, name, listen=listen)
             if listen:
                 await wakeups.open()
             stack.push_async_callback(wakeups.close)

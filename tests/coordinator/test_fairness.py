@@ -160,7 +160,7 @@ class Batches:
         self.context = coordinator.duty_context
         now = self.clock.now
         monkeypatch.setattr(
-            self.context.suspensions, "exempt_leases", lambda: LeaseExemption(now(), now())
+            self.context.suspensions, "lease_exemption", lambda: LeaseExemption(now(), now())
         )
         for name in ("BATCH", "AGENT_BATCH", "SCHEDULE_BATCH", "TRIGGER_BATCH"):
             monkeypatch.setattr(f"tenuto.coordinator.duties.{name}", 2)

@@ -116,14 +116,14 @@ class LocalWakeups:
                 self._send(path, message)
 
     def _refresh_sockets(self) -> None:
-        """Lists the listening sockets again if the folder has changed since."""
+        """Lists the sockets again if the folder has changed; raises `OSError` if there is none."""
         now = folder_stamp(str(self._folder), self._clock)
         if now is None or now != self._listed_stamp:
             self._other_sockets = self._list_sockets()
             self._listed_stamp = now
 
     def _list_sockets(self) -> list[str]:
-        """Returns the other processes' sockets; none in a folder that is not private."""
+        """Returns the paths of the other processes' sockets; none if the folder is not private."""
         if private.privacy_problem(self._folder, self._owners) is not None:
             return []
         own_name = self._path.name

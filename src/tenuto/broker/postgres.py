@@ -75,7 +75,7 @@ class PostgresWakeups:
         return self._local.subscribe(listener)
 
     def reconnect(self) -> None:
-        """Terminates the connection: its server does not answer or is no longer the primary."""
+        """Ends the connection to an abandoned server; a listener then connects to the new one."""
         if self._connection is not None:
             self._connection.terminate()
 
@@ -88,12 +88,13 @@ class PostgresWakeups:
             self._spawn(self._send())
 
     def _spawn(self, work: Any) -> None:
+        """Starts a background task; `close` waits for it, then cancels it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _send(self) -> None:
-        """Sends pending topics until none is left."""
+        """Sends pending topics until none is left; counts an error for those that are lost."""
         try:
             while self._pending:
                 payload = self._take_payload()
@@ -107,7 +108,7 @@ class PostgresWakeups:
             self._sending = False
 
     def _take_payload(self) -> str:
-        """Returns the pending topics as one payload; `ALL_TOPICS` if that is too long."""
+        """Removes the pending topics; returns them as one payload, or `ALL_TOPICS` if too long."""
         payload = "\n".join(sorted(self._pending))
         self._pending.clear()
         return payload if len(payload) <= _MAX_PAYLOAD else ALL_TOPICS
@@ -185,6 +186,7 @@ def create(context: BrokerContext) -> Wakeups:
 
 
 def _count_error() -> None:
+    """Counts hints that this process could not send."""
     from tenuto.metrics import PROCESS_METRICS  # noqa: PLC0415  short commands import it only in this case
 
     PROCESS_METRICS.count("tenuto_broker_errors_total")

@@ -153,6 +153,7 @@ class Coordinator:
         PROCESS_METRICS.observe("tenuto_coordinator_duty_seconds", ended - started, duty.name)
 
     async def _run_work(self, duty: Duty) -> None:
+        """Runs the functions of a duty in order and records their counts."""
         for count, work in duty.work.items():
             self._cycle.counts[count] = await work(self.duty_context)
 
@@ -176,7 +177,7 @@ class Coordinator:
         return leadership is not None
 
     async def _record_lost_leadership(self, leadership: Leadership | None) -> None:
-        """Records an event if another coordinator led although this one did not resign.
+        """Stores the new epoch; records an event if another led although this one did not resign.
 
         This happens after a suspension, for example. Two may have worked at the same time then.
         Nothing is done twice, because every duty decides on locked rows, but operators should know.
@@ -223,6 +224,6 @@ class Coordinator:
         return None
 
     def _record_answer(self) -> float | None:
-        """Records an answer of the store; returns the seconds of an outage that ended."""
+        """Records an answer of the store; returns the seconds of an outage that ended, if any."""
         self._suspensions.record_answer()
         return self.outage.record_answer()

@@ -220,7 +220,7 @@ class Dispatcher:
         }
 
     async def _claim_and_spawn(self, target: PushTarget, n: int, probes: set[str]) -> int:
-        """Claims up to about `n` tasks for an agent and starts their spawns; returns the number."""
+        """Claims up to max(1, `n`) tasks (a probe: 1) and starts their spawns; returns how many."""
         name = target.agent.gateway
         assert name is not None
         probe = name in probes
@@ -232,13 +232,13 @@ class Dispatcher:
         return len(claimed)
 
     def _free_spawns(self, gateway: str) -> int:
-        """Returns how many more spawn calls the gateway can get now."""
+        """Returns how many spawn calls may start now; if none, the end of a call starts a poll."""
         free = max(0, MAX_CALLS - self._spawning[gateway])
         self._waits_for_call = self._waits_for_call or not free
         return free
 
     async def _claim(self, target: PushTarget, n: int) -> list[ClaimedTask]:
-        """Claims up to `n` tasks within the agent's free capacity."""
+        """Claims up to `n` tasks within the agent's capacity and counts them for the rate limit."""
         limit = n if target.free is None else min(n, target.free)
         claimed = await self._sessions.claim(target.agent, limit, self._lease_s)
         # Counted after the claim: its events in the audit trail are not later.
@@ -270,7 +270,7 @@ class Dispatcher:
     def _spawn_body(
         self, agent: AgentProfile, task: ClaimedTask, description: str | None
     ) -> dict[str, Any]:
-        """Returns the request body of a spawn call."""
+        """Returns the request body of a spawn call, with a new token for the attempt."""
         fence = task.fence
         return {
             "workspaceId": task.workspace,
@@ -292,6 +292,7 @@ class Dispatcher:
         }
 
     def _start_call(self, work: Coroutine[Any, Any, None]) -> None:
+        """Starts a gateway call in the background."""
         call = asyncio.get_running_loop().create_task(self._run_logged(work))
         self._calls.add(call)
         call.add_done_callback(self._on_call_done)
@@ -445,7 +446,7 @@ class Dispatcher:
 
 
 def round_robin(targets: Iterable[PushTarget], number: int) -> list[PushTarget]:
-    """Returns the targets with workspaces in turns, starting at another one for each `number`."""
+    """Returns the targets with workspaces in turns; `number` moves the start to the next one."""
     by_workspace: dict[UUID, list[PushTarget]] = defaultdict(list)
     for target in targets:
         by_workspace[target.agent.workspace].append(target)

@@ -76,7 +76,7 @@ async def expire(ctx: DutyContext) -> int:
     batches = chain([maintenance.expire_once], repeat(maintenance.expire_shared))
 
     async def expire_batch() -> int:
-        exempt = ctx.suspensions.exempt_leases()
+        exempt = ctx.suspensions.lease_exemption()
         if exempt == EVERY_LEASE:
             return 0
         done = await next(batches)(ctx.name, exempt=exempt)
@@ -94,9 +94,9 @@ async def promote(ctx: DutyContext) -> int:
 
     async def promote_shared() -> int:
         ctx.suspensions.record_answer()
-        return await maintenance.promote_shared(ctx.name, exempt=ctx.suspensions.exempt_leases())
+        return await maintenance.promote_shared(ctx.name, exempt=ctx.suspensions.lease_exemption())
 
-    promoted = await maintenance.promote_once(ctx.name, exempt=ctx.suspensions.exempt_leases())
+    promoted = await maintenance.promote_once(ctx.name, exempt=ctx.suspensions.lease_exemption())
     if promoted == BATCH:
         promoted += await repeat_while_full(promote_shared, 1, MAX_BATCHES - 1)
     if promoted:
@@ -105,8 +105,8 @@ async def promote(ctx: DutyContext) -> int:
 
 
 async def mark_stale_agents(ctx: DutyContext) -> int:
-    """Marks stale and terminated agents, unless heartbeats were impossible recently."""
-    if ctx.suspensions.exempt_leases() == EVERY_LEASE:
+    """Marks stale and terminated agents, except just after a suspension; returns their number."""
+    if ctx.suspensions.lease_exemption() == EVERY_LEASE:
         return 0
     agents = AgentMaintenance(ctx.engine.system)
     return await repeat_while_full(lambda: agents.mark_stale_once(ctx.name), AGENT_BATCH)
@@ -118,7 +118,7 @@ async def run_schedules(ctx: DutyContext) -> int:
 
 
 async def relay(ctx: DutyContext) -> int:
-    """Passes new events to all subscribers: alerts, triggers and the configured ones."""
+    """Passes new events to alerts, triggers and all subscribers; returns how many were passed."""
     relayed = await ctx.engine.maintenance.relay_once(ALERTS, _log_severe_events, errors=True)
     relays: dict[str, Callable[[], Awaitable[int]]] = {TRIGGER_CURSOR: partial(run_triggers, ctx)}
     relays |= {
@@ -139,7 +139,7 @@ async def relay(ctx: DutyContext) -> int:
 
 
 async def run_triggers(ctx: DutyContext) -> int:
-    """Starts flows of matching triggers; returns the number of relayed events."""
+    """Starts flows of triggers that match new events; returns the number of events read."""
     triggers = TriggerRunner(ctx.engine.system)
     relayed = 0
     for _ in range(MAX_BATCHES):
@@ -171,7 +171,7 @@ async def archive(ctx: DutyContext) -> int:
 
 
 async def prune(ctx: DutyContext) -> int:
-    """Deletes old rows; returns their number."""
+    """Deletes old payloads, events, deliveries, health samples and more; returns their number."""
     pruned = await ctx.engine.maintenance.prune_once()
     return pruned + await AgentMaintenance(ctx.engine.system).prune_once()
 

@@ -105,7 +105,7 @@ class OutageMonitor:
         PROCESS_METRICS.put("tenuto_database_down_seconds", 0)
 
     def next_delay(self, usual_s: float) -> float:
-        """Returns the seconds until the next cycle."""
+        """Returns the seconds until the next cycle; more after each failure in a row."""
         return retry_delay(self.failures) if self.failures else usual_s
 
     def record_failure(self, reason: str) -> None:

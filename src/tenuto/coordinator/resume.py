@@ -11,7 +11,7 @@ MAX_GRACE_S = 60.0
 
 
 class SuspensionDetector:
-    """Detects when no worker could send heartbeats, and returns the leases exempt because of that.
+    """Detects when no worker could send heartbeats, and exempts leases that expired then.
 
     If the machine slept, the store hung or was unavailable, or its clock was set, then leases
     expire although their workers are alive. Afterwards all leases are exempt for one heartbeat
@@ -34,18 +34,18 @@ class SuspensionDetector:
 
     def record_answer(self) -> None:
         """Records an answer of the store; a long time since the last one was a suspension."""
-        elapsed, now = self._detect()
+        elapsed, now = self._detect_suspension()
         self._last_answer = elapsed, now
         self._cutoff = self._expiry_cutoff(elapsed, now)
 
-    def exempt_leases(self) -> LeaseExemption:
-        """Returns the time range in which expired leases are kept."""
-        elapsed, now = self._detect()
+    def lease_exemption(self) -> LeaseExemption:
+        """Returns the time range in which expired leases are kept: all just after a suspension."""
+        elapsed, now = self._detect_suspension()
         if elapsed < self._exempt_all_until:
             return EVERY_LEASE
         return LeaseExemption(self._expiry_cutoff(elapsed, now), now)
 
-    def _detect(self) -> tuple[float, datetime]:
+    def _detect_suspension(self) -> tuple[float, datetime]:
         """Starts an exemption if a suspension ended now; returns elapsed time and clock time."""
         elapsed, now = self._clock.elapsed(), self._clock.now()
         if self._was_suspended(elapsed, now):

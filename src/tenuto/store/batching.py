@@ -70,7 +70,7 @@ class Batcher:
         """Callers in a row that shared no batch."""
 
     def submit(self, kind: WriteKind, item: Any, key: int | None = None) -> Awaitable[Any]:
-        """Returns the item's result once its transaction is durable.
+        """Queues or writes the item; returns an awaitable of its result, ready when it is durable.
 
         Two items with one key never share a statement. Keys are hashed often, so ids are integers.
         """
@@ -79,19 +79,19 @@ class Batcher:
         return self._submit_first(kind, item, key)
 
     def _enqueue(self, kind: WriteKind, item: Any, key: int | None) -> "asyncio.Future[Any]":
-        """Queues an item; returns the future of its result."""
+        """Queues an item, starts a batch if a writer is free, and returns the item's future."""
         self._solo_callers = 0
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._queue.append(_QueuedWrite(kind, item, key, future))
         if kind.leads:  # the claim for a slot comes one tick after the completion that freed it
-            loop.call_soon(self._start)
+            loop.call_soon(self._start_next_batch)
         else:
-            self._start()
+            self._start_next_batch()
         return future
 
     async def _submit_first(self, kind: WriteKind, item: Any, key: int | None) -> Any:
-        """Writes an item that found no queue: without a batch, unless other writes arrive."""
+        """Writes an item without a batch, unless other writes arrive first; returns its result."""
         if self._queue:
             return await self._enqueue(kind, item, key)
         if self._skips_batch(kind):
@@ -112,10 +112,10 @@ class Batcher:
             await NextTick()
         except asyncio.CancelledError:
             self._starting = False
-            self._start()  # the others run without this caller
+            self._start_next_batch()  # the others run without this caller
             raise
         self._starting = False
-        self._start()
+        self._start_next_batch()
 
     def _skips_batch(self, kind: WriteKind) -> bool:
         """True if an item is faster without waiting for a batch."""
@@ -147,9 +147,9 @@ class Batcher:
     def _finish_single(self, caller: object) -> None:
         """Removes a caller without a batch and starts the next batch."""
         self._running.discard(caller)
-        self._start()
+        self._start_next_batch()
 
-    def _start(self) -> None:
+    def _start_next_batch(self) -> None:
         """Starts a task for the next batch, if writes wait and a writer is free."""
         if self._queue and not self._starting and len(self._running) < self._store.writers:
             self._starting = True
@@ -161,20 +161,20 @@ class Batcher:
         """Writes the next batch; first starts the one after it, if a writer is free."""
         # One tick after the first caller: writes that arrived by now join the batch.
         self._starting = False
-        batch = self._take_batch()
-        self._start()
+        batch = self._dequeue_batch()
+        self._start_next_batch()
         if batch:
-            await self._run(batch)
+            await self._run_batch(batch)
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         """Removes an ended batch, raises its internal error if it had one, and starts the next."""
         self._running.discard(task)
         if not task.cancelled():
             task.result()
-        self._start()
+        self._start_next_batch()
 
-    def _take_batch(self) -> list[_QueuedWrite]:
-        """Takes the next batch from the queue; writes that cannot join keep their order."""
+    def _dequeue_batch(self) -> list[_QueuedWrite]:
+        """Removes the next batch from the queue; writes that cannot join keep their order."""
         batch: list[_QueuedWrite] = []
         postponed: list[_QueuedWrite] = []
         keys: set[int | None] = set()
@@ -200,10 +200,10 @@ class Batcher:
             return not first.alone
         return first.leads and write.kind.alone and len(batch) == 1
 
-    async def _run(self, batch: list[_QueuedWrite]) -> None:
-        """Commits a batch; after an internal error each write runs again alone."""
+    async def _run_batch(self, batch: list[_QueuedWrite]) -> None:
+        """Commits a batch, or passes the error to its callers; retries internal errors singly."""
         try:
-            await self._commit(batch)
+            await self._commit_batch(batch)
         except Unavailable as error:
             _fail_all(batch, error)
         except Exception as error:  # noqa: BLE001  belongs to one caller: find out which
@@ -211,12 +211,12 @@ class Batcher:
                 _fail_all(batch, error)
                 return
             for write in batch:
-                await self._run([write])
+                await self._run_batch([write])
         except asyncio.CancelledError:
             _fail_all(batch, asyncio.CancelledError())
             raise
 
-    async def _commit(self, batch: list[_QueuedWrite]) -> None:
+    async def _commit_batch(self, batch: list[_QueuedWrite]) -> None:
         """Runs the transaction of a batch and passes the results to its callers."""
         if not self._store.mixes and await self._try_single_statement(batch[0], batch[1:]):
             return
@@ -228,7 +228,7 @@ class Batcher:
         crash_point("engine.committed")
         # The next batch first: the store writes it while callers receive their results.
         self._running.discard(asyncio.current_task())
-        self._start()
+        self._start_next_batch()
         for group, answers in zip(groups.values(), results, strict=True):
             for write, answer in zip(group, answers, strict=True):
                 _set_result(write.future, answer)
@@ -251,23 +251,23 @@ class Batcher:
         crash_point("engine.committed")
         _set_result(first.future, answer)
         if others:
-            await self._run(others)
+            await self._run_batch(others)
         return True
 
     def _run_transaction(
         self, items: list[tuple[WriteKind, list[Any]]]
     ) -> Awaitable[list[Answers]]:
-        """Runs the items in one transaction; returns their results by kind."""
+        """Runs the items in one transaction; the result has one list of results per kind."""
         crash_point("engine.before_commit")
         plain = len(items) == 1 and items[0][0].one_statement
         run = self._store.transact_one if plain else self._store.transact
-        return run(lambda: _run_scripts(items, single=self._store.mixes))
+        return run(lambda: _combine_scripts(items, single=self._store.mixes))
 
 
-def _run_scripts(
+def _combine_scripts(
     items: list[tuple[WriteKind, list[Any]]], *, single: bool
 ) -> Script[list[Answers]]:
-    """Runs the scripts of all kinds in one transaction; returns their results by kind."""
+    """Returns one script that runs those of all kinds; its result has one list per kind."""
     answers: list[Answers] = []
     for kind, group in items:
         answer = None

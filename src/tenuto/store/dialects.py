@@ -12,6 +12,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     lock: str
     skip_locked: str
     each: str
+    """A table of one column `value`, with the items of an array parameter."""
     xid: str
     """The number of the transaction; constant where transactions never overlap."""
     place: str

@@ -101,7 +101,7 @@ def check_fit(schema: int, compat: int) -> None:
 
 
 def missing_column_error(error: Exception) -> Incompatible:
-    """Returns `schema_older` for a query that names a table or column the database lacks."""
+    """Returns the error `schema_older`, for a query with a table or column the database lacks."""
     [text, *_] = str(error).splitlines()
     return Incompatible(
         f"the database schema is older than this program: {text}; run `orchestrate db migrate`",

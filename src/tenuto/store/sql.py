@@ -134,7 +134,7 @@ def load(dialect: Dialect) -> dict[str, Query]:
         elif match[2] in (None, dialect.name):
             fragments[match[1]] = _without_comments(chunk)
     for chunk in named:
-        query = _parse(chunk, lambda text: _render(text, dialect, fragments))
+        query = _parse_query(chunk, lambda text: _render(text, dialect, fragments))
         assert query.name not in queries, f"two queries named {query.name}"
         queries[query.name] = query
     return queries
@@ -180,7 +180,7 @@ def _render(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
 
 
 def _event_insert(source: str | None, columns_text: str, dialect: Dialect) -> str:
-    """Returns the `insert into event ... select ...` of an `{event of source: given}`."""
+    """Returns the `insert into event ... select ...` of a macro `{event of source: columns}`."""
     values = {
         "task": f"{source}.id" if source else ":id",
         "seq": f"{source}.version",
@@ -200,17 +200,20 @@ def _event_insert(source: str | None, columns_text: str, dialect: Dialect) -> st
     return f"insert into event ({', '.join(columns)})\nselect {cells}"
 
 
-def _parse(chunk: str, render: Callable[[str], str]) -> Query:
+def _parse_query(chunk: str, render: Callable[[str], str]) -> Query:
     """Parses one `-- name:` chunk; `render` replaces the macros of a dialect."""
     lines = re.findall(r"^-- (name|params|rows|answer): (.*)$", chunk, flags=re.M)
     headers = [(key, render(value)) for key, value in lines]
     name = next(value for key, value in headers if key == "name")
     params = dict(
-        _column(part) for key, value in headers if key == "params" for part in value.split(",")
+        _parse_column(part)
+        for key, value in headers
+        if key == "params"
+        for part in value.split(",")
     )
-    rowsets = dict(_rowset(value) for key, value in headers if key == "rows")
+    rowsets = dict(_parse_rowset(value) for key, value in headers if key == "rows")
     rows = {rowset: tuple(column[:2] for column in columns) for rowset, columns in rowsets.items()}
-    steps = tuple(_steps(chunk, render))
+    steps = tuple(_parse_steps(chunk, render))
     if any(_OWN in step.text for step in steps):
         params.setdefault("workspace", "uuid")
     answer = next((value for key, value in headers if key == "answer"), steps[-1].label)
@@ -227,26 +230,26 @@ def _parse(chunk: str, render: Callable[[str], str]) -> Query:
     )
 
 
-def _column(text: str) -> Column:
-    """Parses `name type`."""
+def _parse_column(text: str) -> Column:
+    """Parses `name type`; returns both."""
     column, _, kind = text.strip().partition(" ")
     return column, kind
 
 
-def _rowset(text: str) -> tuple[str, list[tuple[str, str, str]]]:
-    """Parses a `rows` header: the set's name, and column, type and equal column of each."""
+def _parse_rowset(text: str) -> tuple[str, list[tuple[str, str, str]]]:
+    """Parses a `rows` header; returns the set's name and its (column, type, equal column)s."""
     name, _, columns = text.partition("(")
     parsed = []
     for part in columns.rstrip(") ").split(","):
         definition, _, twin = part.partition(" = ")
-        parsed.append((*_column(definition), twin))
+        parsed.append((*_parse_column(definition), twin))
     return name.strip(), parsed
 
 
 def _shared_columns(
     rowsets: dict[str, list[tuple[str, str, str]]],
 ) -> dict[tuple[str, int], tuple[str, int]]:
-    """Returns the columns `(set, index)` that equal a column of another set."""
+    """Maps each column `(set, index)` declared as equal to a column of another set to that one."""
     positions = {
         f"{name}.{column}": (name, index)
         for name, columns in rowsets.items()
@@ -260,7 +263,7 @@ def _shared_columns(
     }
 
 
-def _steps(chunk: str, render: Callable[[str], str]) -> Iterable[Step]:
+def _parse_steps(chunk: str, render: Callable[[str], str]) -> Iterable[Step]:
     """Yields the steps of a chunk that belong to the dialect."""
     for number, part in enumerate(re.split(r";[ \t]*$", chunk, flags=re.M)):
         text = _without_comments(part)
@@ -348,12 +351,12 @@ def for_postgres(query: Query, constant: ConstantColumns = frozenset()) -> Postg
 
 
 def _materialized(step: Step) -> str:
-    """Returns `materialized ` for a select: it may lock and limit, so it must be computed once."""
+    """Returns `materialized ` for a select, which may lock and limit, so runs once; else `""`."""
     return "materialized " if step.text.startswith("select") else ""
 
 
 def _rowset_table(query: Query, name: str, of: str | None, constant: ConstantColumns) -> str:
-    """Returns a set as a table expression, with the columns that the query reads."""
+    """Returns a set as a PostgreSQL table; with `of`, only rows whose id that step returned."""
     text = "\n".join(step.text for step in query.steps)
     names = [column for column, _ in query.rows[name]]
     constant_names: list[str] = []
@@ -494,7 +497,7 @@ def _used_columns(text: str, name: str, columns: tuple[str, ...]) -> tuple[int, 
 
 
 def _table_pattern(name: str) -> str:
-    """Returns the pattern of a set's placeholder."""
+    """Returns the text of a pattern that matches a set's placeholder."""
     return rf"\{{(?:rows:)?{name}(?: of \w+)?\}}"
 
 
@@ -504,7 +507,7 @@ def _from_pattern(name: str) -> re.Pattern[str]:
 
 
 def _bind_set(text: str, name: str, columns: list[str], start: int) -> str:
-    """Returns the step's text with the set as one JSON parameter, number `start`."""
+    """Returns the SQLite text that reads the set from one JSON parameter, number `start`."""
     cells = ", ".join(f"value ->> {i} as {column}" for i, column in enumerate(columns))
     return re.sub(
         _table_pattern(name), f"(select {cells} from json_each(?{start})) as {name}", text
@@ -512,7 +515,7 @@ def _bind_set(text: str, name: str, columns: list[str], start: int) -> str:
 
 
 def _bind_row(text: str, name: str, columns: list[str], start: int) -> str:
-    """Returns the step's text for one row of a set, each column a parameter from number `start`."""
+    """Returns the SQLite text for one row of a set: parameters from number `start`, by column."""
     replacement = "" if text.startswith("update") else "from (select 1)"
     text = _from_pattern(name).sub(replacement, text)
     for i, column in enumerate(columns):

@@ -57,6 +57,7 @@ def sql_type(field: Field) -> str:
 
 
 def _columns_of(part: Part) -> tuple[Column, ...]:
+    """Returns the columns of one part: those of the request, then those of the engine."""
     requested = (field for field in FIELDS.values() if field.column == part)
     columns = tuple(Column(field.name, sql_type(field)) for field in requested)
     return _ENGINE_COLUMNS[part] + columns
@@ -85,7 +86,7 @@ def expand(macro: str, argument: str) -> str:
     requested = [field for field in FIELDS.values() if (field.column or "").startswith(argument)]
     texts = {
         "names": lambda: [column.name for column in COLUMNS[argument]],
-        "values": lambda: [_value(table, column) for column in COLUMNS[argument]],
+        "values": lambda: [_insert_value(table, column) for column in COLUMNS[argument]],
         "typed": lambda: [f"{col.name} {col.sql_type}" for col in columns_of_rows(argument)],
         "request": lambda: [f"{table}.{field.name}" for field in requested],
         "cleared": lambda: [f"{field.name} = null" for field in requested if field.payload],
@@ -93,26 +94,28 @@ def expand(macro: str, argument: str) -> str:
     return ", ".join(texts[macro]())
 
 
-def _value(table: str, column: Column) -> str:
+def _insert_value(table: str, column: Column) -> str:
+    """Returns the SQL value of a column in an insert from the rows `table`."""
     name = f"{table}.{column.name}"
     return name if column.default is None else f"coalesce({name}, {column.default})"
 
 
 def filter_conditions() -> str:
     """Returns the conditions of the filters that select equal values of a column."""
-    tables = {name: "task" if is_hot(field) else "body" for name, field in _filters().items()}
+    tables = {name: "task" if is_hot(field) else "body" for name, field in _filter_fields().items()}
     return "\n".join(f"[{name}: and {table}.{name} = :{name}]" for name, table in tables.items())
 
 
 def filter_params() -> str:
     """Returns the parameters of `filter_conditions` with their types, for a header."""
-    types = {name: sql_type(field) for name, field in _filters().items()}
+    types = {name: sql_type(field) for name, field in _filter_fields().items()}
     return ", ".join(
         f"{name} {'bigint' if type_ == 'smallint' else type_}" for name, type_ in types.items()
     )
 
 
-def _filters() -> dict[str, Field]:
+def _filter_fields() -> dict[str, Field]:
+    """Returns the fields by name that lists of tasks can be filtered by, for equality."""
     return {name: field for name, field in FIELDS.items() if field.filter}
 
 

@@ -512,7 +512,7 @@ async def test_connection_that_cannot_listen_is_closed(postgres_url: str) -> Non
 
 @asynccontextmanager
 async def hints(url: str, store: Store) -> AsyncIterator[Wakeups]:
-    wakeups = app.open_wakeups(url, store, "", listen=True)
+    wakeups = app.create_wakeups(url, store, "", listen=True)
     await wakeups.open()
     yield wakeups
     await wakeups.close()

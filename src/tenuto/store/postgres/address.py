@@ -56,7 +56,7 @@ def parse(url: str, environ: Mapping[str, str]) -> Address:
         raise Invalid(f"the database address is invalid: {error}", "database_invalid") from error
 
 
-def _malformed(problem: str) -> ValueError:
+def _malformed_error(problem: str) -> ValueError:
     """Returns the error for a malformed address, with a hint about encoding passwords."""
     return ValueError(f"{problem}; in a password write / as %2F, # as %23, ? as %3F and @ as %40")
 
@@ -79,7 +79,7 @@ def _parse(url: str, environ: Mapping[str, str]) -> Address:
     return Address(
         url=url,
         hosts=tuple(_add_ports(hosts, ports, environ.get("PGPORT") or _DEFAULT_PORT)),
-        wants_primary=_wants_primary(target_attrs),
+        wants_primary=_parse_target_attrs(target_attrs),
         keeps_names=ssl_mode.replace("_", "-") in _TLS or bool(service) or not has_password,
     )
 
@@ -89,17 +89,17 @@ def _split_url(url: str) -> tuple[SplitResult, dict[str, str]]:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise _malformed("it is not a valid URL") from None
+        raise _malformed_error("it is not a valid URL") from None
     if parts.fragment:
-        raise _malformed("it contains #, which would end the address")
+        raise _malformed_error("it contains #, which would end the address")
     at_signs = parts.netloc.count("@")
     has_misplaced_at = ":" in parts.netloc and not at_signs and "@" in (parts.path or parts.query)
     if at_signs > 1 or has_misplaced_at:
-        raise _malformed("it contains an unexpected @")
+        raise _malformed_error("it contains an unexpected @")
     try:
         options = parse_qs(parts.query, strict_parsing=True) if parts.query else {}
     except ValueError:
-        raise _malformed("the text after ? is not name=value") from None
+        raise _malformed_error("the text after ? is not name=value") from None
     return parts, {name: values[-1] for name, values in options.items()}
 
 
@@ -119,10 +119,10 @@ def _add_ports(hosts: list[tuple[str, str]], ports: list[str], default: str) -> 
     if len(defaults) == 1:
         defaults = list(repeat(defaults[0], len(hosts)))
     if len(defaults) != len(hosts) and hosts:
-        raise _malformed(f"{len(hosts)} hosts but {len(defaults)} ports")
+        raise _malformed_error(f"{len(hosts)} hosts but {len(defaults)} ports")
     for (name, own_port), port in zip(hosts, defaults, strict=False):
         if not name:
-            raise _malformed("a host has no name")
+            raise _malformed_error("a host has no name")
         yield Host(name, _parse_port(port if ports else own_port or port))
 
 
@@ -133,7 +133,7 @@ def _split_port(text: str) -> tuple[str, str]:
     if text.startswith("["):
         name, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise _malformed("an IPv6 address has no closing bracket")
+            raise _malformed_error("an IPv6 address has no closing bracket")
         return name, rest[1:]
     name, _, port = text.partition(":")
     return name, port
@@ -148,12 +148,14 @@ def _decode_host(text: str) -> tuple[str, str]:
 def _parse_port(text: str) -> int:
     """Returns the port; raises `ValueError` if it is out of range."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
-        raise _malformed("a port is not a number from 1 to 65535")
+        raise _malformed_error("a port is not a number from 1 to 65535")
     return int(text)
 
 
-def _wants_primary(target_attrs: str | None) -> bool | None:
-    """Returns true if `target_session_attrs` requires a primary, `None` if it is not given.
+def _parse_target_attrs(target_attrs: str | None) -> bool | None:
+    """Returns true if only a primary is acceptable, `None` if there is no option.
+
+    Raises `ValueError` for options that require a standby, and unknown ones.
 
     `read-write` counts as `primary`: connections for reading start read-only, and the driver would
     mistake their server for a read-only one.

@@ -46,7 +46,7 @@ async def terminate_connections(url: str) -> int:
 
 
 async def _run_on_server(url: str, statement: str) -> Any:
-    """Runs one statement on a new connection, without a role; returns its first value."""
+    """Runs one statement on a new connection, in the login's own role; returns its first value."""
     try:
         connection = await Connector(url).connect({}, command_timeout=_TIMEOUT_S)
         try:

@@ -86,11 +86,11 @@ class Connector:
             callback()
 
     def _clear_last_host(self) -> None:
-        """Clears the last good host."""
+        """Makes the next connection try the hosts in the order of the address."""
         self._last = None
 
     async def connect(self, settings: Mapping[str, str], **options: Any) -> Any:
-        """Returns a new connection to the primary, or raises the most informative error."""
+        """Returns a connection with these server settings; raises the most informative error."""
         options["server_settings"] = dict(settings)
         hosts = order_hosts(await self._resolve_hosts(), self._last)
         if len(hosts) > 1:
@@ -132,7 +132,7 @@ class Connector:
             self._cached_addresses[host] = addresses
 
     async def _race(self, hosts: list[Host], options: dict[str, Any]) -> Any:
-        """Returns the connection of the host that first answers as a primary."""
+        """Connects to the first host that answers as primary; raises the most informative error."""
         waiting = deque(hosts)
         attempts: dict[asyncio.Task[Any], Host] = {}
         errors: list[BaseException] = []
@@ -162,16 +162,19 @@ class Connector:
                 attempt.add_done_callback(_close_late)
 
     async def _connect_to(
-        self, host: Host | None, limit_s: float, options: dict[str, Any], *, primary: bool | None
+        self, host: Host | None, timeout_s: float, options: dict[str, Any], *, primary: bool | None
     ) -> Any:
-        """Returns a connection to this host, or without one to the driver's own choice."""
+        """Returns a new connection to the host, which the driver chooses if it is `None`.
+
+        `primary`: only to a primary if true, to any server if false; `None`: as the driver decides.
+        """
         target: dict[str, Any] = {} if host is None else {"host": host.name, "port": host.port}
         if primary is not None:  # else the driver reads its service file
             target["target_session_attrs"] = "primary" if primary else "any"
         try:
             connection = await asyncpg.connect(
                 self.url,
-                timeout=limit_s,
+                timeout=timeout_s,
                 **target,
                 **options,
             )

@@ -78,7 +78,7 @@ class Pool:
         return connection
 
     async def acquire(self, timeout_s: float) -> Any:
-        """Lends an idle, new or awaited connection until `release`; raises `TimeoutError`."""
+        """Lends a connection until `release`; raises `TimeoutError` if none is free in time."""
         while True:
             if (connection := self.take_idle()) is not None:
                 return connection
@@ -111,7 +111,7 @@ class Pool:
         )
 
     def mark_healthy(self) -> None:
-        """Records that a use succeeded: all free places can be filled again."""
+        """Records that a use succeeded, and lets waiting callers create connections again."""
         if not self._is_suspect:
             return
         self._is_suspect = False
@@ -134,7 +134,7 @@ class Pool:
         self._connector.abandon_server()
 
     def _discard_connections(self) -> None:
-        """Discards all connections, also those being created, when a server is abandoned."""
+        """Terminates idle connections to an abandoned server; none of the others is lent again."""
         self._generation += 1
         idle, self._idle = self._idle, []
         for connection in idle:
@@ -145,7 +145,7 @@ class Pool:
                 connection.terminate()
 
     async def close(self) -> None:
-        """Closes every connection; those in use are terminated, and no new one is created."""
+        """Closes idle connections, terminates those in use, and fails the waiting callers."""
         self._closed = True
         if self._watchdog is not None:
             self._watchdog.cancel()
@@ -212,14 +212,14 @@ class Pool:
         Schedules the next check, also after an error.
         """
         try:
-            if self._cut_stalled():
+            if self._terminate_stalled():
                 self.abandon_server()
         finally:
             self._watchdog = asyncio.get_running_loop().call_later(
                 self._check_interval_s, self._check_progress
             )
 
-    def _cut_stalled(self) -> bool:
+    def _terminate_stalled(self) -> bool:
         """Terminates connections in use without progress; true if there were any."""
         before, self._progress = self._progress, {}
         has_stalled = False

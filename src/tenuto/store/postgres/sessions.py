@@ -83,7 +83,7 @@ def direct_session(role: str, workspace: UUID | None, use: Use, timeout_s: float
 
 
 def pooled_session(role: str, use: Use, timeout_s: float) -> Session:
-    """Returns how transactions start behind a pooler.
+    """Returns a session behind a pooler: each transaction starts with its settings.
 
     `role` is not set there: it must be the login's own role.
     """
@@ -94,8 +94,8 @@ def pooled_session(role: str, use: Use, timeout_s: float) -> Session:
     return Session(role, "", APPLICATION, "begin" + "".join(local))
 
 
-def bind_workspace(opening: str, workspace: UUID) -> str:
-    """Returns the statements that start a transaction bound to one workspace."""
+def opening_for_workspace(opening: str, workspace: UUID) -> str:
+    """Returns the opening with the workspace added: statements that start a bound transaction."""
     return f"{opening or 'begin'}; set local app.workspace = '{workspace}'"
 
 

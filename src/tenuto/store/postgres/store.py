@@ -86,7 +86,7 @@ def _new_pool(
 
 
 async def _read_identity(connection: Any, session: Session) -> Identity:
-    """Returns the identity of a connection."""
+    """Queries the role, workspace and rights of a connection."""
     if not session.opening:
         return Identity(**await connection.fetchrow(IDENTITY_QUERY))
     async with _Transaction(connection, session.opening):
@@ -120,14 +120,14 @@ class PostgresStore:
         self._shares_connections = share_connections
         self._pooler = pooler
         self._is_system = connections is None
-        self._connections = connections or self._create_set(Connector(url), writers, SYSTEM)
+        self._connections = connections or self._create_connections(Connector(url), writers, SYSTEM)
         self._write_opening = _opening_for(self._connections.writing, tenant)
         self._read_opening = _opening_for(self._connections.reading, tenant)
         self._tenants: dict[UUID | None, _ConnectionSet] = {}
         self._owner: Pool | None = None
         self._maintenance: _ConnectionSet | None = None
 
-    def _create_set(
+    def _create_connections(
         self,
         connector: Connector,
         writers: int,
@@ -135,7 +135,7 @@ class PostgresStore:
         workspace: UUID | None = None,
         timeout_s: float | None = None,
     ) -> _ConnectionSet:
-        """Returns connections of a role; with `timeout_s` they serve repeatable statements."""
+        """Returns empty pools for a role; with `timeout_s`, for repeatable statements."""
         limit_s = timeout_s or STATEMENT_S
 
         def session_for(use: Use) -> Session:
@@ -171,7 +171,7 @@ class PostgresStore:
         shared = self._shares_connections or self._pooler is not None
         key = None if shared else workspace
         if key not in self._tenants:
-            self._tenants[key] = self._create_set(self._runtime, self.writers, TENANT, key)
+            self._tenants[key] = self._create_connections(self._runtime, self.writers, TENANT, key)
         return PostgresStore(
             self.url,
             self.clock,
@@ -184,11 +184,13 @@ class PostgresStore:
         """Returns a store with one connection and a long time limit, for repeatable work."""
         assert self._is_system, "only the system runs maintenance"
         if self._maintenance is None:
-            self._maintenance = self._create_set(self.connector, 1, SYSTEM, timeout_s=MAINTENANCE_S)
+            self._maintenance = self._create_connections(
+                self.connector, 1, SYSTEM, timeout_s=MAINTENANCE_S
+            )
         return PostgresStore(self.url, self.clock, 1, connections=self._maintenance)
 
     async def identity(self) -> Identity:
-        """Returns the identity of the store's connections."""
+        """Queries the role, workspace and rights of the store's connections."""
         async with self._connection(read=True) as connection:
             return await _read_identity(connection, self._connections.reading)
 
@@ -259,6 +261,7 @@ class PostgresStore:
             await owner.close()
 
     async def _apply_missing_migrations(self, owner: Pool) -> list[int]:
+        """Applies missing migrations under an advisory lock; returns their numbers."""
         async with _PooledConnection(owner) as connection, connection.transaction():
             await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
             await connection.execute(schema.MIGRATION_TABLE)
@@ -272,6 +275,7 @@ class PostgresStore:
             return applied
 
     async def _apply_migration(self, connection: Any, migration: schema.Migration) -> None:
+        """Records a migration and runs its statements."""
         await connection.execute(
             "insert into schema_migration values ($1, $2, $3, clock_timestamp()::text)",
             migration.number,
@@ -282,7 +286,7 @@ class PostgresStore:
             await connection.execute(statement)
 
     async def schema(self) -> SchemaState:
-        """Returns the schema number of the database; 0 before the first migration."""
+        """Returns the schema state of the database; zeros before the first migration."""
         if self._owner is None:
             timeout = statement_timeout(STATEMENT_S)
             parameters = APPLICATION if self.direct is None else DIRECT_SETTINGS | timeout
@@ -342,7 +346,7 @@ class PostgresStore:
         raise Unavailable(f"the database reported a deadlock {_RERUNS} times in a row; try again")
 
     def _transaction(self, connection: Any) -> Any:
-        """Returns a transaction for writes, with the tenant's settings if it has any."""
+        """Returns a context manager for a write transaction, with the tenant's settings if any."""
         if not self._write_opening:
             return connection.transaction()
         return _Transaction(connection, self._write_opening)
@@ -388,7 +392,7 @@ class PostgresStore:
             return result
 
     def _connection(self, *, read: bool = False) -> "_PooledConnection":
-        """Returns a context that lends a connection of the write or read pool."""
+        """Returns a context manager that lends a connection of the write or read pool."""
         return _PooledConnection(self._connections.read if read else self._connections.write)
 
     async def _next_call(self, statements: AsyncIterator[Statement]) -> list[Any] | None:
@@ -444,7 +448,11 @@ class PostgresStore:
 
 def _opening_for(session: Session, tenant: UUID | None) -> str:
     """Returns the statements that start each transaction; empty: the driver's default."""
-    return session.opening if tenant is None else sessions.bind_workspace(session.opening, tenant)
+    return (
+        session.opening
+        if tenant is None
+        else sessions.opening_for_workspace(session.opening, tenant)
+    )
 
 
 class _Transaction:
@@ -509,6 +517,7 @@ _NO_CONSTANTS: sql.ConstantColumns = frozenset()
 
 @cache
 def _all_columns_of(name: str, width: int) -> sql.ConstantColumns:
+    """Returns all columns of a set with `width` columns, as `(set, index)`."""
     return frozenset((name, index) for index in range(width))
 
 

@@ -46,7 +46,7 @@ _BOOLEANS = frozenset({"watched", "unconfirmed", "met", "enabled"})
 
 @lru_cache(maxsize=256)
 def _decode_time(value: Any) -> Any:
-    """Returns the time of a column in microseconds; an impossible value unchanged."""
+    """Decodes microseconds since 1970; returns any other value unchanged."""
     try:
         return from_micros(value)
     except (OverflowError, TypeError):
@@ -55,7 +55,7 @@ def _decode_time(value: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def _decode_uuid(value: Any) -> Any:
-    """Returns the id of a column's text; text that is no id unchanged."""
+    """Decodes an id; returns a value that is no id unchanged."""
     try:
         return UUID(value)
     except (ValueError, AttributeError, TypeError):
@@ -90,7 +90,7 @@ class _PreparedQuery:
         self._names: list[str] = []
 
     def encode_params(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Returns the encoded parameters."""
+        """Returns a copy of the parameters, with their values encoded for SQLite."""
         values = dict(params)
         for name, encode in self._params:
             if (value := values.get(name)) is not None:
@@ -98,7 +98,7 @@ class _PreparedQuery:
         return values
 
     def _encoders(self, step: sql.SqliteStep) -> _Encoders:
-        """Returns the columns that a step reads from its set; JSON needs no encoder for ids."""
+        """Returns the columns that a step reads, with their encoders; JSON encodes ids itself."""
         columns = self.query.rows[step.rowset or ""]
         encoders = {index: _ENCODE.get(columns[index][1]) for index in step.uses}
         return [
@@ -107,7 +107,7 @@ class _PreparedQuery:
         ]
 
     def encode_rows(self, step: sql.SqliteStep, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Returns the columns that a step reads from the rows of its set, encoded."""
+        """Returns, for each row of a set, the encoded values of the columns that the step reads."""
         columns = self._columns[step.label]
         if len(rows) == 1:
             [row] = rows
@@ -271,7 +271,7 @@ class Connection:
             raise WriterBusy from error
 
     def prepare(self, statement: Statement) -> _PreparedQuery:
-        """Returns the prepared query for this shape of arguments, perhaps cached."""
+        """Returns the cached query for arguments of this shape; prepares it at the first use."""
         sizes = tuple([(name, min(len(rows), 2)) for name, rows in statement.rows.items()])
         present = [name for name, value in statement.params.items() if value is not None]
         literals = tuple(statement.literals.items())
@@ -311,26 +311,26 @@ class Connection:
         values = prepared.encode_params(statement.params)
         returned: dict[str, StepRows] = {}
         for step in prepared.steps:
-            base = tuple([values.get(name) for name in step.params]) if step.params else ()
-            returned[step.label] = self._run_step(step, base, prepared, statement, returned)
+            param_values = tuple([values.get(name) for name in step.params]) if step.params else ()
+            returned[step.label] = self._run_step(step, param_values, prepared, statement, returned)
         return prepared.decode(returned.get(prepared.query.answer, _NO_ROWS))
 
     def _run_step(
         self,
         step: sql.SqliteStep,
-        base: tuple[Any, ...],
+        param_values: tuple[Any, ...],
         prepared: _PreparedQuery,
         statement: Statement,
         returned: dict[str, StepRows],
     ) -> StepRows:
-        """Runs one step; `returned` has the rows of the earlier steps."""
+        """Runs one step and returns its rows; `returned` has the rows of the earlier steps."""
         if step.rowset is None and step.source is None:
-            return self._execute(step, step.sql, base, statement.params.get("n") or 0)
+            return self._execute(step, step.sql, param_values, statement.params.get("n") or 0)
         if step.flat:
             places = [row[step.uses[0]] for row in returned[step.source or ""].cells]
             if len(places) == 1 and step.one != step.sql:
-                return self._execute(step, step.one, (*base, places[0]), 1)
-            return self._execute(step, step.sql, (*base, _json(places)), len(places))
+                return self._execute(step, step.one, (*param_values, places[0]), 1)
+            return self._execute(step, step.sql, (*param_values, _json(places)), len(places))
         if step.source is not None:
             uses = step.uses
             inputs = [[row[index] for index in uses] for row in returned[step.source].cells]
@@ -340,31 +340,31 @@ class Connection:
                 ids = {row[0] for row in returned[step.of].cells}
                 rows = [row for row in rows if _uuid_text(row[0]) in ids]
             inputs = prepared.encode_rows(step, rows)
-        return self._run_with_rows(step, base, inputs)
+        return self._run_with_rows(step, param_values, inputs)
 
     def _run_with_rows(
-        self, step: sql.SqliteStep, base: tuple[Any, ...], inputs: list[Any]
+        self, step: sql.SqliteStep, param_values: tuple[Any, ...], inputs: list[Any]
     ) -> StepRows:
         """Runs a step over the rows of its set, as one JSON value or row by row."""
         if not inputs:
             return _NO_ROWS
         if step.whole:
-            return self._execute(step, step.sql, (*base, _json(inputs)), len(inputs))
+            return self._execute(step, step.sql, (*param_values, _json(inputs)), len(inputs))
         fetched: list[tuple[Any, ...]] = []
         description = None
         execute = self.raw.execute
         for cells in inputs:
-            cursor = execute(step.sql, (*base, *cells))
+            cursor = execute(step.sql, (*param_values, *cells))
             if cursor.description is not None:
                 fetched += cursor.fetchall()
                 description = cursor.description
         return _NO_ROWS if description is None else StepRows(fetched, description)
 
     def _execute(
-        self, step: sql.SqliteStep, text: str, arguments: tuple[Any, ...], size: int
+        self, step: sql.SqliteStep, text: str, arguments: tuple[Any, ...], expected_rows: int
     ) -> StepRows:
-        """Runs one SQL text; `size` is the expected number of rows."""
-        as_json = step.in_one and size >= JSON_FROM_ROWS
+        """Runs one SQL text; fetches many expected rows as one JSON text if the step allows it."""
+        as_json = step.in_one and expected_rows >= JSON_FROM_ROWS
         if as_json and (cached := self._json_selects.get(text)):
             json_select, description = cached
             with suppress(sqlite3.DataError):  # the text would be too long: read row by row

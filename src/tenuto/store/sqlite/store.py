@@ -118,11 +118,11 @@ class SqliteStore:
 
     async def migrate(self) -> list[int]:
         """Applies missing migrations on the writer thread; returns their numbers."""
-        return await self._on_writer(self._migrate)
+        return await self._run_on_writer(self._migrate)
 
     async def schema(self) -> SchemaState:
         """Returns the schema state of the file; zeros for an empty one."""
-        return await self._on_writer(self._schema)
+        return await self._run_on_writer(self._read_schema)
 
     async def describe(self) -> dict[str, str]:
         """Returns version, path and durability settings of the file, for operators."""
@@ -137,7 +137,7 @@ class SqliteStore:
                 "synchronous": levels[raw.execute("pragma synchronous").fetchone()[0]],
             }
 
-        return await self._on_writer(read_settings)
+        return await self._run_on_writer(read_settings)
 
     async def fetch(self, statement: Statement) -> list[Row]:
         """Runs one read on a reader thread and returns its rows."""
@@ -149,7 +149,7 @@ class SqliteStore:
         return await loop.run_in_executor(self._readers, self._read, statement)
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
-        """Runs a script in one transaction: here if no write is running, else on the thread."""
+        """Runs a script in one transaction: on the caller's thread if it may write there now."""
         if self._try_lock_writer():
             try:
                 return self._transact(script, wait=False)
@@ -157,7 +157,7 @@ class SqliteStore:
                 pass  # the thread waits for the other process
             finally:
                 self._writing.release()
-        return await self._on_writer(lambda: self._transact(script, wait=True))
+        return await self._run_on_writer(lambda: self._transact(script, wait=True))
 
     def _try_lock_writer(self) -> bool:
         """True if the caller's thread may write; then it holds `_writing`."""
@@ -169,7 +169,7 @@ class SqliteStore:
         """Runs and commits a script; without `wait`, `WriterBusy` if another process writes."""
         started = self.clock.elapsed()
         try:
-            return self._transaction(
+            return self._run_and_commit(
                 lambda connection: _run_script(script(), connection), wait=wait
             )
         except _SQLITE_ERRORS as error:
@@ -181,7 +181,7 @@ class SqliteStore:
             self._check_journal_size()
 
     def _check_journal_size(self) -> None:
-        """Makes the thread extend the journal if it is short; checks every 64 transactions."""
+        """Queues a job that extends a short journal; checks every 64 transactions."""
         self._written += 1
         if (
             self._can_preallocate
@@ -200,7 +200,7 @@ class SqliteStore:
         """
         try:
             with self._writing:
-                self._transaction(lambda _: _extend_file(self._journal, _JOURNAL_BYTES))
+                self._run_and_commit(lambda _: _extend_file(self._journal, _JOURNAL_BYTES))
         except (sqlite3.Error, OSError, Unavailable):  # the journal stays as it is
             self._can_preallocate = False
 
@@ -210,7 +210,7 @@ class SqliteStore:
         """Collects all statements, then runs them in one transaction."""
         await self.transact(await collect_script(statements))
 
-    async def _on_writer(self, job: Callable[[], T]) -> T:
+    async def _run_on_writer(self, job: Callable[[], T]) -> T:
         """Runs a job on the writer thread; returns its result."""
         if self._inline:
             return self._with_mapped_errors(job)
@@ -296,7 +296,7 @@ class SqliteStore:
             text = "was removed or replaced while it was in use; restart the processes that use it"
             raise Unavailable(f"the database {self.path} {text}")
 
-    def _transaction(self, body: Callable[[Connection], T], *, wait: bool = True) -> T:
+    def _run_and_commit(self, body: Callable[[Connection], T], *, wait: bool = True) -> T:
         """Runs and commits `body`; returns its result. Invalid UTF-8 is read with replacements."""
         connection = self._writer_connection()
         try:
@@ -349,9 +349,9 @@ class SqliteStore:
                 applied.append(migration.number)
             return applied
 
-        return self._transaction(body)
+        return self._run_and_commit(body)
 
-    def _schema(self) -> SchemaState:
+    def _read_schema(self) -> SchemaState:
         """Reads the schema state from the migration table; zeros if there is no such table."""
         raw = self._writer_connection().raw
         table = raw.execute(
@@ -372,7 +372,7 @@ class SqliteStore:
             raise self._map_sqlite_error(error) from error
 
     def _map_sqlite_error(self, error: Exception) -> Exception:
-        """Returns the engine's error for an error of SQLite."""
+        """Returns the engine's error for an error of SQLite; a bug of ours stays unchanged."""
         if isinstance(error, sqlite3.IntegrityError) and "UNIQUE" in str(error):
             return Conflict(
                 "a row with this id or unique key exists already", "idempotency_conflict"
@@ -424,7 +424,7 @@ class SqliteTenant:
         return await self._store.migrate()
 
     async def schema(self) -> SchemaState:
-        """Returns the schema state of the file."""
+        """Returns the schema state of the file; zeros for an empty one."""
         return await self._store.schema()
 
     async def describe(self) -> dict[str, str]:
