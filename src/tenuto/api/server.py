@@ -121,7 +121,7 @@ def _build_edge(service: Service, deadlines: Deadlines | None) -> Edge:
 
 
 def _max_connections(configured: int) -> int:
-    """Returns how many connections the process can have; raises its open file limit if needed."""
+    """Returns how many connections are possible; increases the open file limit if needed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = configured + RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -140,7 +140,7 @@ def _max_connections(configured: int) -> int:
 
 
 async def _bootstrap_owner_token(service: Service) -> None:
-    """Creates the first owner's token, if no token exists yet, and writes it to a private file.
+    """Creates the first owner's token in a private file, or recovers the file after a crash.
 
     The file is written before the token becomes valid, because the token is stored nowhere else
     and is created only once. Until then the file has a unique name, because servers that start at

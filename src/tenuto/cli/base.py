@@ -203,7 +203,7 @@ def task_id_options(function: F) -> F:
 
 
 def task_argument(task: str | None, id_option: str | None) -> str:
-    """Returns the id, or its first characters, from the argument or from `--id`."""
+    """Returns the id, or its first characters, of the argument or `--id`; one is required."""
     if task is not None and id_option is not None and task != id_option:
         raise click.UsageError("the argument and --id name different tasks; give one of them")
     task_id = task if task is not None else id_option

@@ -92,7 +92,7 @@ def print_done(options: GlobalOptions, text: str, **fields: Any) -> None:
 
 
 def format_value(value: Any) -> str:
-    """Formats a value for people."""
+    """Formats a value for people; `None` as an empty text."""
     from datetime import datetime
 
     from tenuto.cli.render import format_time

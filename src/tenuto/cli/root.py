@@ -5,7 +5,7 @@ import click
 from tenuto.cli.base import Group
 
 
-def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     del param
     if value:
         from tenuto import __version__
@@ -73,7 +73,7 @@ LAZY = {
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_version,
+    callback=_print_version,
     help="Print the version.",
 )
 def cli() -> None:

@@ -167,7 +167,7 @@ class Webhooks(Resource):
     async def create(
         self, url: str, events: Sequence[str], description: str | None = None
     ) -> WebhookSecret:
-        """Sends events to a URL from now on; the signing secret is returned only once, here."""
+        """Creates a webhook for new events; the signing secret is returned only once, here."""
         body = _json_body(url=url, events=list(events), description=description)
         return await self._send(WebhookSecret, "POST", "webhooks", body)
 

@@ -37,7 +37,7 @@ class _AgentBackend(Protocol):
 
     async def delete(self, agent: UUID) -> None: ...
 
-    async def token(self, agent: UUID) -> AgentToken: ...
+    async def create_token(self, agent: UUID) -> AgentToken: ...
 
 
 class Agents:
@@ -162,8 +162,8 @@ class Agents:
         await self._backend.delete((await self.get(agent)).id)
 
     async def token(self, agent: UUID | str) -> AgentToken:
-        """Creates a token with which a worker can act as this agent only."""
-        return await self._backend.token((await self.get(agent)).id)
+        """Creates a token with which a worker can act as this agent only; needs a server."""
+        return await self._backend.create_token((await self.get(agent)).id)
 
 
 class _DatabaseAgents:
@@ -192,7 +192,7 @@ class _DatabaseAgents:
     async def delete(self, agent: UUID) -> None:
         await self._registry.delete(agent)
 
-    async def token(self, agent: UUID) -> AgentToken:
+    async def create_token(self, agent: UUID) -> AgentToken:
         del agent
         raise server_required_error("an agent's token")
 
@@ -228,7 +228,7 @@ class _RemoteAgents(RemoteResource):
     async def delete(self, agent: UUID) -> None:
         await self._call(type(None), "DELETE", f"agents/{agent}")
 
-    async def token(self, agent: UUID) -> AgentToken:
+    async def create_token(self, agent: UUID) -> AgentToken:
         return await self._call(AgentToken, "POST", f"agents/{agent}/token")
 
 

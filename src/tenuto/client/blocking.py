@@ -103,19 +103,19 @@ class BlockingTasks(BlockingResource[Tasks]):
         return self._wait(self._resource.resume(task))
 
     def start(self, task: ID) -> TaskView:
-        """Makes a task run now, before its start time."""
+        """Makes a scheduled task claimable now, before its start time, and returns it."""
         return self._wait(self._resource.start(task))
 
     def retry(self, task: ID, *, cascade: bool = False) -> TaskView:
-        """Retries a finished task with all its tries."""
+        """Retries a FAILED, DEAD or CANCELLED task with all its tries, and returns it."""
         return self._wait(self._resource.retry(task, cascade=cascade))
 
     def assign(self, task: ID, agent: UUID | None, *, take: bool = False) -> TaskView:
-        """Assigns a task to one agent; `take` takes it away from the agent that runs it."""
+        """Reserves a task for an agent (`None`: for any); `take` also takes a running task."""
         return self._wait(self._resource.assign(task, agent, take=take))
 
     def archive(self, task: ID) -> TaskView:
-        """Archives a finished task."""
+        """Archives a finished task and returns it."""
         return self._wait(self._resource.archive(task))
 
     def rerun(self, task: ID) -> TaskView:
@@ -236,7 +236,7 @@ class BlockingAgents(BlockingResource[Agents]):
         return self._wait(self._resource.delete(agent))
 
     def token(self, agent: UUID | str) -> AgentToken:
-        """Creates a token with which a worker can act as this agent only."""
+        """Creates a token with which a worker can act as this agent only; needs a server."""
         return self._wait(self._resource.token(agent))
 
 
@@ -365,11 +365,11 @@ class BlockingFlows(BlockingResource[Flows]):
         return self._wait(self._resource.cancel(flow, reason))
 
     def pause(self, flow: ID) -> FlowView:
-        """Pauses a flow; running sessions are stopped after a last checkpoint."""
+        """Pauses a flow and returns it; running sessions are stopped after a last checkpoint."""
         return self._wait(self._resource.pause(flow))
 
     def resume(self, flow: ID) -> FlowView:
-        """Resumes a paused flow."""
+        """Resumes a paused flow and returns it."""
         return self._wait(self._resource.resume(flow))
 
     def rerun(self, flow: ID, *, from_failed: bool = False, steps: int | None = None) -> FlowView:
@@ -439,15 +439,15 @@ class BlockingGroups(BlockingResource[Groups]):
         return self._wait(self._resource.wait(group, timeout))
 
     def cancel(self, group: ID, reason: str | None = None) -> GroupView:
-        """Cancels a group run and everything open in it."""
+        """Cancels a group run and everything open in it; returns the group run."""
         return self._wait(self._resource.cancel(group, reason))
 
     def pause(self, group: ID) -> GroupView:
-        """Pauses a group run."""
+        """Pauses a group run and returns it."""
         return self._wait(self._resource.pause(group))
 
     def resume(self, group: ID) -> GroupView:
-        """Resumes a paused group run."""
+        """Resumes a paused group run and returns it."""
         return self._wait(self._resource.resume(group))
 
 
@@ -475,7 +475,7 @@ class BlockingInbox(BlockingResource[InboxItems]):
         return self._wait(self._resource.reject(item, comment))
 
     def answer(self, item: ID, comment: str) -> InboxItem:
-        """Answers an item that is not an approval."""
+        """Answers an item and returns it; raises `Conflict` for approvals and budget requests."""
         return self._wait(self._resource.answer(item, comment))
 
 
@@ -579,7 +579,7 @@ class BlockingWebhooks(BlockingResource[Webhooks]):
     def create(
         self, url: str, events: Sequence[str], description: str | None = None
     ) -> WebhookSecret:
-        """Sends events to a URL from now on; the signing secret is returned only once, here."""
+        """Creates a webhook for new events; the signing secret is returned only once, here."""
         return self._wait(self._resource.create(url, events, description))
 
     def update(self, webhook: UUID | str, **fields: Any) -> WebhookView:

@@ -174,6 +174,7 @@ class AsyncClient:
 
 
 def _parse_target(target: str | None, token: str | None, workspace: str | None) -> Target:
+    """Returns the target for a server URL, a database URL, or `None`: the configured one."""
     if target is None or target.startswith(("http://", "https://")):
         return resolve_target(target, token, workspace)
     return resolve_target(None, token, workspace, database=target)

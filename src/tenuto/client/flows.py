@@ -101,11 +101,11 @@ class Flows:
         return await self._change(flow, lambda id_: self._engine.flows.cancel(id_, reason))
 
     async def pause(self, flow: ID) -> FlowView:
-        """Pauses a flow; running sessions are stopped after a last checkpoint."""
+        """Pauses a flow and returns it; running sessions are stopped after a last checkpoint."""
         return await self._change(flow, self._engine.flows.pause)
 
     async def resume(self, flow: ID) -> FlowView:
-        """Resumes a paused flow."""
+        """Resumes a paused flow and returns it."""
         return await self._change(flow, self._engine.flows.resume)
 
     async def rerun(
@@ -221,15 +221,15 @@ class Groups:
         )
 
     async def cancel(self, group: ID, reason: str | None = None) -> GroupView:
-        """Cancels a group run and everything open in it."""
+        """Cancels a group run and everything open in it; returns the group run."""
         return await self._change(group, lambda id_: self._engine.flows.cancel_group(id_, reason))
 
     async def pause(self, group: ID) -> GroupView:
-        """Pauses a group run."""
+        """Pauses a group run and returns it."""
         return await self._change(group, self._engine.flows.pause_group)
 
     async def resume(self, group: ID) -> GroupView:
-        """Resumes a paused group run."""
+        """Resumes a paused group run and returns it."""
         return await self._change(group, self._engine.flows.resume_group)
 
     async def _change(self, group: ID, command: Callable[[UUID], Awaitable[object]]) -> GroupView:
@@ -291,13 +291,13 @@ class InboxItems:
         return await self.show(item)
 
     async def answer(self, item: ID, comment: str) -> InboxItem:
-        """Answers an item that is not an approval."""
+        """Answers an item and returns it; raises `Conflict` for approvals and budget requests."""
         await self._engine.inbox.dismiss(_parse_uuid(item), comment)
         return await self.show(item)
 
 
 def _parse_uuid(item: ID) -> UUID:
-    """Returns the id of an inbox item."""
+    """Returns the id of an inbox item; raises `ValueError` if the text is not an id."""
     return item if isinstance(item, UUID) else UUID(item)
 
 
@@ -306,7 +306,7 @@ async def poll_until_finished(
 ) -> AsyncGenerator[V, None]:
     """Yields a flow or group run at intervals until it has finished; the last one is finished.
 
-    While the database or server is unavailable it retries, for at most OUTAGE_S seconds.
+    During an outage of the database or server, reads are retried for OUTAGE_S seconds.
     """
     interval_s = SERVER_POLL_S if isinstance(engine, RemoteEngine) else POLL_S
     last_answer_at = engine.clock.elapsed()

@@ -83,11 +83,11 @@ async def poll_task(engine: AnyEngine, task: UUID) -> AsyncGenerator[TaskSnapsho
     """Yields a snapshot of the task now and after each possible change, until it has finished.
 
     The task is read before its log, so the last snapshot has all log lines written before the end.
-    While the database or server is unavailable it retries, for at most OUTAGE_S seconds.
+    During an outage of the database or server, reads are retried for OUTAGE_S seconds.
     """
     seq, position = 0, (0, -1)
     last_answer_at = engine.clock.elapsed()
-    async with _change_signal(engine, task) as wait_for_change:
+    async with _watch_changes(engine, task) as wait_for_change:
         while True:
             try:
                 view = await engine.show(task)
@@ -104,10 +104,10 @@ async def poll_task(engine: AnyEngine, task: UUID) -> AsyncGenerator[TaskSnapsho
 
 
 @asynccontextmanager
-async def _change_signal(
+async def _watch_changes(
     engine: AnyEngine, task: UUID
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Yields a function that waits until the task may have changed."""
+    """Context with a function that waits until the task may have changed."""
     if not isinstance(engine, RemoteEngine):
         yield lambda: engine.clock.sleep(POLL_S)
         return

@@ -81,22 +81,22 @@ class Tasks:
         return await self._change(task, self._engine.resume)
 
     async def start(self, task: ID) -> TaskView:
-        """Makes a task run now, before its start time."""
+        """Makes a scheduled task claimable now, before its start time, and returns it."""
         return await self._change(task, self._engine.start)
 
     async def retry(self, task: ID, *, cascade: bool = False) -> TaskView:
-        """Retries a finished task with all its tries.
+        """Retries a FAILED, DEAD or CANCELLED task with all its tries, and returns it.
 
         `cascade` also retries the tasks that ended because of it.
         """
         return await self._change(task, lambda id_: self._engine.retry(id_, cascade=cascade))
 
     async def assign(self, task: ID, agent: UUID | None, *, take: bool = False) -> TaskView:
-        """Assigns a task to one agent; `take` takes it away from the agent that runs it."""
+        """Reserves a task for an agent (`None`: for any); `take` also takes a running task."""
         return await self._change(task, lambda id_: self._engine.assign(id_, agent, take=take))
 
     async def archive(self, task: ID) -> TaskView:
-        """Archives a finished task."""
+        """Archives a finished task and returns it."""
         return await self._change(task, self._engine.archive)
 
     async def rerun(self, task: ID) -> TaskView:
@@ -174,7 +174,7 @@ class Tasks:
 
 
 async def _wait_until_finished(engine: AnyEngine, task: UUID) -> TaskView:
-    """Returns the finished task."""
+    """Polls the task until it has finished, and returns it, whatever its status."""
     async for snapshot in poll_task(engine, task):
         view = snapshot.view
     return view

@@ -100,10 +100,10 @@ class LoginThrottle:
         return source in self._known
 
     def record_success(self, source: LoginSource) -> None:
-        """Records that the password was right: the user is known at the address from now on.
+        """Marks the user as known at the address, and subtracts this try from the count.
 
-        This try is not counted any more. Wrong tries before it still count: they may have been for
-        a user of the same name in another workspace.
+        Earlier tries still count: they may have been for a user of the same name in another
+        workspace.
         """
         tries = self._tries.get((source.address, source.name))
         if tries is not None and source not in self._known:

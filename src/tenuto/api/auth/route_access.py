@@ -53,7 +53,7 @@ def _allowed_methods(template: str) -> str:
 
 
 async def _replay_or_record(scope: Any, route: str, key: str) -> None:
-    """Raises `RepeatedRequest` with the stored response, or registers storing it later."""
+    """Raises `RepeatedRequest` if answered before; else records the request, later its response."""
     ctx = context_of(scope)
     responses = idempotency.IdempotencyStore(
         ctx.engine.core.store, ctx.service.vault, ctx.workspace
@@ -125,6 +125,7 @@ def _check_access(caller: Caller, access: RouteAccess, path: dict[str, Any]) -> 
 
 
 def _bearer_token(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
+    """Returns the token of the request; raises `Unauthenticated` if there is none."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise Unauthenticated("a token is required; send the header Authorization: Bearer ...")
@@ -132,6 +133,7 @@ def _bearer_token(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
 
 
 def _requested_workspace(connection: ASGIConnection[Any, Any, Any, Any]) -> UUID | None:
+    """Returns the id in `X-Workspace-Id`, or `None`; raises `Forbidden` for an invalid one."""
     text = connection.headers.get("x-workspace-id")
     if text is None:
         return None

@@ -69,7 +69,7 @@ class RequestThrottle:
         is_fresh = cached is not None and self._clock.elapsed() - cached.at <= QUOTA_CACHE_S
         return cached if is_fresh else None
 
-    def forget_quota(self, workspace: UUID) -> None:
+    def evict_quota(self, workspace: UUID) -> None:
         """Drops the cached quota of the workspace, so that the next request loads it again."""
         self._quotas.pop(workspace, None)
 

@@ -49,7 +49,7 @@ class BodyBudget:
         self._add(caller, -count)
 
     def _add(self, caller: Caller, count: int) -> None:
-        """Adds bytes to the counts of the token and the workspace; a negative count subtracts."""
+        """Adds bytes to the counts of token, workspace and process; a negative count subtracts."""
         self._total += count
         for holder in (caller.key, caller.workspace):
             self._used[holder] += count

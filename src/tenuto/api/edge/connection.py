@@ -142,7 +142,7 @@ class Connection(HttpToolsProtocol):
         """True if the first open request has a valid token."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Adds the connection to the table; refuses and closes it if there is no place."""
+        """Adds the connection to the table, aborting a closable one if needed, or refuses it."""
         address, _ = get_remote_addr(transport) or ("-", 0)
         edge = self._edge
         self._behind_proxy = is_in_networks(edge.proxies, address)
@@ -175,7 +175,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Passes data to the parser, at most `MAX_HEAD_BYTES` without a result; refuses more."""
+        """Passes data to the parser; refuses over `MAX_HEAD_BYTES` without headers or body."""
         self._unset_keepalive_if_required()
         if self._phase in (Phase.NEW, Phase.IDLE):
             self._enter_phase(Phase.HEAD)
@@ -231,7 +231,7 @@ class Connection(HttpToolsProtocol):
         self.headers = []  # the parser reports trailers as headers; they must not reach the request
         self._received = 0
         self._enter_phase(Phase.BODY)
-        self._update_table()
+        self._mark_served_or_closable()
 
     def _abort_parsing(self, error: TenutoError) -> None:
         """Makes the parser fail with the error, which leads to the refusal."""
@@ -239,38 +239,38 @@ class Connection(HttpToolsProtocol):
         raise error
 
     def on_body(self, body: bytes) -> None:
-        """Counts the received bytes and restarts the limit for bytes without progress."""
+        """Counts the received bytes and restarts the time limit for the next ones."""
         self._undelivered = 0
         self._received += len(body)
         self._last_data_at = self._edge.clock.elapsed()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Changes the phase after a complete request."""
+        """Changes the phase to RESPONSE while responses are open, otherwise to IDLE."""
         self._undelivered = 0
         super().on_message_complete()
         if self._open:
             self._phase = Phase.RESPONSE
         else:
             self._enter_phase(Phase.IDLE)
-        self._update_table()
+        self._mark_served_or_closable()
 
     def on_response_complete(self) -> None:
-        """Changes the phase after a complete response."""
+        """Enters IDLE after the last open response, unless another request has begun."""
         self._open.popleft()
         self._is_admitted = False
         super().on_response_complete()
         if self._phase is Phase.RESPONSE and not self._open:
             self._enter_phase(Phase.IDLE)
-        self._update_table()
+        self._mark_served_or_closable()
 
     def _on_admitted(self) -> None:
-        """Called when the token of the first open request was found valid."""
+        """Marks the connection as served: the token of its first open request is valid."""
         self._is_admitted = True
-        self._update_table()
+        self._mark_served_or_closable()
 
-    def _update_table(self) -> None:
-        """Marks the connection in the table as served or as closable.
+    def _mark_served_or_closable(self) -> None:
+        """Marks the connection in the table as served (never closed for another) or as closable.
 
         Served: its first open request has a valid token, or is complete and waits for this server.
         Any other connection may be closed for a new one, because sending only headers, or not
@@ -283,14 +283,14 @@ class Connection(HttpToolsProtocol):
             self._edge.table.mark_closable(self)
 
     def pause_writing(self) -> None:
-        """Updates the table, because the client does not read the response."""
+        """Makes the connection closable unless its token is valid: the client does not read."""
         super().pause_writing()
-        self._update_table()
+        self._mark_served_or_closable()
 
     def resume_writing(self) -> None:
-        """Updates the table, because the client reads again."""
+        """Marks the connection as served again if its request is complete: the client reads."""
         super().resume_writing()
-        self._update_table()
+        self._mark_served_or_closable()
 
     def _enter_phase(self, phase: Phase) -> None:
         """Sets the phase and restarts its time limit."""
@@ -321,19 +321,19 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _is_unused(self, now: float) -> bool:
-        """True if the client has sent no request for too long; it is closed without a refusal."""
+        """True if the client sent no request in time; such a connection is closed, not refused."""
         if self._phase is Phase.NEW:
             return now - self._phase_started >= self._edge.deadlines.head_s
         # Uvicorn's keep-alive timer misses bodies that end after their response.
         return self._phase is Phase.IDLE and now - self._phase_started > self.timeout_keep_alive + 1
 
     def _is_late(self, now: float) -> bool:
-        """True if the headers or the body of a request exceed their deadline."""
+        """True if headers or body exceed their deadline; pauses of the server do not count."""
         deadlines = self._edge.deadlines
         if self.transport.is_closing():
             return False
         if self.flow.read_paused or (self._open and self._open[-1].waiting_for_100_continue):
-            self._last_data_at = now  # it cannot send before the server continues
+            self._last_data_at = now  # the client cannot send before the server continues
         if self.flow.read_paused:
             return False
         if self._phase is Phase.HEAD:
@@ -361,7 +361,7 @@ class Connection(HttpToolsProtocol):
         if refused_request is not None:
             refused_request.disconnected = True
             refused_request.message_event.set()
-            self._update_table()
+            self._mark_served_or_closable()
             if refused_request.response_started:
                 self.transport.close()
                 return

@@ -48,8 +48,9 @@ class ReadProgress:
     def is_too_slow(self, now: float, written: int, unsent: int, deadlines: Deadlines) -> bool:
         """True if for `write_s` neither `min_read_bytes` nor all bytes that waited were read.
 
-        `written` counts all bytes of responses so far, `unsent` those still in the buffer. New
-        responses may keep the buffer filled all the time, so the bytes that left it are counted.
+        Stores the progress for the next call. `written` counts all bytes of responses so far,
+        `unsent` those still in the buffer. New responses may keep the buffer filled all the time,
+        so the bytes that left it are counted.
         """
         sent = written - unsent
         if not unsent:

@@ -96,7 +96,7 @@ class EventHub:
             self._task_readers[reader.task].add(reader)
 
     async def add_sink(self, sink: Sink) -> None:
-        """Adds a sink, which gets every event from now on. It must not raise."""
+        """Adds a sink, which gets every event from now on. The sink must not raise."""
         if self._cursor is None:
             self._cursor = await self._latest_cursor()
         self._sinks.append(sink)
@@ -159,7 +159,7 @@ class EventHub:
     async def _distribute(self, rows: Rows) -> None:
         """Passes events to their streams; waits for streams whose buffer is full.
 
-        Waits at most `TICK_S` in total, so that slow readers do not delay the others.
+        Waits at most `POLL_S` in total, so that slow readers do not delay the others.
         """
         deadline = self._store.clock.elapsed() + POLL_S
         for row in rows:

@@ -5,6 +5,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 Networks = Sequence[IPv4Network | IPv6Network]
 Peer = tuple[str, int]
+"""Address and port; port 0 if it is unknown."""
 
 
 def is_in_networks(networks: Networks, address: str) -> bool:
@@ -34,7 +35,7 @@ def address_key(address: str) -> str:
 def client_address(
     peer: Peer | None, headers: Iterable[tuple[bytes, bytes]], proxies: Networks
 ) -> Peer | None:
-    """Returns the client of a forwarded request: the rightmost address that is not a proxy.
+    """Returns the client of a request whose peer is a proxy: the rightmost other address.
 
     Addresses left of it may have been written by the client itself. A text that is not an address
     ends the search: the proxy that sent it is returned.

@@ -114,10 +114,10 @@ class IdempotencyStore:
         raise RepeatedRequest(StoredResponse(row["status"], row["body"].encode()))
 
     async def store_response(self, key: str, route: str, status: int, body: bytes) -> None:
-        """Stores the response, unless it is too large; deletes the record of a refused request.
+        """Stores status and body for repeated requests; deletes the record of a refused request.
 
-        For an internal error or an outage the status is stored: the outcome of the request is
-        unknown, so a repeated request must not run again.
+        Of a response that is too large, an internal error or an outage only the status is stored,
+        so that a repeated request does not run again. A failed write is logged.
         """
         params: dict[str, Any] = {"workspace": self._workspace, "key": key, "route": route}
         statement = Statement("idempotency_delete", params)

@@ -47,7 +47,7 @@ class JsonChecker:
 
 
 def check_small(body: bytes) -> None:
-    """Checks a body with the standard library: fast, but holds the interpreter lock until done."""
+    """Raises `Invalid` unless the body is unambiguous JSON; holds the interpreter lock."""
     try:
         json.loads(body, object_pairs_hook=_check_unique_names, parse_constant=_reject_constant)
     except RecursionError as error:
@@ -57,7 +57,7 @@ def check_small(body: bytes) -> None:
 
 
 def check_large(body: bytes) -> None:
-    """Does the same check for use in a thread: no step holds the interpreter lock for long."""
+    """Raises `Invalid` as `check_small` does, but no step holds the lock for long: for threads."""
     try:
         _VALID.decode(body)
         body.decode()  # the decoder does not check UTF-8 in strings
@@ -102,7 +102,7 @@ class _ValueCounter:
         self._count = 0
 
     def add(self, token: re.Match[bytes]) -> None:
-        """Counts the text before a token's string, and its brace; raises above the bound."""
+        """Counts the values in a token, outside its string; raises `Invalid` at `MAX_VALUES`."""
         start, end = token.span()
         if token.start(1) >= 0:
             end = token.start(1)

@@ -83,7 +83,7 @@ class LongPoll:
 async def long_poll(
     ctx: InjectedContext, request: Request[Any, Any, Any], agent: UUID
 ) -> AsyncIterator[LongPoll]:
-    """Yields a long poll that any hint and the client's disconnect wake while the block runs."""
+    """Context with a long poll that any hint or the client's disconnect wakes."""
     poll = LongPoll(ctx, agent)
 
     async def watch_disconnect() -> None:

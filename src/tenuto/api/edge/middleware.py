@@ -95,7 +95,7 @@ class _UnreadBodyGuard:
         await self._send(message)
 
     async def finish(self) -> None:
-        """Discards the rest of the body and ends the response."""
+        """If the body was unread, discards the rest of it and ends the response."""
         if self._closes_connection:
             await self._drain()
             end: Any = {"type": "http.response.body", "body": b"", "more_body": False}

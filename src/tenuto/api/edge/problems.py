@@ -59,7 +59,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def problem_of(error: Exception) -> tuple[Problem, dict[str, str]]:
-    """Returns the problem details of an exception and the response headers."""
+    """Returns problem details and headers for an exception; logs it if it is an internal error."""
     if isinstance(error, TenutoError):
         status = _STATUS_OF_CODE.get(error.code, status_for_error(HTTP_STATUS, error))
         headers = {}
@@ -92,7 +92,7 @@ def _problem(status: int, code: str, detail: str, field: str | None = None) -> P
 def _validation_message(
     error: ValidationException | SerializationException,
 ) -> tuple[str, str | None]:
-    """Returns the message and the field of a validation error of the framework."""
+    """Returns message and field (`None`: unknown) of a validation error of the framework."""
     extra: Any = getattr(error, "extra", None)
     if isinstance(extra, list) and extra and isinstance(extra[0], dict):
         first = extra[0]
@@ -108,6 +108,6 @@ def problem_response(request: Request[Any, Any, Any], error: Exception) -> Respo
     return Response(problem, status_code=problem.status, headers=headers, media_type=MEDIA_TYPE)
 
 
-def bad_query(name: str, reason: str) -> Invalid:
+def query_error(name: str, reason: str) -> Invalid:
     """Returns the error for a query parameter with an invalid value."""
     return Invalid(f"{name} {reason}", field=name)

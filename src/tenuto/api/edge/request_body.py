@@ -41,7 +41,7 @@ class BodyLimit:
         service = service_of(scope)
         if access is PUBLIC:
             limit = min(service.max_body_bytes, SMALL_BYTES)
-            await self._handle_with_body(scope, receive, send, limit, _uncounted)
+            await self._handle_with_body(scope, receive, send, limit, _reserve_nothing)
             return
         limit = service.max_body_bytes
         if access.role <= Role.VIEWER:
@@ -70,7 +70,7 @@ class BodyLimit:
         await self._app(scope, _replay_body(body, receive), _store_before_send(scope, send))
 
 
-def _uncounted(size: int) -> None:
+def _reserve_nothing(size: int) -> None:
     """Does nothing: small bodies need no budget, the number of connections bounds them."""
 
 

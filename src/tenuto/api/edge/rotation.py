@@ -60,7 +60,7 @@ class FairQueue:
             raise
 
     def _occupy(self, holder: Hashable) -> None:
-        """Takes a place for the holder."""
+        """Makes the holder active. The caller has checked that a place is free."""
         self._free -= 1
         self._active.add(holder)
 

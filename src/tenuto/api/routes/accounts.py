@@ -113,11 +113,12 @@ async def list_workspaces(ctx: InjectedContext) -> Sequence[WorkspaceView]:
     return [_workspace_view(ctx, row, caller.role) for row in rows]
 
 
-def _workspace_view(ctx: InjectedContext, row: Any, role: Role) -> WorkspaceView:
+def _workspace_view(ctx: InjectedContext, row: Any, default_role: Role) -> WorkspaceView:
+    """Returns the view of a workspace row; `default_role` counts if the row has no role."""
     return WorkspaceView(
         id=row["id"],
         name=row["name"],
-        role=dict(row).get("role", role.name),
+        role=dict(row).get("role", default_role.name),
         quota=effective_quota(parse_quota(row["quota"]), ctx.service.settings.quota_ceiling()),
         created_at=row["created_at"],
     )
@@ -160,13 +161,13 @@ async def set_workspace_quota(
     data.check()
     data.check_below(ctx.service.settings.quota_ceiling())
     await ctx.service.identity.set_quota(workspace_id, msgspec.to_builtins(data))
-    ctx.service.throttle.forget_quota(workspace_id)
+    ctx.service.throttle.evict_quota(workspace_id)
     [row] = await ctx.service.identity.workspaces(only=workspace_id)
     return _workspace_view(ctx, row, ctx.caller.role)
 
 
 async def _own_workspace_rows(ctx: InjectedContext, workspace_id: UUID) -> Sequence[Any]:
-    """Returns the row of the caller's workspace; raises `NotFound` for any other workspace."""
+    """Returns the caller's workspace as a list of one row; raises `NotFound` for another id."""
     if workspace_id != ctx.workspace:
         raise NotFound(f"no workspace {workspace_id}")
     return await ctx.service.identity.workspaces(only=workspace_id)

@@ -245,7 +245,7 @@ def fence_of(ctx: InjectedContext, task: UUID, body: AttemptBody | None) -> Fenc
     return Fence(task, attempt, token)
 
 
-async def check_current(ctx: InjectedContext) -> None:
+async def check_attempt_current(ctx: InjectedContext) -> None:
     """Raises `Conflict` (`lease_lost`) if the caller is an attempt that no longer owns its task."""
     own_fence = ctx.caller.fence
     if own_fence is None:
@@ -254,10 +254,8 @@ async def check_current(ctx: InjectedContext) -> None:
         raise Conflict("the attempt no longer owns the task", "lease_lost")
 
 
-async def ensure_started(
-    ctx: InjectedContext, fence: Fence, report: Callable[[], Awaitable[T]]
-) -> T:
-    """Applies a report; starts the attempt first if its gateway has not reported the start yet."""
+async def apply_report(ctx: InjectedContext, fence: Fence, report: Callable[[], Awaitable[T]]) -> T:
+    """Returns the result of `report`; starts the attempt first if no start was reported."""
     try:
         return await report()
     except Conflict as error:
@@ -299,7 +297,7 @@ async def complete_task(
     body = data or CompleteBody()
     fence = fence_of(ctx, task_id, body)
     engine = ctx.engine
-    await ensure_started(
+    await apply_report(
         ctx, fence, lambda: engine.complete(fence, body.result(), body.summary, body.usage)
     )
     return TaskStatusReply(task_id, "COMPLETED")
@@ -310,8 +308,8 @@ async def task_status(ctx: InjectedContext, task: UUID) -> TaskStatusReply:
     return TaskStatusReply(task, (await ctx.engine.show(task)).status)
 
 
-async def _require_escalation(ctx: InjectedContext) -> None:
-    """Raises `Invalid` if the agent has the capability `escalation` and sent none."""
+async def _check_escalation_optional(ctx: InjectedContext) -> None:
+    """Raises `Invalid` if the caller is an agent with the capability `escalation`."""
     if ctx.caller.agent is None:
         return
     agent = await ctx.agents.profile(ctx.caller.agent)
@@ -331,9 +329,9 @@ async def fail_task(
     """Fails the attempt; the error class decides if and when the task is retried."""
     fence = fence_of(ctx, task_id, data)
     if data.escalation is None:
-        await _require_escalation(ctx)
+        await _check_escalation_optional(ctx)
     engine = ctx.engine
-    await ensure_started(
+    await apply_report(
         ctx, fence, lambda: engine.fail(fence, data.failure(), data.resume_at, data.usage)
     )
     return await task_status(ctx, task_id)
@@ -352,11 +350,11 @@ async def park_task(
     result = WaitResult(parked=True)
     if data.children is not None or data.hold == "children":
         timeout_s = _wait_timeout_s(ctx, data)
-        result = await ensure_started(
+        result = await apply_report(
             ctx, fence, lambda: engine.wait(fence, data.children, timeout_s, data.key)
         )
     else:
-        await ensure_started(
+        await apply_report(
             ctx, fence, lambda: engine.park(fence, data.hold, data.resume_at, data.wait_until)
         )
     status = (await task_status(ctx, task_id)).status
@@ -364,7 +362,7 @@ async def park_task(
 
 
 def _wait_timeout_s(ctx: InjectedContext, body: ParkBody) -> float | None:
-    """Returns the timeout of a wait in seconds, from `waitUntil` or `timeoutSeconds`."""
+    """Returns the seconds until `waitUntil`, else `timeoutSeconds`, else `None` (no limit)."""
     bounds.check_instant("waitUntil", body.wait_until)
     if body.wait_until is None:
         return body.timeout_seconds
@@ -430,7 +428,7 @@ async def send_agent_heartbeat(
 async def _renew_lease(
     ctx: InjectedContext, agent: AgentProfile, body: HeartbeatBody
 ) -> tuple[Fence, LeaseStatus]:
-    """Renews the lease of the agent's current attempt; returns its fence and lease status."""
+    """Renews the lease of the agent's task, or raises `Conflict`; returns fence and status."""
     own_fence, task = ctx.caller.fence, body.current_task_id
     if own_fence is not None and task not in (None, own_fence.task):
         raise Conflict("the attempt no longer owns the task", "lease_lost")
@@ -502,10 +500,10 @@ async def send_worker_heartbeat(
     foreign_fences = [fence for fence in fences if fence not in own_fences]
     return WorkerHeartbeatReply(
         lost=[fence.task for fence in (*result.lost, *foreign_fences)],
-        cancel=[task for task, pulse in leases.items() if pulse.cancel],
-        pause=[task for task, pulse in leases.items() if pulse.pause],
-        hung=[task for task, pulse in leases.items() if pulse.hung],
-        lease_until=min((pulse.lease_until for pulse in leases.values()), default=None),
+        cancel=[task for task, lease in leases.items() if lease.cancel],
+        pause=[task for task, lease in leases.items() if lease.pause],
+        hung=[task for task, lease in leases.items() if lease.hung],
+        lease_until=min((lease.lease_until for lease in leases.values()), default=None),
         drain=drain,
         messages=await ctx.engine.mailboxes.count_waiting(body.agents),
     )

@@ -77,7 +77,7 @@ class AgentBody(StrictBody):
     gateway: str | None = None
 
     def number_of(self, field: str) -> int | None:
-        """Returns the value of a field that has two names; raises `Invalid` if they differ."""
+        """Returns the checked value of a field with two names; raises `Invalid` if they differ."""
         other_names = {
             "max_concurrent": "max_concurrent_tasks",
             "heartbeat_interval_s": "heartbeat_interval_seconds",

@@ -39,7 +39,7 @@ class StrictBody(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fi
 
 
 def optional(type_: Any) -> Any:
-    """Returns the type, or `None` beside it."""
+    """Returns the type with `None` added; `Any` is returned as it is."""
     return type_ if type_ is Any else type_ | None
 
 
@@ -185,7 +185,7 @@ def key_of(reference: str | ChildRef) -> str:
 
 
 def single_value(field: str, **values_by_name: Any) -> Any:
-    """Returns the value that is set under one of several names; raises `Invalid` if two differ."""
+    """Returns the value set under one of several names, if any; raises `Invalid` if two differ."""
     present = {name: value for name, value in values_by_name.items() if value is not None}
     values = list(present.values())
     if any(value != values[0] for value in values[1:]):

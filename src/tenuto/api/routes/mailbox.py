@@ -6,7 +6,7 @@ from uuid import UUID
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from tenuto.api.operation import READ, WORK, WRITE, operation
-from tenuto.api.routes.agent_protocol import check_current
+from tenuto.api.routes.agent_protocol import check_attempt_current
 from tenuto.api.routes.bodies import LenientBody
 from tenuto.api.routes.flow_bodies import StrictBody
 from tenuto.api.routes.tasks import Limit
@@ -68,5 +68,5 @@ async def dequeue_messages(
 ) -> MessageBatch:
     """Dequeues the oldest messages of the mailbox, each once."""
     body = data or DequeueBody()
-    await check_current(ctx)
+    await check_attempt_current(ctx)
     return await ctx.engine.mailboxes.dequeue(agent_id, body.limit, body.batch_id)

@@ -67,7 +67,7 @@ async def stream_workspace_events(ctx: InjectedContext, request: Request[Any, An
     reader = StreamSubscriber(ctx.workspace, None)
     _count_stream(ctx, request, reader)
     return Stream(
-        _stream_bytes(ctx, reader, _read_workspace(reader)), media_type="text/event-stream"
+        _stream_bytes(ctx, reader, _workspace_reader(reader)), media_type="text/event-stream"
     )
 
 
@@ -113,7 +113,7 @@ def _count_stream(
 
 
 def _parse_cursor(text: str | None) -> tuple[int, int, int]:
-    """Returns (version, attempt, line) of the last event that the client received."""
+    """Returns the (version, attempt, line) to continue after; for `None` the very start."""
     if text is None:
         return (0, 0, -1)
     parts = text.split(".")
@@ -137,7 +137,7 @@ class _TaskStream:
         self._progress: Any = (None, None)
 
     async def read_new(self) -> tuple[list[bytes], bool]:
-        """Returns the new messages, and True if the task is finished and everything was sent."""
+        """Returns the messages since the last call, and True if they are the task's last ones."""
         ctx, messages = self._ctx, []
         view = await ctx.engine.show(self._task)
         while events := await ctx.engine.events(self._task, self._version):
@@ -164,8 +164,8 @@ class _TaskStream:
         return _format_sse(name, data, f"{self._version}.{self._attempt}.{self._line + 1}")
 
 
-def _read_workspace(reader: StreamSubscriber) -> "ReadNew":
-    """Returns a function that formats the buffered events of a workspace stream."""
+def _workspace_reader(reader: StreamSubscriber) -> "ReadNew":
+    """Returns a `ReadNew` that empties the buffer of a workspace stream and formats its events."""
 
     async def read_new() -> tuple[list[bytes], bool]:
         messages = []

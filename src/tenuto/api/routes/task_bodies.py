@@ -68,8 +68,8 @@ def _task_fields() -> Iterator[tuple[str, Any, Any]]:
             yield from body_fields(field)
 
 
-def _single(names: tuple[str, ...], body: Any) -> Any:
-    """Returns the value that a request has under one of several names."""
+def _read_single(names: tuple[str, ...], body: Any) -> Any:
+    """Returns the value set under one of several names, if any; raises `Invalid` if two differ."""
     present = {name: value for name in names if (value := getattr(body, name)) is not None}
     if len(present) > 1:
         camel = {to_camel(name): value for name, value in present.items()}
@@ -85,9 +85,9 @@ def _read_target_agent(body: Any) -> UUID | None:
 
 
 def _read_task_type(body: Any) -> str:
-    """Returns the task type; names of control tasks such as `GotoTask` become "default".
+    """Returns the task type, or "default" if it is missing or names a control task.
 
-    Other fields define the control task, so these names add nothing.
+    Other fields define the control task, so a name such as `GotoTask` adds nothing.
     """
     task_type: str | None = body.task_type
     return "default" if task_type is None or task_type.lower() in KIND_TASK_TYPES else task_type
@@ -101,6 +101,7 @@ def _read_capabilities(body: Any) -> list[str]:
 
 
 def _read_max_attempts(body: Any) -> int:
+    """Returns the maximum attempts, one more than `maxRetries`; 3 if nothing is set."""
     retries = None if body.max_retries is None else body.max_retries + 1
     max_attempts = single_value(
         "maxAttempts",
@@ -112,6 +113,7 @@ def _read_max_attempts(body: Any) -> int:
 
 
 def _read_retry(body: Any) -> RetryPolicy | None:
+    """Returns the delays between retries, or `None` if nothing is set."""
     retry = body.retry or RetryPolicyBody()
     base = single_value(
         "retry.baseS", baseS=retry.base_s, retryBackoffSeconds=body.retry_backoff_seconds
@@ -138,7 +140,9 @@ def _read_escalation(body: Any) -> Escalation | None:
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    name: partial(_single, field.names) for name, field in FIELDS.items() if len(field.names) > 1
+    name: partial(_read_single, field.names)
+    for name, field in FIELDS.items()
+    if len(field.names) > 1
 } | {
     "target_agent": _read_target_agent,
     "task_type": _read_task_type,

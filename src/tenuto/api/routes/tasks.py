@@ -9,7 +9,7 @@ import msgspec
 from litestar import Request, Response
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
 
-from tenuto.api.edge.problems import bad_query
+from tenuto.api.edge.problems import query_error
 from tenuto.api.operation import READ, WRITE, operation
 from tenuto.api.routes.bodies import (
     ActionsBody,
@@ -115,9 +115,8 @@ async def count_submit(ctx: InjectedContext, count: int) -> None:
     lanes = ctx.engine.core.lanes
 
     async def load_quota() -> Quota:
-        await lanes.reload_if_changed(
-            ctx.workspace
-        )  # the quota of waiting tasks is believed as long
+        # The lanes cache the quota for pending tasks: reloaded here, both are equally fresh.
+        await lanes.reload_if_changed(ctx.workspace)
         return await lanes.quota(ctx.workspace)
 
     await ctx.service.throttle.count_tasks(ctx.workspace, count, load_quota)
@@ -148,7 +147,7 @@ def _min_priority(request: Request[Any, Any, Any], min_priority: int | None) -> 
     for name, value in parse_qsl(request.scope["query_string"].decode("latin-1")):
         if name == "priority>":
             if not value.isascii() or not value.isdigit() or len(value) > 2:
-                raise bad_query("priority", "must be a number from 1 to 10")
+                raise query_error("priority", "must be a number from 1 to 10")
             return int(value)
     return min_priority
 
@@ -347,17 +346,14 @@ async def get_task_transcript(
 
 
 def _parse_offset(text: str | None) -> tuple[int, int]:
-    """Returns the (attempt, line) of a `nextOffset`.
-
-    Without one, the position before the first line.
-    """
+    """Returns (attempt, line) of a `nextOffset`; for `None` the position before the first line."""
     if text is None:
         return (0, -1)
     attempt, _, line = text.partition(".")
     if not (attempt.isascii() and attempt.isdigit() and line.isascii() and line.isdigit()):
-        raise bad_query("offset", "must be the nextOffset of an earlier response")
+        raise query_error("offset", "must be the nextOffset of an earlier response")
     if len(text) > 30:
-        raise bad_query("offset", "must be the nextOffset of an earlier response")
+        raise query_error("offset", "must be the nextOffset of an earlier response")
     return (int(attempt), int(line))
 
 

@@ -22,7 +22,7 @@ from tenuto.api.routes.agent_protocol import (
     MAX_WAIT_S,
     ClaimReply,
     TaskStatusReply,
-    check_current,
+    check_attempt_current,
     claimed_task_view,
     fence_of,
     lease_s_for,
@@ -235,7 +235,7 @@ async def claim_tasks_for_worker(
 
 
 def _with_supported_work(agent: AgentProfile, body: SupportedWorkBody | None) -> AgentProfile:
-    """Returns the agent's profile, limited to the work that the worker supports, if it is given."""
+    """Returns the profile limited to the work that the worker supports; `None` sets no limit."""
     if body is None:
         return agent
     supported = SupportedWork(body.runtimes, body.task_types, body.accept_commands)
@@ -244,7 +244,7 @@ def _with_supported_work(agent: AgentProfile, body: SupportedWorkBody | None) ->
 
 @asynccontextmanager
 async def _lock_claim_token(ctx: InjectedContext, token: str) -> AsyncIterator[None]:
-    """Locks the claim token during the block.
+    """Locks the claim token in this process during the block.
 
     A repeated request waits for the first one, so that it can return the tasks of that one.
     """
@@ -276,7 +276,7 @@ async def sweep_sessions(
 
 
 async def _list_unconfirmed(ctx: InjectedContext, worker: str, host: str) -> list[UnconfirmedEnd]:
-    """Returns the unconfirmed ends on a host, in the workspace or of the caller's agent only."""
+    """Returns unconfirmed ends of the worker and its host; for an agent's token only its own."""
     scope = {"workspace": ctx.workspace, "agent": ctx.caller.agent}
     worker_filter = {"worker": worker, "prefix": f"{host}:", "most": MAX_SWEPT}
     rows = await ctx.engine.core.store.fetch(
@@ -300,7 +300,7 @@ async def list_steps(ctx: InjectedContext, task_id: FromPath[UUID]) -> dict[str,
     task = await ctx.engine.show(task_id)
     if ctx.caller.agent not in (None, task.agent):
         raise NotFound(f"no task {task_id}")
-    await check_current(ctx)
+    await check_attempt_current(ctx)
     steps = await ctx.engine.steps(task_id)
     return {key: StepView(value, child) for key, (value, child) in steps.items()}
 

@@ -135,7 +135,7 @@ _profile_options = add_options(
 
 
 def _parse_profile(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the given options; options left out keep their value in the agent."""
+    """Returns the options that were given, as fields of the agent."""
     values = {name: value for name, value in fields.items() if value not in (None, ())}
     return {
         name: split_commas(value) if name in _LIST_OPTIONS else value

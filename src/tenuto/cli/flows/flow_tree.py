@@ -79,6 +79,8 @@ def tree_lines(graph: "GraphView", max_children: int = MAX_CHILDREN) -> list[Lin
 
 
 class _TreeLines:
+    """Builds the lines of a tree from its nodes, by parent, and their edges."""
+
     def __init__(
         self,
         children: "dict[str | None, list[GraphNode]]",
@@ -142,7 +144,7 @@ def _select_nodes(
     return shown, [node for at, node in enumerate(nodes) if at not in selected]
 
 
-def heading(view: "FlowView | GroupView") -> str:
+def format_heading(view: "FlowView | GroupView") -> str:
     """Returns one line with the key, title, status, progress and id of a flow or group."""
     from tenuto.model.printable import printable
 
@@ -156,9 +158,9 @@ def print_tree(view: "FlowView | GroupView", graph: "GraphView") -> None:
     from tenuto.cli.render import is_terminal
 
     if is_terminal():
-        _console().print(draw_tree(view, graph))
+        _console().print(format_tree(view, graph))
         return
-    print(heading(view))
+    print(format_heading(view))
     for line in tree_lines(graph):
         print(f"{line.branch}{line.text}")
 
@@ -172,14 +174,14 @@ def _console() -> "Console":
     return Console(color_system=None if plain else "auto", highlight=False, markup=False)
 
 
-def draw_tree(view: "FlowView | GroupView", graph: "GraphView") -> "Text":
+def format_tree(view: "FlowView | GroupView", graph: "GraphView") -> "Text":
     """Returns the tree as coloured text for rich."""
     from rich.text import Text
 
     from tenuto.cli.render import style_of
 
     text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(heading(view), style=style_of(view.status))
+    text.append(format_heading(view), style=style_of(view.status))
     for line in tree_lines(graph):
         text.append(f"\n{line.branch}", style=style_of("PLANNED"))
         text.append(line.text, style=style_of(line.status))
@@ -241,7 +243,7 @@ async def _show_until_finished(
             with Live(console=_console(), auto_refresh=False) as live:
                 async for view in views:
                     last = view
-                    text = draw_tree(view, await read_graph())
+                    text = format_tree(view, await read_graph())
                     if text.plain != shown:
                         live.update(text, refresh=True)
                     shown = text.plain

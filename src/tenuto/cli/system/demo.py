@@ -269,7 +269,7 @@ class LiveDemoView(DemoView):
 
     def show(self, tasks: Sequence[TaskSummary]) -> None:
         """Updates the live table."""
-        self._live.update(_table(tasks))
+        self._live.update(_build_table(tasks))
 
 
 def _open_view() -> DemoView:
@@ -277,7 +277,7 @@ def _open_view() -> DemoView:
     return LiveDemoView() if sys.stdout.isatty() else DemoView()
 
 
-def _table(tasks: Sequence[TaskSummary]) -> Any:
+def _build_table(tasks: Sequence[TaskSummary]) -> Any:
     """Returns the tasks as a table for the terminal."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table

@@ -192,7 +192,7 @@ async def _check_database(chosen_settings: "Settings") -> list[Check]:
             engine = Engine(store)
             roles = await app.connection_identities(engine)
             return [
-                *await _describe_store(store),
+                *await _check_store(store),
                 *_check_roles(roles),
                 *await _check_liveness(engine),
             ]
@@ -202,21 +202,21 @@ async def _check_database(chosen_settings: "Settings") -> list[Check]:
         return [Check("database", "fail", f"{error.message} [{error.code}]")]
 
 
-async def _describe_store(store: "Store") -> list[Check]:
+async def _check_store(store: "Store") -> list[Check]:
     """Checks the database's version, schema and durability settings."""
-    described = await store.describe()
+    properties = await store.describe()
     state = await store.schema()
     safe_settings = [
-        f"{name}={described[name]}"
+        f"{name}={properties[name]}"
         for name, safe in DURABILITY_RISKS
-        if described.get(name) == safe
+        if properties.get(name) == safe
     ]
     checks = [
-        Check("database", "ok", ", ".join(_format_facts(described))),
+        Check("database", "ok", ", ".join(_format_facts(properties))),
         Check("schema", "ok", f"{state.schema}, compatible with this version"),
     ]
     for (name, safe), risk in DURABILITY_RISKS.items():
-        value = described.get(name)
+        value = properties.get(name)
         if value is not None and value != safe and value not in SAFER_VALUES:
             checks.append(Check("durability", "fail", f"{name}={value} is unsafe: {risk}"))
     if not any(check.name == "durability" for check in checks):
@@ -225,14 +225,14 @@ async def _describe_store(store: "Store") -> list[Check]:
                 "durability", "ok", f"{', '.join(safe_settings)}: acknowledged writes are durable"
             )
         )
-    return [*checks, *_check_standby(described)]
+    return [*checks, *_check_standby(properties)]
 
 
-def _check_standby(described: dict[str, str]) -> list[Check]:
+def _check_standby(properties: dict[str, str]) -> list[Check]:
     """Reports whether a standby has all acknowledged writes; empty without standby settings."""
-    if (names := described.get(STANDBYS)) is None:
+    if (names := properties.get(STANDBYS)) is None:
         return []
-    commit = described["synchronous_commit"]
+    commit = properties["synchronous_commit"]
     risk = "acknowledged writes are on one machine only"
     if not names:
         detail = f"{STANDBYS} is empty: {risk}"
@@ -257,12 +257,12 @@ def _check_roles(identities: "dict[str, Identity]") -> list[Check]:
     return checks
 
 
-def _format_facts(described: dict[str, str]) -> list[str]:
+def _format_facts(properties: dict[str, str]) -> list[str]:
     """Returns the database's properties as texts, without durability settings."""
     hidden = {STANDBYS, *(name for name, _ in DURABILITY_RISKS)}
     return [
         value if name == "database" else f"{name} {value}"
-        for name, value in described.items()
+        for name, value in properties.items()
         if name not in hidden
     ]
 

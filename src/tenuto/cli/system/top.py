@@ -189,7 +189,7 @@ def _render(snapshot: SystemSnapshot, note: str) -> "Group":
 
 @asynccontextmanager
 async def _quit_key_event() -> "AsyncIterator[asyncio.Event]":
-    """Context with an event that is set when q is pressed or standard input ends."""
+    """Context with an event that q or a closed terminal sets; never set without a terminal."""
     import asyncio
     import os
 

@@ -93,6 +93,7 @@ def _action_command(action: "Action", text: str, *examples: str) -> Command:
 def _act_on_one(
     options: GlobalOptions, action: "Action", name: str, arguments: dict[str, Any], *, dry_run: bool
 ) -> int:
+    """Applies the action to one task, unless `dry_run`, and prints the task; returns 0."""
     from tenuto.cli.render import print_json
     from tenuto.model.printable import printable
 
@@ -111,7 +112,7 @@ def _act_on_one(
 
 
 def describe_state(view: "TaskView") -> str:
-    """Returns a task's status with its pending cancel or pause request."""
+    """Returns a task's status, with `archived` or a pending cancel or pause request."""
     if view.finished_at is not None:
         return f"{view.status}, archived" if view.archived_at is not None else view.status
     if view.cancel_requested_at is not None:
@@ -140,6 +141,7 @@ def _act_on_matching(
     dry_run: bool,
     yes: bool,
 ) -> int:
+    """Applies the action to matching tasks; returns exit code 1 if one was refused, else 0."""
     filters["status"] = filters["status"] or _applicable_statuses(action)
     needs_confirmation = should_confirm(yes=yes)
 
@@ -151,13 +153,15 @@ def _act_on_matching(
     if dry_run or needs_confirmation:
         result = call_engine(options, lambda engine: act(engine, preview=True))
         if result.done and not dry_run:
-            confirm(f"{action} {count_tasks(len(result.done))}?")
+            confirm(f"{action} {format_task_count(len(result.done))}?")
             result = None
     if result is None:
         result = call_engine(options, lambda engine: act(engine, preview=False))
     print_result(options, action, result, dry_run=dry_run)
     if len(result.done) + len(result.refused) == limit and not options.json:
-        click.echo(f"stopped at the limit of {count_tasks(limit)}; there may be more", err=True)
+        click.echo(
+            f"stopped at the limit of {format_task_count(limit)}; there may be more", err=True
+        )
     return 1 if result.refused else 0
 
 
@@ -187,11 +191,11 @@ def print_result(
     for task_id, reason in result.refused.items():
         click.echo(printable(f"refused {task_id}: {reason}"), err=True)
     verb = f"would {action}" if dry_run else PAST_TENSE[action]
-    click.echo(f"{verb} {count_tasks(len(result.done))}", err=True)
+    click.echo(f"{verb} {format_task_count(len(result.done))}", err=True)
 
 
-def count_tasks(tasks: int) -> str:
-    return "1 task" if tasks == 1 else f"{tasks:,} tasks"
+def format_task_count(count: int) -> str:
+    return "1 task" if count == 1 else f"{count:,} tasks"
 
 
 cancel = _action_command(

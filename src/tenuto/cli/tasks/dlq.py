@@ -17,8 +17,8 @@ from tenuto.cli.connection import call_engine
 from tenuto.cli.tasks.control import (
     NO_CONFIRMATION,
     confirm,
-    count_tasks,
     describe_state,
+    format_task_count,
     print_result,
     should_confirm,
 )
@@ -136,7 +136,7 @@ def _act_on_all_dead(options: GlobalOptions, action: "Action", verb: str, *, yes
     """Applies an action to all dead tasks; asks for confirmation on a terminal."""
     dead = call_engine(options, lambda engine: _list_dead(engine, MAX_TASKS)).tasks
     if dead and should_confirm(yes=yes):
-        confirm(f"{verb} {count_tasks(len(dead))}?")
+        confirm(f"{verb} {format_task_count(len(dead))}?")
 
     async def act(engine: "AnyEngine") -> "ActionResult":
         from tenuto.engine.tasks.control import ActionResult

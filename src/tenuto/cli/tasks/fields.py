@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def request_options(function: F) -> F:
-    """Adds the options that end both `task create` and `run`; see `resolve_task_ids`."""
+    """Adds options of `task create` and `run` for dependencies, next task, group and key."""
     options = (
         click.option(
             "--depends-on",
@@ -88,7 +88,7 @@ def build_filter(now: datetime, filters: dict[str, Any]) -> Any:
 
 
 def request_rows(view: "TaskView") -> list[tuple[str, str | None]]:
-    """Returns the fields of a task's request and result, with labels for people."""
+    """Returns (label, text) of a task's request and result; `None` for fields without a value."""
     from tenuto.cli.render import format_json, format_time
 
     return [

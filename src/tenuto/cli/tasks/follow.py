@@ -26,7 +26,7 @@ def level_filter(level: str) -> Callable[[LogLine], bool]:
 
 
 def format_log_line(line: LogLine) -> str:
-    """Formats a log line for people: time, level, attempt, text."""
+    """Formats time, level, attempt and text of a log line; may have several lines of text."""
     prefix = f"{line.at.astimezone():%H:%M:%S.%f}"[:12]
     prefix += f" {line.level:<8} {f'#{line.attempt}' if line.attempt else '':<4} "
     text = f"{line.text}\n{line.stack_trace}" if line.stack_trace else line.text

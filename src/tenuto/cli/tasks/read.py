@@ -71,7 +71,7 @@ def print_tasks(tasks: "Sequence[TaskSummary]", now: "datetime") -> None:
 
 
 async def _load_task(engine: "AnyEngine", name: str) -> "TaskView":
-    """Returns the task that the argument names by id or part of it."""
+    """Returns the task with this id, or with an id that begins with `name`."""
     return await engine.show(await engine.find(name))
 
 
@@ -97,7 +97,7 @@ def print_view(options: GlobalOptions, view: "TaskView") -> None:
 
 
 def _state_fields(view: "TaskView") -> list[tuple[str, str | None]]:
-    """Returns the fields about a task's status and progress, with labels for people."""
+    """Returns (label, text) of a task's status and progress; `None` for fields without a value."""
     from tenuto.cli.render import format_time
 
     percent = "" if view.progress_percent is None else f"{view.progress_percent}% "

@@ -63,7 +63,7 @@ def tree(options: GlobalOptions, task: str | None, named: str | None) -> None:
 
 async def read_tree(engine: "AnyEngine", task: "UUID") -> TaskTree:
     """Reads a task's tree level by level, up to `MAX_TASKS` tasks."""
-    root = _node(await engine.show(task))
+    root = _to_node(await engine.show(task))
     level, shown = [root], 1
     while level:
         next_level: list[TaskNode] = []
@@ -86,14 +86,14 @@ async def _read_children(engine: "AnyEngine", task: "UUID", limit: int) -> list[
     cursor = None
     while len(children) < limit:
         page = await engine.list(Filter(parent=task), _PAGE_SIZE, cursor)
-        children += [_node(summary) for summary in page.tasks]
+        children += [_to_node(summary) for summary in page.tasks]
         cursor = page.next_cursor
         if cursor is None:
             break
     return children[:limit][::-1]
 
 
-def _node(task: "TaskView | TaskSummary") -> TaskNode:
+def _to_node(task: "TaskView | TaskSummary") -> TaskNode:
     """Returns a tree node for the task, without children yet."""
     return TaskNode(task.id, task.title, str(task.status), [])
 

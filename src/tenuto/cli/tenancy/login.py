@@ -81,7 +81,7 @@ def read_password(file: str | None, label: str = "password", *, twice: bool = Fa
 async def _authenticate(
     url: str, token: str | None, name: str | None, password: str | None, workspace: str | None
 ) -> "tuple[str, CallerView]":
-    """Returns the token, and its owner as the server reports it."""
+    """Returns a token and its owner; without a `token` logs in with name and password."""
     from tenuto.client.accounts import Access
     from tenuto.client.remote.engine import connect_to_server
     from tenuto.client.target import parse_workspace_id

@@ -64,7 +64,7 @@ def change_body(changes: TaskChanges) -> dict[str, Any]:
 
 
 def agent_body(profile: AgentProfile) -> dict[str, Any]:
-    """Returns the JSON body that registers or changes an agent."""
+    """Returns the JSON body that registers or changes an agent, without `None` fields."""
     fields = msgspec.structs.asdict(profile)
     return {
         to_camel(name): value
@@ -73,9 +73,9 @@ def agent_body(profile: AgentProfile) -> dict[str, Any]:
     }
 
 
-def supported_work_body(means: SupportedWork) -> dict[str, Any]:
+def supported_work_body(work: SupportedWork) -> dict[str, Any]:
     """Returns the work that a worker supports, for the body of a claim."""
-    return {to_camel(name): value for name, value in msgspec.structs.asdict(means).items()}
+    return {to_camel(name): value for name, value in msgspec.structs.asdict(work).items()}
 
 
 def fence_body(fence: Fence, **extra: Any) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class RemoteEngine(RemoteWorkerEngine, EngineCalls):
         return (await self._call(_Stats, "GET", "stats")).spending
 
     async def drain_worker(self, worker: str) -> None:
-        """Requests a worker to claim no more tasks, to finish or release its tasks, and to exit."""
+        """Requests that a worker claims no more, finishes or releases its tasks, and exits."""
         path = f"workers/{path_segment(worker)}/drain"
         await self._call(WorkerView, "POST", path, repeatable=True)
 

@@ -59,7 +59,7 @@ def error_from_response(response: httpx2.Response) -> Exception:
     problem = _parse_problem(response)
     status = response.status_code
     if problem is None or (status not in ERROR_CLASS_BY_STATUS and status < 500):
-        return _unexpected_response(response)
+        return _unexpected_response_error(response)
     if status == 500:
         return ServerError(f"{problem.detail} ({problem.code})")
     error_class = ERROR_CLASS_BY_CODE.get(
@@ -89,7 +89,7 @@ def _parse_problem(response: httpx2.Response) -> _Problem | None:
         return None
 
 
-def _unexpected_response(response: httpx2.Response) -> TenutoError:
+def _unexpected_response_error(response: httpx2.Response) -> TenutoError:
     """Returns the error for a response that is not from a Tenuto server.
 
     It comes from a proxy, or the URL is wrong.

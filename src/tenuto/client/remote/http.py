@@ -96,7 +96,10 @@ class ServerConnection:
             ) from error
 
     async def _send_with_retries(self, request: ApiRequest) -> httpx2.Response:
-        """Returns the successful response; raises the last failure if no retry is possible."""
+        """Returns the successful response; retries until the deadline, then raises the failure.
+
+        A request that is not `repeatable` is retried only if it was never executed.
+        """
         deadline = self.clock.elapsed() + self._deadline_s + request.wait_s
         backoff_s = FIRST_BACKOFF_S
         while True:
