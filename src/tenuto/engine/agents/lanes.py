@@ -220,7 +220,7 @@ class LaneCache:
         """Returns the workspace's rules for complex tasks, from the cache."""
         return (await self._cached_or_load(workspace)).complexity
 
-    def running(self, workspace: UUID) -> int | None:
+    def max_running(self, workspace: UUID) -> int | None:
         """Returns the cached limit of tasks the workspace runs at once; `None`: no limit."""
         cached = self._by_workspace.get(workspace)
         return (self.ceiling if cached is None else cached.quota).running

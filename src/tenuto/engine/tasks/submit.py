@@ -291,7 +291,7 @@ class TaskSubmitter:
         yield from dependencies.apply_effects(cascade, hot)
         for row in hot:
             if row[HOLD_COLUMN] == HOLD and not row[UNMET_COLUMN]:
-                cascade.permits.request_permit(row[0], workspace)
+                cascade.permits.record_request(row[0], workspace)
         return submitted
 
     async def _insert_plain(self, prepared: PreparedSubmit, workspace: UUID) -> list[Submitted]:
