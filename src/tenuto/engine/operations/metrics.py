@@ -35,7 +35,7 @@ class MetricsRecorder:
         self._unmeasured: list[Row] = []
 
     async def process_events(self, events: Sequence[Row]) -> None:
-        """Counts the events and measures durations; a failure is logged, and later calls retry."""
+        """Counts the events and measures durations; later calls measure what the store refused."""
         for event in events:
             if self._count(event):
                 self._unmeasured.append(event)
