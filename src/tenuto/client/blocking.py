@@ -252,7 +252,7 @@ class BlockingSecrets(BlockingResource[NamedSecrets | RemoteSecrets]):
         return self._wait(self._resource.list())
 
     def delete(self, name: str) -> None:
-        """Deletes a secret; tasks that name it can no longer start."""
+        """Deletes a secret; tasks that name it can no longer start. Raises `NotFound`."""
         return self._wait(self._resource.delete(name))
 
 
@@ -314,11 +314,11 @@ class BlockingRateLimits(BlockingResource[RateLimits | RemoteRateLimits]):
         return self._wait(self._resource.list())
 
     def put(self, limit: RateLimit) -> RateLimitView:
-        """Stores and returns a limit, replacing one of that name; recorded usage still counts."""
+        """Stores a limit, wakes all workers and returns it; usage under its name still counts."""
         return self._wait(self._resource.put(limit))
 
     def delete(self, name: str) -> None:
-        """Deletes a limit and wakes all workers."""
+        """Deletes a limit and wakes all workers; raises `NotFound`."""
         return self._wait(self._resource.delete(name))
 
 
@@ -509,7 +509,7 @@ class BlockingSchedules(BlockingResource[Schedules | RemoteSchedules]):
         return self._wait(self._resource.update(schedule, change, version))
 
     def pause(self, schedule: UUID | str) -> ScheduleView:
-        """Pauses the schedule until it is resumed; running flows continue."""
+        """Pauses an active schedule (else `Conflict`) until resumed; running flows continue."""
         return self._wait(self._resource.pause(schedule))
 
     def resume(self, schedule: UUID | str) -> ScheduleView:
@@ -549,7 +549,7 @@ class BlockingTriggers(BlockingResource[Triggers | RemoteTriggers]):
         return self._wait(self._resource.pause(trigger))
 
     def resume(self, trigger: UUID | str) -> TriggerView:
-        """Resumes the trigger for events from now on."""
+        """Resumes a paused trigger (else `Conflict`) for events from now on."""
         return self._wait(self._resource.resume(trigger))
 
     def delete(self, trigger: UUID | str) -> None:

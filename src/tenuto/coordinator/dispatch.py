@@ -178,7 +178,7 @@ class Dispatcher:
         A gateway on probe gets one spawn; more follow when that succeeded.
         """
         waiting = await self._sessions.targets(ready | probes)
-        busy = await self._sessions.busy_lanes(target.agent.workspace for target in waiting)
+        busy = await self._sessions.lanes_with_tasks(target.agent.workspace for target in waiting)
         self._round += 1
         pushed, own_lanes = 0, set[int]()
         while waiting and busy:

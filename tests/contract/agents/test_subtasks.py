@@ -304,7 +304,7 @@ async def test_spawn_with_a_next_task_or_a_reserved_key_is_refused(engine: Engin
 
 
 async def test_subtask_depth_is_bounded(engine: Engine, raw: Raw) -> None:
-    engine.core.spawn_limits = SpawnLimits(deepest=3)
+    engine.core.spawn_limits = SpawnLimits(max_depth=3)
     fence = await running(engine)
     for _ in range(3):
         await spawned(engine, fence, "deeper")
@@ -315,7 +315,7 @@ async def test_subtask_depth_is_bounded(engine: Engine, raw: Raw) -> None:
 
 
 async def test_subtasks_of_a_task_are_bounded(engine: Engine, raw: Raw) -> None:
-    engine.core.spawn_limits = SpawnLimits(widest=3)
+    engine.core.spawn_limits = SpawnLimits(max_children=3)
     fence = await running(engine)
     children = await spawned(engine, fence, "a", "b", "c")
     before = await raw.counts()
@@ -326,7 +326,7 @@ async def test_subtasks_of_a_task_are_bounded(engine: Engine, raw: Raw) -> None:
 
 async def test_concurrent_spawns_keep_the_limit(engine: Engine, another: Another) -> None:
     async with another() as other:
-        engine.core.spawn_limits = other.core.spawn_limits = SpawnLimits(widest=5)
+        engine.core.spawn_limits = other.core.spawn_limits = SpawnLimits(max_children=5)
         fence = await running(engine)
         calls = [
             item.spawn(fence, f"child {number}", new())

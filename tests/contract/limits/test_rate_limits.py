@@ -51,9 +51,7 @@ async def claim(engine: Engine, caller: AgentProfile, n: int = 100) -> list[str]
 async def charge(engine: Engine, caller: UUID | None, model: str | None, tokens: int) -> None:
     def script() -> Script[None]:
         now = engine.clock.now()
-        yield from rate_limits.charge_tokens(
-            engine.core, engine.workspace, caller, model, tokens, now
-        )
+        yield from rate_limits.charge_tokens(engine.workspace, caller, model, tokens, now)
 
     await engine.core.store.transact(script)
 

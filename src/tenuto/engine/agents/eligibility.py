@@ -91,7 +91,7 @@ class _ActiveLimits(msgspec.Struct, frozen=True):
 async def explain_agent(
     core: Core, workspace: UUID, agent: UUID, gateways: Sequence[GatewayState] = ()
 ) -> AgentExplanation:
-    """Returns the explanation, from the agent, its workers and its workspace's lanes."""
+    """Returns what the agent can claim and what keeps it from the rest; raises `NotFound`."""
     now = core.now()
     params = {"workspace": workspace, "id": agent}
     rows = await core.store.fetch(Statement("agent", params))

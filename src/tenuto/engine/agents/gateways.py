@@ -58,7 +58,7 @@ def worst_status(states: Iterable[GatewayState], now: datetime) -> str:
 
 
 def unavailable_reason(gateway: str, states: Iterable[GatewayState], now: datetime) -> str | None:
-    """Returns why nothing is pushed through a gateway now; `None` if it is usable.
+    """Returns that a gateway is unreachable, or served by no coordinator; `None` if it is usable.
 
     The text is for users who are not permitted to see details of the gateway.
     """
@@ -91,10 +91,10 @@ class Gateways:
         """Records a valid response of the gateway, which closes its circuit."""
         await self._write(Statement("gateway_succeeded", {"name": name, "now": self._core.now()}))
 
-    async def reserve_probe(self, name: str, seconds: float) -> bool:
-        """Reserves the one probe of an open circuit; false if another coordinator has it."""
+    async def reserve_probe(self, name: str, reserved_s: float) -> bool:
+        """Reserves the one probe of an open circuit for `reserved_s`; false if it is reserved."""
         now = self._core.now()
-        params = {"name": name, "now": now, "until": now + timedelta(seconds=seconds)}
+        params = {"name": name, "now": now, "until": now + timedelta(seconds=reserved_s)}
         return bool(await self._write(Statement("gateway_probe", params)))
 
     async def record_failure(self, name: str, error: str, *, probe: bool) -> datetime | None:

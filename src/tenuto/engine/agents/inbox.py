@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.agents.subtasks import answer_step
+from tenuto.engine.agents.subtasks import answer_step_statement
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.limits import budgets
@@ -157,14 +157,14 @@ class Inbox:
         return rows[0]
 
     def _store_answer(self, cascade: Cascade, item: Row, text: str) -> Script[None]:
-        """Stores the answer for the handler that asked, and wakes its task."""
+        """Wakes the task that asked and stores the answer; `Conflict` if the task does not wait."""
         changed = yield from cascade.apply_to_each([item["task"]], _wake_command)
         _check_task_waited(changed)
         step_key = {"task": item["task"], "key": item["key"], "workspace": self._workspace}
-        yield answer_step(step_key, changed[0].task.attempt, text, self._core.now())
+        yield answer_step_statement(step_key, changed[0].task.attempt, text, self._core.now())
 
     def _decide_statement(self, item: UUID, status: str, text: str) -> Statement:
-        """Returns the statement that stores an item's new status and its decision (JSON)."""
+        """Returns the statement that stores a locked item's new status and its decision (JSON)."""
         params = {
             "id": item,
             "status": status,
@@ -184,7 +184,7 @@ def _item(row: Row) -> InboxItem:
 
 
 def _check_task_waited(changed: Sequence[TaskChange]) -> None:
-    """Raises `Conflict` if no task was changed by the answer."""
+    """Raises `Conflict` if the answer changed no task."""
     if not changed:
         raise Conflict("the task no longer waits for an answer")
 

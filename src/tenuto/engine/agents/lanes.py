@@ -100,7 +100,7 @@ class LaneCache:
         return {needs: self._ids[needs] for needs in requested}
 
     def lane_by_type(self, workspace: UUID, task_type: str, now: datetime) -> int | None:
-        """Returns the lane of tasks that require only a type; `None` if the store must be read.
+        """Returns the id of the lane of tasks that require only a type; `None`: read the store.
 
         The store must also be read where the workspace has a quota of pending tasks.
         """
@@ -121,7 +121,7 @@ class LaneCache:
     async def _share_one_call(
         self, key: UUID | None, work: Callable[[], Awaitable[object]]
     ) -> None:
-        """Runs the work, or waits for the running call with the same key to end."""
+        """Runs the work; if a call with this key is running already, only waits for that call."""
         if key in self._running_calls:
             await self._running_calls[key].wait()
             return
@@ -206,7 +206,7 @@ class LaneCache:
     def exclude_limited(
         self, workspace: UUID, version: int, exhausted: dict[str, datetime]
     ) -> None:
-        """Excludes lanes whose rate limits are used up, until the given times.
+        """Excludes lanes with used-up limits until the given times, if `version` is still cached.
 
         This is cached in this process only. A limit closes a lane only for agents with a certain
         model or account; the lane's row would close it for all agents. Other processes read the
@@ -217,16 +217,16 @@ class LaneCache:
             cached.exhausted_until.update(exhausted)
 
     async def complexity(self, workspace: UUID) -> ComplexityRules:
-        """Returns the workspace's rules for complex tasks, from the cache."""
+        """Returns the workspace's rules for complex tasks, from the cache of any age."""
         return (await self._cached_or_load(workspace)).complexity
 
-    def running(self, workspace: UUID) -> int | None:
-        """Returns the cached limit of tasks the workspace runs at once; `None`: no limit."""
+    def max_running(self, workspace: UUID) -> int | None:
+        """Returns the cached limit of tasks that run at once in the workspace; `None`: no limit."""
         cached = self._by_workspace.get(workspace)
         return (self.ceiling if cached is None else cached.quota).running
 
     async def quota(self, workspace: UUID) -> Quota:
-        """Returns the workspace's quota, from the cache."""
+        """Returns the workspace's quota, from the cache of any age."""
         return (await self._cached_or_load(workspace)).quota
 
     async def reload_if_changed(self, workspace: UUID) -> bool:
@@ -239,11 +239,11 @@ class LaneCache:
         return True
 
     async def all(self, workspace: UUID) -> list[Lane]:
-        """Returns all lanes of the workspace, read from the store."""
+        """Reads the workspace's lanes from the store, caches and returns them."""
         return (await self._load(workspace)).lanes
 
     async def pauses(self, workspace: UUID) -> list[ClaimPause]:
-        """Returns the workspace's pauses, reloaded if they changed."""
+        """Returns the workspace's pauses, including ended ones; reloads them if they changed."""
         await self.reload_if_changed(workspace)
         return (await self._cached_or_load(workspace)).pauses
 
@@ -282,7 +282,7 @@ class LaneCache:
 
 
 def _lane_of(row: Row) -> Lane | None:
-    """Returns the lane of a row; `None` for an invalid row, so that other lanes stay usable."""
+    """Returns the lane of a row; logs a warning and returns `None` for an invalid row."""
     try:
         needs = msgspec.json.decode(row["key"], type=Requirements)
     except (msgspec.MsgspecError, TypeError):

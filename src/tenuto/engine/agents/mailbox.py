@@ -60,7 +60,7 @@ class Mailboxes:
         self._actor = actor
 
     async def send(self, agent: UUID, new: NewMessage) -> Message:
-        """Stores a message to an agent and returns it; calls with one client id store one message.
+        """Stores a message to an agent and returns it; a repeated client id returns the stored one.
 
         Everything under the key `secrets` of the body is not stored.
         """
@@ -69,7 +69,7 @@ class Mailboxes:
 
         def script() -> Script[Row]:
             yield from self._lock_mailbox(agent)
-            existing = yield from self._sent_before(agent, new, text)
+            existing = yield from self._find_duplicate(agent, new, text)
             if existing is not None:
                 return existing
             if new.coalescable:
@@ -97,15 +97,15 @@ class Mailboxes:
         return _message(await self._core.store.transact(script))
 
     def _lock_mailbox(self, agent: UUID) -> Script[None]:
-        """Locks the agent's row, so that calls on its mailbox run one after another."""
+        """Locks the agent's row; raises `NotFound`, or `Forbidden` if the agent is terminated."""
         rows = yield Statement("agent_locked", {"workspace": self._workspace, "id": agent})
         if not rows:
             raise NotFound(f"no agent {agent}")
         if rows[0]["status"] == "TERMINATED":
             raise claim_refusal("TERMINATED")
 
-    def _sent_before(self, agent: UUID, new: NewMessage, text: str) -> Script[Row | None]:
-        """Returns the message stored with this client id, or `None`.
+    def _find_duplicate(self, agent: UUID, new: NewMessage, text: str) -> Script[Row | None]:
+        """Returns the stored message with the client id of `new`, or `None`.
 
         Raises `Conflict` (`idempotency_conflict`) if that message has another kind or body.
         """
@@ -137,7 +137,7 @@ class Mailboxes:
     async def dequeue(
         self, agent: UUID, limit: int = 100, batch: UUID | None = None
     ) -> MessageBatch:
-        """Dequeues the oldest messages; each message is dequeued once.
+        """Dequeues and returns the oldest messages; each message is dequeued once.
 
         A caller that could lose the response passes a batch id: a repeated call with the same id
         returns the same messages.
@@ -161,7 +161,7 @@ class Mailboxes:
         return MessageBatch(batch_id, [_message(row) for row in rows])
 
     async def count_waiting(self, names: Sequence[str]) -> int:
-        """Returns how many messages wait for the agents with these names, in total."""
+        """Returns how many messages wait for these agents in total, at most `MAX_WAITING`."""
         if not names:
             return 0
         params = {"workspace": self._workspace, "names": list(names), "most": MAX_WAITING}

@@ -79,7 +79,7 @@ class PushSessions:
         return self._core
 
     async def targets(self, gateways: Iterable[str]) -> list[PushTarget]:
-        """Returns the agents of these gateways that may get tasks, and how many more each."""
+        """Returns the agents of these gateways that tasks can be pushed to, full ones included."""
         statement = Statement("push_agents", {"names": sorted(gateways)})
         targets = []
         for row in await self._core.store.fetch(statement):
@@ -90,8 +90,8 @@ class PushSessions:
                 targets.append(PushTarget(agent, free))
         return targets
 
-    async def busy_lanes(self, workspaces: Iterable[UUID]) -> set[int]:
-        """Returns the lanes with pending tasks; first reloads the cached lanes if they changed."""
+    async def lanes_with_tasks(self, workspaces: Iterable[UUID]) -> set[int]:
+        """Returns the ids of lanes with pending tasks; first reloads an outdated lane cache."""
         distinct = sorted(set(workspaces))
         for workspace in distinct:
             await self._core.lanes.reload_if_changed(workspace)
@@ -167,7 +167,7 @@ class PushSessions:
         await self.confirm_killed(session, {"state": "not_started", "how": failure.message}, actor)
 
     async def release(self, fence: Fence, actor: str) -> None:
-        """Releases a task that no gateway was called for; the try is not counted."""
+        """Releases a task that no gateway was called for, if the lease is valid; counts no try."""
         with suppress(Conflict):
             await self._core.apply_command(fence.task, commands.Release(fence=fence), actor=actor)
 

@@ -132,8 +132,8 @@ class AgentRegistry:
         """Creates an agent, or updates the agent with this name; returns the stored profile.
 
         `managed` means that a user sends the profile: a worker cannot override these settings
-        later. With `by_id`, the profile's id must be that of the agent with this name: otherwise
-        raises `Conflict` (`name_taken`).
+        later. A worker's profile counts as a heartbeat. With `by_id`, raises `Conflict`
+        (`name_taken`) if the agent with this name has another id than the profile.
         """
         if profile.workspace != self._workspace:
             raise NotFound(f"no workspace {profile.workspace}, or no access to it")
@@ -188,7 +188,7 @@ class AgentRegistry:
         return msgspec.structs.replace(new, id=row["id"])
 
     async def record_heartbeat(self, agent: UUID, sample: HealthSample | None = None) -> int:
-        """Stores a heartbeat, with a health sample if given; returns how many messages wait.
+        """Stores a heartbeat and the sample; returns how many messages wait, 0 for no such agent.
 
         An impossible measurement is left out, not refused: an agent must not lose a lease over it.
         """
@@ -228,7 +228,7 @@ class AgentRegistry:
         )
 
     async def drain(self, agent: UUID, reason: str | None, actor: str | None) -> None:
-        """Drains the agent: it claims no more tasks, and is TERMINATED once its last one ended."""
+        """Drains the agent: it claims no more tasks, and is TERMINATED when its last one ends."""
         bounds.check_text("reason", reason or "", bounds.MAX_ERROR)
         data = None if reason is None else msgspec.json.encode({"reason": reason}).decode()
 
@@ -295,7 +295,7 @@ class AgentMaintenance:
                 transition = lifecycle.transition_when_due(
                     row["status"], row["running"], now, lost_tasks=bool(row["lost"])
                 )
-                transitions.append(_transition_row(row, transition, _silence_data(row, now)))
+                transitions.append(_transition_row(row, transition, _last_heartbeat_json(row, now)))
             if transitions:
                 yield Statement(
                     "agents_set_status", {"now": now, "actor": actor}, {"moved": transitions}
@@ -325,8 +325,8 @@ class AgentMaintenance:
         return await self._core.store.transact(script)
 
 
-def _silence_data(row: Row, now: datetime) -> str | None:
-    """Returns the event data (JSON) on an agent's last heartbeat, or `None` if it sent none."""
+def _last_heartbeat_json(row: Row, now: datetime) -> str | None:
+    """Returns event data on the agent's last heartbeat; `None` if it never sent one."""
     seen_at = row["seen_at"]
     if seen_at is None:
         return None
@@ -401,7 +401,7 @@ def _stored_profile(row: Row) -> AgentProfile:
 
 
 def profile_of(row: Row) -> AgentProfile:
-    """Returns the agent's profile for matching, from its row."""
+    """Returns the agent's profile for matching, with its supported work, from its row."""
     stored = _stored_profile(row)
     means = lifecycle.effective_support(stored)
     return msgspec.structs.replace(stored, id=row["id"], version=row["version"], means=means)

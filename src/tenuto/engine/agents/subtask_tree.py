@@ -29,9 +29,9 @@ _CANCEL_WITH_PARENT = Cancel(reason="the parent task was cancelled")
 class SpawnLimits(msgspec.Struct, frozen=True):
     """Limits of spawned subtasks."""
 
-    deepest: int = 16
+    max_depth: int = 16
     """Levels of subtasks below a task."""
-    widest: int = 1000
+    max_children: int = 1000
     """Children of one task."""
 
     def check_and_store_depth(self, parent: Task, child: UUID, ceiling: Quota) -> Script[None]:
@@ -43,14 +43,15 @@ class SpawnLimits(msgspec.Struct, frozen=True):
         parent_key = {"id": parent.id, "workspace": parent.workspace}
         [tree] = yield Statement("child_limits", parent_key)
         depth = tree["depth"] + 1
-        if depth > self.deepest:
+        if depth > self.max_depth:
             raise Conflict(
-                f"subtask depth {depth} exceeds the limit of {self.deepest} (setting max_depth)",
+                f"subtask depth {depth} exceeds the limit of {self.max_depth} (setting max_depth)",
                 "tree_too_deep",
             )
-        if tree["children"] > self.widest:
+        if tree["children"] > self.max_children:
             text = (
-                f"task {parent.id} has {self.widest:,} subtasks, the limit (setting max_children)"
+                f"task {parent.id} has {self.max_children:,} subtasks,"
+                " the limit (setting max_children)"
             )
             raise Conflict(text, "too_many_children")
         yield Statement("child_depth_set", parent_key | {"id": child, "depth": depth})
@@ -72,11 +73,11 @@ def wake_parents(cascade: "Cascade", finished: list[UUID]) -> Script[None]:
     still_waiting = yield Statement("parents_still_waiting", {"ids": sorted(waiting)})
     ready = sorted(waiting - {row["id"] for row in still_waiting})
     if ready:
-        yield from cascade.apply_to_each(ready, _unpark)
+        yield from cascade.apply_to_each(ready, _unpark_command)
 
 
 def cancel_subtasks(cascade: "Cascade", parents: Sequence[tuple[UUID, UUID]]) -> Script[None]:
-    """Cancels the children of cancelled tasks, given as (id, workspace) pairs.
+    """Cancels children of cancelled tasks, given as (id, workspace) pairs; defers a large rest.
 
     The children of these children are cancelled in turn.
     """
@@ -95,7 +96,7 @@ def cancel_subtasks(cascade: "Cascade", parents: Sequence[tuple[UUID, UUID]]) ->
 
 
 def continue_cancel(cascade: "Cascade", work: Row) -> Script[None]:
-    """Runs deferred work: cancels more children, unless the task was retried in the meantime."""
+    """Runs deferred work: queues more children to cancel, unless the task was retried meanwhile."""
     rows = yield Statement("tasks_locked", {"ids": [work["subject"]]})
     for row in rows:
         if row["status"] == Status.CANCELLED or row["cancel_requested_at"] is not None:
@@ -136,7 +137,7 @@ def close_inbox_statement(
     return Statement("inbox_close", params)
 
 
-def _unpark(task: Task) -> Command:
+def _unpark_command(task: Task) -> Command:
     """Returns the command that wakes any parked task."""
     del task
     return Unpark()

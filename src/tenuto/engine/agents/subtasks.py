@@ -103,7 +103,7 @@ class AttemptWaits:
         _check_seconds(timeout_s)
         if names is not None:
             bounds.check_number(
-                "the number of children", len(names), 0, self._core.spawn_limits.widest
+                "the number of children", len(names), 0, self._core.spawn_limits.max_children
             )
         step_name = _wait_step_name(names, key)
 
@@ -118,7 +118,7 @@ class AttemptWaits:
             if task is None:
                 return WaitResult(parked=True)
             until = yield from self._wait_deadline(task, step_name, timeout_s)
-            late = yield from self._unfinished_children(task, step_name, until, rows)
+            late = yield from self._store_late_children(task, step_name, until, rows)
             if not open_ or late:
                 return WaitResult(
                     parked=False, children=(yield from _load_results(requested, late))
@@ -179,7 +179,7 @@ class AttemptWaits:
     def _find_children(
         self, task: UUID, names: Sequence[UUID | str] | None
     ) -> Script[dict[UUID, str | None]]:
-        """Returns the children with these ids or keys, in this order, each with its key."""
+        """Returns the requested children (ids or keys; `None`: all) in this order: id to key."""
         rows = yield Statement("child_keys", {"id": task, "workspace": self._workspace})
         by_key: dict[str, UUID] = {row["key"]: row["child"] for row in rows}
         keys = {child: key for key, child in by_key.items()}
@@ -192,14 +192,14 @@ class AttemptWaits:
         return children
 
     def _lock_owned_task(self, fence: Fence) -> Script[Task | None]:
-        """Locks and returns the task; returns `None` if this attempt has parked it already."""
+        """Locks and returns the task; `None` if this attempt has parked it. Raises `Conflict`."""
         try:
             return (yield from self._reporter.lock_owned_task(fence))
         except Conflict as error:
             if error.code != "lease_lost":
                 raise
             rows = yield Statement("tasks_locked", {"ids": [fence.task]})
-            if rows and rows[0]["workspace"] == self._workspace and _already_parked(rows[0], fence):
+            if rows and rows[0]["workspace"] == self._workspace and _is_parked_by(rows[0], fence):
                 return None  # the response to the first call was lost
             raise
 
@@ -214,12 +214,12 @@ class AttemptWaits:
             return msgspec.convert(decode_json(rows[0]["value"])["until"], datetime)
         return self._time_after(timeout_s)
 
-    def _unfinished_children(
+    def _store_late_children(
         self, task: Task, step_name: str, until: datetime | None, rows: Sequence[Row]
     ) -> Script[dict[str, str]]:
-        """Returns the children that were unfinished at the deadline, with their status then.
+        """Returns the children that were unfinished at the deadline, by id, with their status then.
 
-        The result is stored, so that a handler sees the same result in every attempt.
+        Stores them as a step, so that a handler sees the same result in every attempt.
         """
         if until is None or until > self._core.now():
             return {}
@@ -257,24 +257,24 @@ class AttemptWaits:
         self._core.known_attempts.evict(park.fence.task)
 
 
-def _already_parked(row: Row, fence: Fence) -> bool:
-    """True if this attempt was the last one of the task, and parked it."""
+def _is_parked_by(row: Row, fence: Fence) -> bool:
+    """True if this attempt is the last one of the task, and has parked the task."""
     is_own = row["attempt"] == fence.attempt and row["lease_token"] == token_hash(fence.token)
     return is_own and row["last_outcome"] == Outcome.PARKED and row["status"] not in LEASED
 
 
 def store_default_answers(core: Core, woken: Sequence[Task]) -> Script[None]:
-    """Stores the default answers of questions that no person answered in time."""
+    """Stores the default answers of the woken tasks' expired questions; closes their items."""
     now = core.now()
     rows = yield Statement("inbox_expired", {"ids": sorted(task.id for task in woken), "now": now})
     attempts = {task.id: task.attempt for task in woken}
     for row in rows:
-        yield answer_step(row, attempts[row["task"]], row["fallback"], now)
+        yield answer_step_statement(row, attempts[row["task"]], row["fallback"], now)
         decided = {"id": row["id"], "status": "EXPIRED", "decision": row["fallback"]}
         yield Statement("inbox_answer", decided | {"actor": "timeout", "now": now})
 
 
-def answer_step(item: Row, attempt: int, text: str | None, now: datetime) -> Statement:
+def answer_step_statement(item: Row, attempt: int, text: str | None, now: datetime) -> Statement:
     """Returns the statement that stores an answer as a step of the handler that asked."""
     return Statement(
         "step_record",

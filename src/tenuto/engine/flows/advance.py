@@ -312,7 +312,7 @@ class Cascade:
         statuses = {task.id: task.status for task in finished}
         if children := sorted(row["id"] for row in rows if row["parent"] is not None):
             yield from wake_parents(self, children)
-        self.permits.release_all(rows)
+        self.permits.record_finished(rows)
         for row in rows:
             if row["kind"] == "approval":
                 yield close_inbox_statement(row["id"], self._now, self._actor)

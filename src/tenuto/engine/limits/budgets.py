@@ -81,7 +81,7 @@ def record_usage(
         return None
     row = rows[0]
     tokens = usage.input_tokens + usage.output_tokens
-    yield from charge_tokens(core, workspace, row["agent"], usage.model, tokens, now)
+    yield from charge_tokens(workspace, row["agent"], usage.model, tokens, now)
     return row
 
 
@@ -156,7 +156,7 @@ class _ExceededBudget(msgspec.Struct, frozen=True):
 
 
 def _lock_exceeded(task: UUID, workspace: UUID) -> Script[_ExceededBudget | None]:
-    """Locks the task of the exceeded budget and the given task; returns the budget.
+    """Locks the task of the exceeded budget and the given task; returns the budget, or `None`.
 
     The lock makes sure that an answer to the budget sees all tasks that wait for it.
     """
@@ -170,7 +170,7 @@ def _lock_exceeded(task: UUID, workspace: UUID) -> Script[_ExceededBudget | None
 
 
 def _find_exceeded(task: UUID, workspace: UUID) -> Script[_ExceededBudget | None]:
-    """Returns the first exceeded budget of a task or its parents."""
+    """Returns the nearest exceeded budget of a task and its parents; `None` if there is none."""
     params = {"task": task, "workspace": workspace, "most": MAX_LEVELS}
     rows = yield Statement("budgets_above", params)
     for row in rows:
@@ -195,7 +195,7 @@ def _tree_usage(task: UUID, workspace: UUID) -> Script[UsageTotal]:
 def _request_pause(
     clock: Clock, cascade: "Cascade", workspace: UUID, task: UUID, exceeded: _ExceededBudget
 ) -> Script[None]:
-    """Requests a pause of the task, and creates one inbox item for the budget."""
+    """Requests a pause of a leased task; adds an inbox item if the budget has no open one."""
     reason = f"the budget of {exceeded.title!r} is used up: {format_usage(exceeded.spent)}"
     command = commands.PauseForBudget(hold=exceeded.hold, reason=reason)
     changed = yield from cascade.apply_to_each(
@@ -231,9 +231,9 @@ def _unless_pause_requested(task: Task, command: Command) -> Command | None:
 def apply_answer(
     cascade: "Cascade", workspace: UUID, task: UUID, *, approve: bool, requested: Budget | None
 ) -> Script[Budget | None]:
-    """Raises a task's budget and resumes the tasks that wait for it, or cancels them.
+    """Increases a task's budget and resumes the tasks that wait for it, or cancels these tasks.
 
-    Returns the new budget, `None` if not approved.
+    Returns the new budget, `None` if not approved. `Conflict`: a waiting task is still stopping.
     """
     params = {"task": task, "workspace": workspace, "most": 0}
     rows = yield Statement("budgets_above", params)
@@ -266,7 +266,7 @@ def _tasks_waiting_for(task: UUID, workspace: UUID) -> Script[set[UUID]]:
 
 
 def run_deferred(cascade: "Cascade", work: Row) -> Script[None]:
-    """Deferred work: resumes more of the tasks that waited for a raised budget."""
+    """Runs deferred work: resumes more tasks that waited for a budget, unless it is exceeded."""
     task, workspace = work["subject"], work["workspace"]
     if (yield from _lock_exceeded(task, workspace)) is not None:
         return  # used up again: the next answer decides for these tasks, too
@@ -285,7 +285,7 @@ def run_deferred(cascade: "Cascade", work: Row) -> Script[None]:
 
 
 def _command_for_answer(task: Task, hold: str, *, approve: bool) -> Command | None:
-    """Returns the command that resumes or cancels a task that waits for the budget."""
+    """Returns the command that resumes or cancels a task; `None` if it waits for another budget."""
     if not approve:
         return commands.Cancel(reason="its budget is used up and was not raised")
     if task.hold != hold:

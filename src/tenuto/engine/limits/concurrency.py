@@ -58,7 +58,7 @@ def parse_concurrency(text: str) -> Concurrency:
 
 
 class PermitChanges:
-    """Permit requests and releases of one transaction. `grant_free_permits` is its last script."""
+    """The permit requests and releases of a transaction; `grant_free_permits` applies them last."""
 
     def __init__(self) -> None:
         self._requested: dict[UUID, UUID] = {}
@@ -76,28 +76,28 @@ class PermitChanges:
         """Records the changed tasks that request a permit, and those that leave the queue."""
         for change in changes:
             if needs_permit(change):
-                self.request_permit(change.task.id, change.task.workspace)
+                self.record_request(change.task.id, change.task.workspace)
             if leaves_queue(change):
                 self._left_queue[change.task.id] = change.task.workspace
 
-    def request_permit(self, task: UUID, workspace: UUID) -> None:
+    def record_request(self, task: UUID, workspace: UUID) -> None:
         """Records that a task requests a permit."""
         self._requested[task] = workspace
 
-    def release_all(self, rows: Iterable[Row]) -> None:
-        """Releases the permits of finished tasks; rows without a key are skipped."""
+    def record_finished(self, rows: Iterable[Row]) -> None:
+        """Records that the permits of these finished tasks are free; skips rows without a key."""
         for row in rows:
             if row["concurrency"] is not None:
-                self.release_permit(
+                self.record_release(
                     row["id"], row["workspace"], parse_concurrency(row["concurrency"]).key
                 )
 
-    def release_permit(self, task: UUID, workspace: UUID, key: str) -> None:
-        """Records that a task with a key has finished."""
+    def record_release(self, task: UUID, workspace: UUID, key: str) -> None:
+        """Records that the permit of a finished task is free."""
         self._released[workspace, key].append(task)
 
-    def check_key(self, workspace: UUID, key: str) -> None:
-        """Includes a key in the next grant, though no task of this transaction released it."""
+    def add_key(self, workspace: UUID, key: str) -> None:
+        """Records a key, so that its free permits are granted though no task released one."""
         _ = self._released[workspace, key]
 
     def cancel_superseded(self, cascade: "Cascade") -> Script[None]:
@@ -114,12 +114,12 @@ class PermitChanges:
                 yield from cancel_older(cascade, row["id"], row["workspace"], request, number)
 
     def grant_free_permits(self, cascade: "Cascade") -> Script[None]:
-        """Locks the keys concerned and grants their free permits in queue order."""
+        """Locks the recorded keys, releases and enqueues as recorded, then grants free permits."""
         rows = yield from _load_requests(self._requested | self._left_queue)
         rows_by_task = {row["id"]: row for row in rows}
         for task in self._left_queue:
             if task in rows_by_task:
-                self.check_key(
+                self.add_key(
                     rows_by_task[task]["workspace"],
                     parse_concurrency(rows_by_task[task]["concurrency"]).key,
                 )
@@ -177,9 +177,9 @@ class PermitChanges:
                     cascade.defer("supersede", task, key[0], data)
 
     def _start_tasks(self, cascade: "Cascade", granted: list[UUID]) -> Script[set[UUID]]:
-        """Starts the tasks that still wait and that no other transaction has locked.
+        """Clears the hold of granted tasks, stores their permits and returns their ids.
 
-        Returns the ids of the started tasks.
+        Left out are tasks that no longer wait, or that another transaction has locked.
         """
         if not granted:
             return set()
@@ -187,7 +187,7 @@ class PermitChanges:
         decided: list[tuple[TaskChange, Command]] = []
         for row in rows:
             try:
-                change = self._start_change(parse_task(row), cascade)
+                change = self._clear_hold_change(parse_task(row), cascade)
             except CorruptRow as error:
                 yield _quarantine_statement(error, cascade)
                 continue
@@ -199,8 +199,8 @@ class PermitChanges:
             cascade.changes += [change for change, _ in decided]
         return {change.task.id for change, _ in decided}
 
-    def _start_change(self, task: Task, cascade: "Cascade") -> TaskChange | None:
-        """Returns the change that starts a task; `None` if it does not wait for a permit."""
+    def _clear_hold_change(self, task: Task, cascade: "Cascade") -> TaskChange | None:
+        """Returns the change that clears the hold; `None` unless only a permit is missing."""
         if task.status is not Status.WAITING or task.hold != HOLD or task.unmet > 0:
             return None
         try:
@@ -223,21 +223,21 @@ class PermitChanges:
 
 
 def _load_requests(tasks: dict[UUID, UUID]) -> Script[Rows]:
-    """Returns the concurrency settings of the tasks (id to workspace) that have a key."""
+    """Reads the rows (id, workspace, settings) of those tasks (id to workspace) with a key."""
     if not tasks:
         return []
     rows = yield Statement("permit_requests", rows={"wanted": sorted(tasks.items())})
     return rows
 
 
-def check_ancestors(parent: Task, own: Concurrency) -> Script[None]:
-    """Raises `Invalid` if a parent has the subtask's key: each could wait for the other."""
+def check_ancestors(parent: Task, concurrency: Concurrency) -> Script[None]:
+    """Raises `Invalid` if a task above the subtask has its key: each could wait for the other."""
     params = {"task": parent.id, "workspace": parent.workspace, "most": MAX_LEVELS}
     rows = yield Statement("permit_requests_above", params)
-    if any(parse_concurrency(row["concurrency"]).key == own.key for row in rows):
+    if any(parse_concurrency(row["concurrency"]).key == concurrency.key for row in rows):
         raise Invalid(
-            f"a parent task has the concurrency key {own.key!r} and keeps its permit meanwhile;"
-            " choose another key",
+            f"a parent task has the concurrency key {concurrency.key!r} and keeps its permit"
+            " meanwhile; choose another key",
             field="concurrency",
         )
 
@@ -262,7 +262,7 @@ def _older_tasks_statement(workspace: UUID, concurrency: Concurrency, number: in
 def cancel_older(
     cascade: "Cascade", task: UUID, workspace: UUID, concurrency: Concurrency, number: int
 ) -> Script[None]:
-    """Cancels as many of a key's older tasks as needed for this task, which has `number`."""
+    """Cancels so many tasks of the key before `number` that `task` can run; defers the rest."""
     rows = yield _older_tasks_statement(workspace, concurrency, number)
     ids = tasks_to_cancel([row["id"] for row in rows], concurrency.limit)
     if len(ids) > MAX_GRANTS and number != AFTER_ALL:
@@ -283,15 +283,15 @@ class _GrantPermitsWork(msgspec.Struct):
 
 
 def run_deferred_grants(cascade: "Cascade", work: Row) -> Script[None]:
-    """Deferred work: grants the free permits of a key."""
-    cascade.permits.check_key(
+    """Runs deferred work: records a key; its free permits are granted at the cascade's end."""
+    cascade.permits.add_key(
         work["workspace"], msgspec.json.decode(work["data"], type=_GrantPermitsWork).key
     )
     yield from ()
 
 
 def run_deferred_supersede(cascade: "Cascade", work: Row) -> Script[None]:
-    """Deferred work: cancels the older tasks that a `cancel_old` task replaces."""
+    """Runs deferred work: cancels what an unfinished `cancel_old` task replaces."""
     rows = yield Statement("task_statuses", {"ids": [work["subject"]]})
     if not rows or Status(rows[0]["status"]) in TERMINAL:
         return
@@ -320,7 +320,7 @@ class PermitRepair:
         self._core = core
 
     async def recount_once(self, actor: str) -> int:
-        """Grants or releases missed permits; returns how many. Logs each as an error."""
+        """Grants or releases missed permits, logs each as an error, and returns how many."""
         params = {"before": self._core.now() - SETTLED_AFTER, "most": MAX_REPAIRS}
         rows = await self._core.store.fetch(Statement("permits_miscounted", params))
         repaired = 0
@@ -337,7 +337,7 @@ def _repair_permit(row: Row, cascade: "Cascade") -> Script[int]:
     log.error("task %s (%s): a permit change was missed; repairing", row["id"], row["status"])
     cascade.permits.is_repair = True
     if Status(row["status"]) in TERMINAL:
-        cascade.permits.release_permit(row["id"], row["workspace"], row["key"])
+        cascade.permits.record_release(row["id"], row["workspace"], row["key"])
     else:
-        cascade.permits.request_permit(row["id"], row["workspace"])
+        cascade.permits.record_request(row["id"], row["workspace"])
     return 1

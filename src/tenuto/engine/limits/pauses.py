@@ -89,7 +89,7 @@ class Pauses:
         now: datetime,
         extra_params: Mapping[str, Any],
     ) -> bool:
-        """Runs the query for a pause with its audit event; returns `True` if it changed a row."""
+        """Runs the query with its audit event and reloads the cache; true if a row was changed."""
         subject_fields = {"kind": pause.kind, "subject": pause.subject}
         event_data = subject_fields | {"reason": pause.reason, "until": pause.until}
         params = {

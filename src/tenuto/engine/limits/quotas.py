@@ -9,7 +9,7 @@ from tenuto.store.protocol import Statement
 
 async def quota_gates(core: Core, workspace: UUID) -> list[Gate]:
     """Returns one gate if the workspace runs as many tasks as its quota allows, else none."""
-    limit = core.lanes.running(workspace)
+    limit = core.lanes.max_running(workspace)
     if limit is None:
         return []
     rows = await core.store.fetch(Statement("workspace_load", {"workspace": workspace}))

@@ -42,7 +42,7 @@ class RateLimitedClaim(msgspec.Struct, frozen=True):
     """The claimed rows, and the limits that are used up after the claim."""
 
     rows: Rows
-    held: dict[str, datetime]
+    exhausted: dict[str, datetime]
     """Used-up limits by name, with the time of their next request."""
 
 
@@ -60,7 +60,7 @@ class RateLimits:
         return [_view(row, now) for row in await limit_rows(self._core, self._workspace)]
 
     async def put(self, limit: RateLimit) -> RateLimitView:
-        """Stores and returns a limit, replacing one of that name; recorded usage still counts."""
+        """Stores a limit, wakes all workers and returns it; usage under its name still counts."""
         limit.check()
 
         def script() -> Script[bool]:
@@ -79,7 +79,7 @@ class RateLimits:
         return next(view for view in await self.list() if view.name == limit.name)
 
     async def delete(self, name: str) -> None:
-        """Deletes a limit and wakes all workers."""
+        """Deletes a limit and wakes all workers; raises `NotFound`."""
         bounds.check_text("name", name, bounds.MAX_TEXT)
         params = {"workspace": self._workspace, "name": name, "actor": self._actor}
         params |= {"now": self._core.now(), "id": self._core.clock.new_id()}
@@ -118,7 +118,7 @@ async def limit_rows(core: "Core", workspace: UUID) -> Sequence[Row]:
 def exhausted_limits(
     rows: Sequence[Row], model: str | None, account: str | None, now: datetime
 ) -> dict[str, datetime]:
-    """Returns the used-up limits that apply to a model and account, with their next time."""
+    """Returns the used-up limits of a model and account: names, with the next request's time."""
     exhausted = {}
     for row in rows:
         limit, usage = limit_of(row), _stored_usage(row)
@@ -171,7 +171,10 @@ def claim_within_limits(
 def _shares_by_group(
     groups: dict[LimitNames, list[int]], remaining: dict[str, int], n: int
 ) -> Script[dict[LimitNames, int]]:
-    """Returns how many tasks to claim per group; several groups share by their best ranks."""
+    """Returns how many tasks to claim per group; several groups share `n` by their best ranks.
+
+    `remaining` has the number of requests left by limit.
+    """
     max_by_group = {
         group: min(n, rate_limits.allowed_claims(group, remaining, n)) for group in groups
     }
@@ -186,10 +189,9 @@ def _shares_by_group(
 
 
 def charge_tokens(
-    core: "Core", workspace: UUID, agent: UUID | None, model: str | None, tokens: int, now: datetime
+    workspace: UUID, agent: UUID | None, model: str | None, tokens: int, now: datetime
 ) -> Script[None]:
     """Counts an attempt's tokens against the limits that apply to the model and agent."""
-    del core
     if tokens <= 0:
         return
     rows = yield Statement("rate_limits", {"workspace": workspace})
@@ -218,7 +220,7 @@ class _AgentModel(msgspec.Struct, frozen=True):
 
 
 def _load_agent_model(workspace: UUID, agent: UUID | None) -> Script[_AgentModel]:
-    """Returns the agent's fields; empty ones if there is no such agent."""
+    """Returns the agent's model and account; both `None` if there is no such agent."""
     if agent is None:
         return _AgentModel()
     rows = yield Statement("agent", {"workspace": workspace, "id": agent})

@@ -29,13 +29,13 @@ class TaskAuditRow(msgspec.Struct, frozen=True):
 
 
 class AuditReader:
-    """Reads what consistency checks compare after injected faults."""
+    """Reads what consistency checks compare after injected faults, in all workspaces."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
     async def tasks(self) -> list[TaskAuditRow]:
-        """Returns all tasks of the database."""
+        """Returns all tasks of the database, by id."""
         tasks: list[TaskAuditRow] = []
         after = UUID(int=0)
         while rows := await self._rows("audit_tasks", after=after, most=PAGE_SIZE):

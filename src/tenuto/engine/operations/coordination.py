@@ -38,7 +38,10 @@ async def recover(core: Core, actor: str, workspace: UUID | None = None) -> Reco
 async def recent_logs(
     engine: Engine, level: str, limit: int, workspace: UUID | None = None
 ) -> list[LogLine]:
-    """Returns the newest events of at least this level, of one workspace and of coordinators."""
+    """Returns the newest events from `level` upwards, oldest first, of workspace and coordinators.
+
+    The default workspace is that of `engine`.
+    """
     system_queries = TaskQueries(engine.system)
     if workspace in (None, engine.workspace):
         lines = await engine.query.severe_events(engine.workspace, level, limit)

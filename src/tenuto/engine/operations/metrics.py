@@ -35,7 +35,7 @@ class MetricsRecorder:
         self._unmeasured: list[Row] = []
 
     async def process_events(self, events: Sequence[Row]) -> None:
-        """Counts the events, and measures durations; the earlier events are read in batches."""
+        """Counts the events and measures durations; later calls measure what the store refused."""
         for event in events:
             if self._count(event):
                 self._unmeasured.append(event)
@@ -115,7 +115,7 @@ def _event_data(event: Row) -> dict[str, Any]:
 
 
 def _seconds_between(since: datetime, until: datetime) -> float:
-    """Returns the seconds between; 0 if the clock was set back."""
+    """Returns the seconds between two times; 0 if the clock was set back."""
     return max(0.0, (until - since).total_seconds())
 
 

@@ -93,7 +93,7 @@ class TriggerRunner:
         return self._match_count >= MAX_MATCHES
 
     async def trigger_once(self, limit: int = MAX_BATCH) -> int:
-        """Starts the flows for the next events; returns how many events were read."""
+        """Starts the flows for the next events; returns how many were read (0: no triggers)."""
         unread = await self._core.store.fetch(Statement("triggers_ahead", {"name": CURSOR}))
         if not unread:
             return 0
@@ -144,7 +144,7 @@ class TriggerRunner:
     async def _start_matched(
         self, match: _TriggerMatch, subjects: _EventSubjects, plans: dict[tuple[UUID, str], Plan]
     ) -> None:
-        """Starts the flow of one match, or records the failure; other matches are not affected."""
+        """Starts the flow of one match if the filter is true, or records why it could not start."""
         trigger = match.trigger
         try:
             flow_input = _flow_input(match, subjects.of(match.event))
@@ -232,7 +232,7 @@ class TriggerRunner:
         yield Statement("trigger_fired", trigger_key | note | actor_and_time)
 
     async def _record_failure(self, trigger: Row, reason: str) -> None:
-        """Stores the reason as the trigger's last error."""
+        """Stores a trigger's last error; adds an event if the error is a new one."""
         params = {
             "id": trigger["id"],
             "workspace": trigger["workspace"],
@@ -303,7 +303,7 @@ class TriggerRunner:
         return subjects
 
     async def _nearest_flow(self, row: Row) -> UUID | None:
-        """Returns the flow of a task, or of its nearest parent in a flow; `None` if none is."""
+        """Returns the flow of a task, or of its nearest parent in a flow; `None` without one."""
         for _ in range(MAX_PARENTS):
             if row["flow"] is not None or row["parent"] is None:
                 break

@@ -47,7 +47,7 @@ class EventPublisher:
         stored, values = extract_secrets(data)
         redacted = Redactor(values.values()).redact_value(stored)
         if task is not None:
-            redacted = (await self._redactor(task)).redact_value(redacted)
+            redacted = (await self._task_redactor(task)).redact_value(redacted)
         text = bounds.to_json_text("data", redacted)
         if text is not None and len(text.encode()) > MAX_DATA:
             message = f"data has {len(text.encode()):,} bytes of JSON, more than {MAX_DATA:,}"
@@ -62,8 +62,8 @@ class EventPublisher:
         await self._core.store.transact_one(script)
         return EventView(id=event_id, name=name, data=redacted, task_id=task, at=now)
 
-    async def _redactor(self, task: UUID) -> Redactor:
-        """Returns the redactor for all secrets of a task; raises `NotFound`."""
+    async def _task_redactor(self, task: UUID) -> Redactor:
+        """Returns the redactor of all secrets of a task; raises `NotFound` for an unknown task."""
         rows = await self._core.store.fetch(Statement("task_statuses", {"ids": [task]}))
         if not rows or rows[0]["workspace"] != self._workspace:
             raise NotFound(f"no task {task}")

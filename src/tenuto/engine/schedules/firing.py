@@ -61,7 +61,7 @@ class ScheduleRunner:
         return sum([await self._fire(row) for row in due_rows.values()])
 
     async def _fire(self, row: Row) -> int:
-        """Fires one schedule; returns 1 if it was due. A failing one is paused; others go on."""
+        """Fires one schedule; returns 1 if it was due. An internal error pauses the schedule."""
         actor = f"schedule:{row['name']}"
         try:
             prepared = await self._prepare(row, actor)
@@ -83,7 +83,7 @@ class ScheduleRunner:
         )
 
     async def _prepare(self, row: Row, actor: str) -> _PreparedFlow:
-        """Prepares the schedule's next flow, or returns why it cannot start."""
+        """Returns the schedule's prepared next flow, or the error why it cannot start."""
         flows = Flows(self._core, row["workspace"], actor)
         try:
             plan = await flows.build_plan(row["target"])
@@ -98,7 +98,7 @@ class ScheduleRunner:
     def _decide_and_start(
         self, cascade: Cascade, read_row: Row, prepared: _PreparedFlow
     ) -> Script[int]:
-        """Locks the schedule, decides, starts its flow and stores it; returns 1 if it was due."""
+        """Locks the schedule, starts its flow and stores the decision; returns 0 if not due."""
         rows = yield Statement("schedule_lock_active", {"id": read_row["id"]})
         if not rows or any(rows[0][name] != read_row[name] for name in ("target", "input")):
             return 0  # another process has locked it, or its target or input was changed

@@ -86,7 +86,7 @@ def with_new_times(
 ) -> ScheduleRow:
     """Returns the schedule with new times, from now on.
 
-    A fixed time that has passed starts only if it was changed. `roll` in [0, 1) sets the jitter.
+    A fixed time in the past only starts the target if it changed. `roll` in [0, 1) sets the jitter.
     """
     is_unchanged = spec.kind == "datetime-event" and schedule.times.at == spec.at
     last = schedule.last_at if is_unchanged else initial_cursor(spec, now)
@@ -123,7 +123,7 @@ def insert_statement(
 def update_statement(
     schedule: ScheduleRow, notes: Sequence[ScheduleAuditNote], now: datetime, actor: str | None
 ) -> Statement:
-    """Returns the statement that updates a schedule with its audit notes."""
+    """Returns the statement that updates a schedule; each audit note adds 1 to its version."""
     params = _statement_params(schedule, schedule.version + len(notes), now, actor)
     return Statement("schedule_update", params, _note_rows(schedule, notes))
 

@@ -44,14 +44,14 @@ class Rules:
         self._actor = actor
 
     async def page(self, limit: int, cursor: UUID | None, name: str | None) -> Sequence[Row]:
-        """Returns up to `limit + 1` rules, newest first; with `name`, only that one."""
+        """Returns up to `limit + 1` rows, newest first; with `name`, only the row of this name."""
         bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
         bounds.check_text("name", name or "", bounds.MAX_TEXT)
         params = {"name": name, "before": cursor, "most": limit + 1}
         return await self._core.store.fetch(self._statement(self._kind.page, params))
 
     async def find(self, rule: UUID | str) -> Row:
-        """Returns the rule with this id or name; raises `NotFound`."""
+        """Returns the row of the rule with this id or name; raises `NotFound`."""
         id_ = parse_id(rule)
         if id_ is None:
             rows = (await self.page(1, None, str(rule)))[:1]
@@ -82,7 +82,7 @@ class Rules:
         return id_
 
     async def delete(self, rule: UUID | str) -> None:
-        """Deletes a rule; its audit trail stays."""
+        """Deletes a rule, but not its events; raises `NotFound`."""
         params = {"id": (await self.find(rule))["id"]}
         params |= {"actor": self._actor, "now": self._core.now()}
 
@@ -94,12 +94,12 @@ class Rules:
 
     def require_free_name(self, name: str) -> Script[None]:
         """Raises `Conflict` if a rule of the workspace has the name."""
-        if (yield from self.stored([name])):
+        if (yield from self.lock_by_name([name])):
             text = f"{self._kind.noun} {name!r} already exists; choose another name"
             raise Conflict(text, "name_taken")
 
     def insert(self, name: str, statement: Statement) -> Script[None]:
-        """Runs the statement that inserts a rule; raises if the name is taken or no room is left.
+        """Runs the statement that inserts a rule; raises if the name is taken or the limit reached.
 
         The statement returns no row in these cases.
         """
@@ -110,19 +110,19 @@ class Rules:
         text = f"the workspace has {maximum:,} {noun}s, the maximum; delete one first"
         raise Invalid(text, "too_large")
 
-    def stored(self, names: Sequence[str]) -> Script[dict[str, Row]]:
+    def lock_by_name(self, names: Sequence[str]) -> Script[dict[str, Row]]:
         """Locks and returns the rules with these names, by name."""
         rows = yield self._statement(self._kind.by_name, {"names": sorted(names)})
         return {row["name"]: row for row in rows}
 
-    def compare(
+    def lock_and_compare(
         self, requested: Sequence[D], differs: Callable[[Row, D], bool]
     ) -> Script[tuple[dict[str, str], dict[str, Row]]]:
-        """Returns what storing each rule of a file does, by name, and the stored rules, locked.
+        """Locks the stored rules; returns the action for each rule of a file, and the stored rows.
 
-        The actions are `created`, `updated` and `unchanged`.
+        Both are by name. The actions are `created`, `updated` and `unchanged`.
         """
-        stored = yield from self.stored([desired.name for desired in requested])
+        stored = yield from self.lock_by_name([desired.name for desired in requested])
         actions = {}
         for desired in requested:
             row = stored.get(desired.name)
@@ -133,7 +133,7 @@ class Rules:
         return actions, stored
 
     def check_status(self, rule: UUID | str, status: str, required: str, action: str) -> None:
-        """Raises `Conflict` if a rule that is to be paused or resumed has another status."""
+        """Raises `Conflict` if the status is not `required`; `action` is `paused` or `resumed`."""
         if status != required:
             article = "an" if required == "ACTIVE" else "a"
             text = f"{self._kind.noun} {rule} is {status}; only {article} {required} one"

@@ -201,7 +201,7 @@ class Schedules:
         return await self.get(id_)
 
     async def pause(self, schedule: UUID | str) -> ScheduleView:
-        """Pauses the schedule until it is resumed; running flows continue."""
+        """Pauses an active schedule (else `Conflict`) until resumed; running flows continue."""
 
         def pause_row(row: ScheduleRow) -> ScheduleRow:
             self._rules.check_status(schedule, row.status, "ACTIVE", "paused")
@@ -236,7 +236,7 @@ class Schedules:
             check_key("name", desired.name)
             check(desired.schedule)
             _input_json(desired.input)
-        actions, stored = yield from self._rules.compare(requested, _differs)
+        actions, stored = yield from self._rules.lock_and_compare(requested, _differs)
         for desired in () if dry_run else requested:
             if actions[desired.name] == "created":
                 new = self._new_row(
@@ -290,7 +290,7 @@ class Schedules:
         yield from self._insert(new, notes)
 
     def _insert(self, new: ScheduleRow, notes: Sequence[ScheduleAuditNote]) -> Script[None]:
-        """Inserts a schedule, after a check of the secrets that its input names."""
+        """Inserts a schedule; `Forbidden` if its input names a secret for a higher role."""
         yield from check_value(self._workspace, self._caller, decode_json(new.input))
         statement = insert_statement(new, notes, self._core.now(), self._actor)
         yield from self._rules.insert(new.name, statement)
@@ -298,7 +298,7 @@ class Schedules:
     def _apply_change(
         self, stored: ScheduleRow, change: ScheduleChange, input_json: str | UnsetType | None
     ) -> Script[None]:
-        """Updates the schedule if the change makes a difference. The caller has locked its row."""
+        """Updates a locked schedule if the change makes a difference; can raise `Forbidden`."""
         now, after = self._core.now(), stored
         if change.target is not UNSET:
             after = msgspec.structs.replace(after, target=change.target)
@@ -313,13 +313,13 @@ class Schedules:
             yield update_statement(after, [ScheduleAuditNote("schedule_changed")], now, self._actor)
 
     async def _update_row(
-        self, schedule: UUID | str, kind: str, decide: Callable[[ScheduleRow], ScheduleRow]
+        self, schedule: UUID | str, event_kind: str, build_row: Callable[[ScheduleRow], ScheduleRow]
     ) -> ScheduleView:
-        """Locks the schedule, stores what `decide` returns for it, with an event of this kind."""
+        """Locks the schedule; stores the row that `build_row` returns, with an event."""
 
         def write(row: Row) -> Script[None]:
-            notes = [ScheduleAuditNote(kind)]
-            yield update_statement(decide(schedule_of(row)), notes, self._core.now(), self._actor)
+            notes, after = [ScheduleAuditNote(event_kind)], build_row(schedule_of(row))
+            yield update_statement(after, notes, self._core.now(), self._actor)
 
         return await self.get(await self._rules.change(schedule, write))
 
@@ -330,12 +330,12 @@ def fire_key(schedule: UUID, time: datetime) -> str:
 
 
 def fired_note(time: datetime, flow: UUID) -> ScheduleAuditNote:
-    """Returns the audit note of a start."""
+    """Returns the audit note that the schedule started this flow."""
     return ScheduleAuditNote("schedule_fired", {"time": time, "flow": flow})
 
 
 def _input_json(value: Any) -> str | None:
-    """Returns the flow input as JSON, for the row; raises `Invalid` if it contains a secret."""
+    """Returns the flow input as JSON, or `None`; raises `Invalid` if it contains a secret."""
     if extract_secrets(value)[1]:
         text = 'input contains secrets, but it is stored unencrypted; use {"$secret": NAME}'
         raise Invalid(text, "secret_in_definition", field="input")

@@ -143,7 +143,7 @@ class Triggers:
         return await self._set_status(trigger, "ACTIVE", "PAUSED", "paused")
 
     async def resume(self, trigger: UUID | str) -> TriggerView:
-        """Resumes the trigger for events from now on."""
+        """Resumes a paused trigger (else `Conflict`) for events from now on."""
         return await self._set_status(trigger, "PAUSED", "ACTIVE", "resumed")
 
     async def delete(self, trigger: UUID | str) -> None:
@@ -159,7 +159,7 @@ class Triggers:
         """
         for desired in requested:
             _check(desired)
-        actions, stored = yield from self._rules.compare(requested, _differs)
+        actions, stored = yield from self._rules.lock_and_compare(requested, _differs)
         for desired in () if dry_run else requested:
             if actions[desired.name] == "created":
                 yield from self._insert(self._core.clock.new_id(), desired)
@@ -190,12 +190,12 @@ class Triggers:
         return await self.get(await self._rules.change(trigger, write))
 
     def _changed_statement(self, row: Row, desired: DesiredTrigger) -> Statement:
-        """Returns the statement that writes a user's new fields, and forgets the last error."""
+        """Returns the statement that writes a user's new fields and clears the last error."""
         fields = {name: getattr(desired, name) for name in _FIELDS}
         return self._update_statement(row, "trigger_changed", fields | {"last_error": None})
 
     def _update_statement(self, row: Row, kind: str, fields: Mapping[str, Any]) -> Statement:
-        """Returns the statement that writes the row with these new fields, and an event."""
+        """Returns the statement that writes new fields and an event; older events match no more."""
         names = ("id", "workspace", *_FIELDS, "status", "last_error")
         now = self._core.now()
         params = {name: row[name] for name in names} | dict(fields)

@@ -213,7 +213,7 @@ class TaskClaimer:
 
         Raises `ClaimOutcomeUnknown` if the store is away and the claim may still have committed.
         """
-        has_quota = self._core.lanes.running(agent.workspace) is not None
+        has_quota = self._core.lanes.max_running(agent.workspace) is not None
         has_running_limit = agent.max_concurrent is not None or has_quota
         request = _ClaimRequest(
             params,
@@ -238,8 +238,8 @@ class TaskClaimer:
                 # A commit that waits for a standby is not visible yet.
                 raise ClaimOutcomeUnknown(error) from error
             return rows
-        if result.held:
-            self._core.lanes.exclude_limited(agent.workspace, open_lanes.version, result.held)
+        if result.exhausted:
+            self._core.lanes.exclude_limited(agent.workspace, open_lanes.version, result.exhausted)
         return result.rows
 
     async def _recover_unknown_claims(
@@ -344,7 +344,7 @@ class TaskClaimer:
         """Returns how many of the requested tasks the workspace's quota allows to run."""
         n: int = request.params["n"]
         workspace = {"workspace": request.params["workspace"]}
-        if self._core.lanes.running(workspace["workspace"]) is None:
+        if self._core.lanes.max_running(workspace["workspace"]) is None:
             return n
         rows = yield Statement("workspace_lock", workspace)
         quota = parse_quota(rows[0]["quota"] if rows else None)

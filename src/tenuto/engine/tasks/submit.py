@@ -291,7 +291,7 @@ class TaskSubmitter:
         yield from dependencies.apply_effects(cascade, hot)
         for row in hot:
             if row[HOLD_COLUMN] == HOLD and not row[UNMET_COLUMN]:
-                cascade.permits.request_permit(row[0], workspace)
+                cascade.permits.record_request(row[0], workspace)
         return submitted
 
     async def _insert_plain(self, prepared: PreparedSubmit, workspace: UUID) -> list[Submitted]:
@@ -334,9 +334,9 @@ class TaskSubmitter:
         encrypted = self._task_secrets.encrypt_secrets(new_tasks, ids, workspace)
         rules = await self._core.lanes.complexity(workspace)
         new_tasks = (
-            [with_required_capability(new, rules) for new in encrypted.news]
+            [with_required_capability(new, rules) for new in encrypted.new_tasks]
             if rules.policy == "require"
-            else encrypted.news
+            else encrypted.new_tasks
         )
         trace = tracing.current_traceparent()
         if plain and rules.policy != "require" and rerun_of is None and trace is None:
@@ -395,19 +395,19 @@ class TaskSubmitter:
         rows = empty_rows()
         rows["sealed"] = encrypted.rows
         body, hot = rows["body"], rows["hot"]
-        for new, task_id in zip(encrypted.news, ids, strict=True):
+        for new, task_id in zip(encrypted.new_tasks, ids, strict=True):
             body.append(plain_body_row(new, task_id, workspace, actor))
         texts = [row[INPUT_COLUMN] for row in body]
         await self._task_secrets.check_names(texts, workspace)
         _check_no_references(texts)
-        types = {new.task_type: new for new in encrypted.news}
+        types = {new.task_type: new for new in encrypted.new_tasks}
         by_type = {name: requirements(new, workspace) for name, new in types.items()}
         lane_ids = await self._core.lanes.ensure(set(by_type.values()))
         lanes = {task_type: lane_ids[needs] for task_type, needs in by_type.items()}
         now = self._core.now()
-        priorities = {new.priority for new in encrypted.news}
+        priorities = {new.priority for new in encrypted.new_tasks}
         ranks = {priority: rank(priority, now) for priority in priorities}
-        for new, task_id in zip(encrypted.news, ids, strict=True):
+        for new, task_id in zip(encrypted.new_tasks, ids, strict=True):
             lane, row_rank = lanes[new.task_type], ranks[new.priority]
             hot.append(plain_hot_row(new, task_id, workspace, lane, actor, row_rank))
         no_keys: list[Any] = [None] * len(ids)
@@ -480,7 +480,7 @@ def _fingerprints(encrypted: EncryptedTasks, rules: ComplexityRules) -> list[tup
         )
         if new.id or new.idempotency_key
         else ()
-        for index, new in enumerate(encrypted.news)
+        for index, new in enumerate(encrypted.new_tasks)
     ]
 
 

@@ -109,6 +109,7 @@ class Identity:
         created_from: UUID | None,
         add_owner: Callable[[UUID, datetime], Script[None]],
     ) -> UUID:
+        """Inserts a workspace, runs `add_owner` in the same transaction, and returns the id."""
         bounds.check_text("name", name, bounds.MAX_NAME, empty=False)
         workspace = self.clock.new_id()
         now = self.clock.now()
@@ -240,7 +241,7 @@ class Identity:
         check_caller_covers(caller, action, Role[require_one(rows, "user", user)["role"]])
 
     async def login(self, name: str, password: str, workspace: str | None = None) -> NewToken:
-        """Checks the password and returns a new session token.
+        """Returns a new session token; raises `Unauthenticated` if name or password is wrong.
 
         Without a workspace, the name is looked up in the first workspace. Every refusal has the
         same text and takes the same work, and does not depend on data of other workspaces.
@@ -279,7 +280,7 @@ class Identity:
         return rows[0] if rows else None
 
     async def logout(self, session: UUID) -> None:
-        """Ends a login session; raises `NotFound`."""
+        """Ends a login session; raises `NotFound` if it has ended already."""
         missing = "the login session does not exist or has ended"
         await self._execute_on_one("session_end", missing, id=session, now=self.clock.now())
 
@@ -357,7 +358,7 @@ class Identity:
             if (role := current_role_of(target)) is not None:
                 check_caller_covers(caller, "end", role)
             ids = [row["id"] for row in rows]
-            yield from _check_owner_remains(caller.workspace, ended=ids)
+            yield from _check_owner_remains(caller.workspace, ended_tokens=ids)
             yield Statement("tokens_revoke", workspace | {"ids": ids, "now": now})
 
         await self._store.transact(script)
@@ -377,7 +378,7 @@ class Identity:
         raise Unauthenticated("the token has an invalid format")
 
     async def _execute_on_one(self, query: str, missing: str, **params: Any) -> None:
-        """Executes the query; raises `NotFound` with the text `missing` if it returns no row."""
+        """Executes a query that changes one row; raises `NotFound` (text: `missing`) if none."""
 
         def script() -> Script[Rows]:
             return (yield Statement(query, params))
@@ -387,12 +388,13 @@ class Identity:
 
 
 def _membership_statement(workspace: UUID, user: UUID, role: Role, now: datetime) -> Statement:
+    """Returns the statement that adds a member, or changes the role of one."""
     params = {"workspace": workspace, "user_id": user, "role": role.name, "now": now}
     return Statement("member_put", params)
 
 
 def _check_owner_remains(
-    workspace: UUID, *, user: UUID | None = None, ended: Collection[UUID] = ()
+    workspace: UUID, *, user: UUID | None = None, ended_tokens: Collection[UUID] = ()
 ) -> Script[None]:
     """Raises `Conflict` (`last_owner`) if no owner remains without this user or these tokens.
 
@@ -403,7 +405,7 @@ def _check_owner_remains(
     tokens = yield Statement("owner_tokens", {"workspace": workspace})
     owner_token_ids = [row["id"] for row in tokens if "admin" in msgspec.json.decode(row["scopes"])]
     if loses_last_owner(
-        [row["id"] for row in owners], owner_token_ids, demoted_user=user, ended_tokens=ended
+        [row["id"] for row in owners], owner_token_ids, demoted_user=user, ended_tokens=ended_tokens
     ):
         raise Conflict(
             "the workspace would have no owner left: neither a user with the role OWNER, nor an"
@@ -430,7 +432,7 @@ def _workspace_param(text: str) -> dict[str, Any]:
 def _token_row(
     token: NewToken, workspace: UUID, name: str, role: Role, scopes: tuple[str, ...], now: datetime
 ) -> dict[str, Any]:
-    """Returns the stored fields of a token that belongs to no user and no agent."""
+    """Returns the row of a token without user and agent; it has the token's hash, not its text."""
     return {
         "id": token.id,
         "workspace": workspace,

@@ -27,11 +27,11 @@ _LIKE_PATTERNS = {"mask": f'%"{MASK}"%', "reference": f'%"{secrets.REFERENCE}"%'
 class EncryptedTasks(msgspec.Struct, frozen=True):
     """Tasks without their secrets, the rows with the encrypted secrets, and their hashes.
 
-    The hashes are by the task's index in `news`, one per encryption key. They are keyed hashes:
+    The hashes are by the task's index in `new_tasks`, one per encryption key. They are keyed:
     without the key they reveal nothing.
     """
 
-    news: list[NewTask]
+    new_tasks: list[NewTask]
     rows: list[tuple[Any, ...]]
     hashes: dict[int, list[str]]
 
@@ -67,12 +67,12 @@ class TaskSecrets:
     def encrypt_secrets(
         self, new_tasks: Sequence[NewTask], ids: Sequence[UUID], workspace: UUID
     ) -> EncryptedTasks:
-        """Removes the values under `secrets` from the tasks' inputs, and encrypts them."""
+        """Returns the tasks without values under `secrets`, and these encrypted; stores nothing."""
         result = EncryptedTasks(list(new_tasks), [], {})
         for index, new in enumerate(new_tasks):
             stored, values = secrets.extract_secrets(new.input)
             if values:
-                result.news[index] = msgspec.structs.replace(new, input=stored)
+                result.new_tasks[index] = msgspec.structs.replace(new, input=stored)
                 text = msgspec.json.encode(values, order="deterministic")
                 result.rows.append(self._encrypted_row(ids[index], workspace, text.decode()))
                 result.hashes[index] = [
@@ -108,9 +108,9 @@ class TaskSecrets:
     async def decrypt_inputs(
         self, rows: Sequence[Row], claimant: Claimant
     ) -> dict[UUID, DecryptedInput | TenutoError]:
-        """Decrypts input and `env` of each of these claimed tasks, all of one workspace.
+        """Decrypts input and `env` of claimed tasks of one workspace; returns them by task id.
 
-        Returns the input by task id, or the error if it cannot be given to the claimant.
+        A task whose input cannot be given to the claimant has the error instead.
         """
         results: dict[UUID, DecryptedInput | TenutoError] = {}
         try:
@@ -165,7 +165,7 @@ class TaskSecrets:
         return redactor
 
     async def _all_values(self, row: Row) -> list[str]:
-        """Returns the secret values of a task, except secrets that were deleted."""
+        """Returns the decrypted secret values of a task, except secrets that were deleted."""
         if row["input"] is None and row["env"] is None:
             return []
         stored, workspace = await self._load_secrets([row]), row["workspace"]
@@ -175,7 +175,7 @@ class TaskSecrets:
         return values
 
     async def _load_secrets(self, rows: Sequence[Row]) -> _StoredSecrets:
-        """Returns the encrypted secrets that tasks of one workspace have or name."""
+        """Reads the encrypted secrets that tasks of one workspace have or name."""
         values = [decode_json(row[name]) for row in rows for name in ("input", "env")]
         own = await self._load_own([row["id"] for row in rows])
         return _StoredSecrets(

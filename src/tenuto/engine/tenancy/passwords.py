@@ -18,7 +18,7 @@ class PasswordChecker:
         self._decoy_hash = ""
 
     async def is_right(self, stored: str | None, password: str) -> bool:
-        """True if the password has the stored hash; `None` stands for no user."""
+        """True if the password has the hash `stored`; false for `None` (no user), as slowly."""
         if not self._decoy_hash:
             self._decoy_hash = await hash_password("x" * MIN_PASSWORD)
         return await asyncio.to_thread(_verify, stored or self._decoy_hash, password) and bool(

@@ -95,7 +95,7 @@ class NamedSecrets:
         return [SecretView(**{**row, "use": parse_use(row["use"])}) for row in rows]
 
     async def delete(self, name: str) -> None:
-        """Deletes a secret; tasks that name it can no longer start."""
+        """Deletes a secret; tasks that name it can no longer start. Raises `NotFound`."""
         check_name(name)
 
         def script() -> Script[None]:
@@ -109,7 +109,7 @@ class NamedSecrets:
         return {"workspace": self._workspace, "name": name}
 
     def _lock_changeable(self, name: str) -> Script[bool]:
-        """Locks a secret, and checks that the caller can change it; false if it does not exist."""
+        """Locks a secret; false if there is none, `Forbidden` if the caller cannot change it."""
         rows = yield Statement("secret_locked", self._name_params(name))
         for row in rows:
             self._check_role(name, parse_use(row["use"]))
@@ -145,7 +145,7 @@ class KeyRotator:
         )
 
     def _rotate(self, old_keys: Sequence[str], limit: int) -> Script[int]:
-        """Re-encrypts named secrets, then those of tasks, then those of webhooks."""
+        """Re-encrypts named secrets, then those of tasks, then of webhooks; returns how many."""
         params = {"keys": old_keys, "most": limit}
         rows = yield Statement("secrets_with_old_key", params)
         named = self._reencrypt(rows, "secret", "data")
@@ -165,7 +165,7 @@ class KeyRotator:
     def _reencrypt(
         self, rows: Sequence[Row], table: str, column: str
     ) -> Sequence[tuple[UUID, str, str]]:
-        """Returns the rows encrypted with the current key, without those it cannot decrypt."""
+        """Returns rows (id, key id, data) with the current key; logs and omits invalid ones."""
         key_ring = require_key_ring(self._core)
         reencrypted = []
         for row in rows:

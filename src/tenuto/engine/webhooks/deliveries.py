@@ -116,7 +116,7 @@ class Deliveries:
         return len(events)
 
     def add_messages(self, events: Sequence[WebhookEvent]) -> Script[int]:
-        """Creates messages for subscribed webhooks, in the caller's script; returns how many."""
+        """Creates the events' messages for subscribed webhooks; returns how many messages."""
         workspaces = sorted({event.workspace for event in events})
         if not workspaces:
             return 0
@@ -200,7 +200,10 @@ class Deliveries:
         return hooks, rows
 
     async def _prepare(self, row: Row, hook: Row) -> DueDelivery | None:
-        """Returns the message with its decrypted secrets, or records why it cannot be sent."""
+        """Returns the message with its decrypted secrets.
+
+        Records a failure and returns `None` if its tries are used up, or it cannot be signed.
+        """
         due = DueDelivery(
             id=row["id"],
             webhook=hook["id"],

@@ -151,7 +151,8 @@ class WebhookEndpoints:
     ) -> WebhookView:
         """Changes a webhook and returns it. Disabling it cancels its waiting messages.
 
-        Raises `Conflict` (`version_conflict`) if the webhook no longer has the given version.
+        A new URL, or enabling the webhook, resets the health of its endpoint. Raises `Conflict`
+        (`version_conflict`) if the webhook no longer has the given version.
         """
         if change.url is not UNSET:
             await self._check(change.url)
@@ -170,7 +171,7 @@ class WebhookEndpoints:
         return await self.show(webhook, workspace)
 
     async def delete(self, webhook: UUID, workspace: UUID) -> None:
-        """Deletes a webhook; its past deliveries can still be read."""
+        """Deletes a webhook and cancels its waiting messages; its deliveries can still be read."""
 
         def script() -> Script[None]:
             params = {"workspace": workspace, "id": webhook}
@@ -204,7 +205,7 @@ class WebhookEndpoints:
         return DeliveryPage(*page_of(rows, limit, _delivery_view))
 
     async def redeliver(self, delivery: UUID, workspace: UUID) -> DeliveryView:
-        """Sends a message again that was delivered or given up; its id stays the same."""
+        """Sends a delivered or given up message again; `Conflict` if it still waits to be sent."""
         view = await self._show_delivery(delivery, workspace)
 
         def script() -> Script[None]:
@@ -247,7 +248,7 @@ def new_secret(clock: Clock) -> str:
 def encrypt_secrets(
     core: Core, secrets: Sequence[str], webhook: UUID, workspace: UUID
 ) -> Encrypted:
-    """Encrypts a webhook's secrets (newest first) for its row."""
+    """Returns a webhook's secrets (newest first) encrypted for its row."""
     return require_key_ring(core).encrypt(
         " ".join(secrets), workspace=workspace, table="webhook", row=str(webhook), column="secret"
     )
