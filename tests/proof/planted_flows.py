@@ -68,13 +68,13 @@ def slot_counted_twice(stack: ExitStack) -> None:
         asked = sorted(result.command.fence.task for result in results)
         states = yield Statement("task_statuses", {"ids": asked})
         done = [row for row in states if row["status"] == "COMPLETED"]
-        cascade = self._core.cascade(results[0].actor)
+        cascade = self._core.new_cascade(results[0].actor)
         yield from cascade.run(
             [FinishedTask(row["id"], row["workspace"], Status.COMPLETED) for row in done]
         )
         return _followed(results, moved)
 
-    swap(stack, AttemptFinisher, "_watched_script", eager)
+    swap(stack, AttemptFinisher, "_complete_watched_script", eager)
 
 
 def _followed(results: list[Any], moved: set[UUID]) -> list[Any]:
@@ -229,7 +229,7 @@ def cascade_in_a_second_transaction(stack: ExitStack) -> None:
 
         await self._core.run_with_cascade(script, None)
 
-    swap(stack, AttemptFinisher, "_watched_script", only)
+    swap(stack, AttemptFinisher, "_complete_watched_script", only)
     swap(stack, AttemptFinisher, "_complete_with_cascade", then)
 
 

@@ -154,7 +154,7 @@ def capacity_not_counted(stack: ExitStack) -> None:
         yield from ()
         return int(concurrency.params["n"])
 
-    swap(stack, TaskClaimer, "_free_capacity", all_of_it)
+    swap(stack, TaskClaimer, "_lock_free_capacity", all_of_it)
 
 
 @plant("I8")
@@ -199,7 +199,7 @@ def audit_in_a_second_transaction(stack: ExitStack) -> None:
     later = msgspec.structs.replace(change, steps=(alone,), answer=alone.label, columns=())
     stack.enter_context(patch.dict(queries, {"note_later": later}))
     caller = [name for name, _ in change.rows["noted"]].index("actor")
-    write, decide_each = rows.changes_statement, maintenance.TaskMaintenance._decide_each
+    write, decide_each = rows.changes_statement, maintenance.TaskMaintenance._apply_to_each
     reported: dict[Any, list[Any]] = {}
 
     def half(decided: Sequence[tuple[TaskChange, commands.Command]]) -> Statement:
@@ -222,7 +222,7 @@ def audit_in_a_second_transaction(stack: ExitStack) -> None:
         return done
 
     swap(stack, maintenance, "changes_statement", half)
-    swap(stack, maintenance.TaskMaintenance, "_decide_each", in_two)
+    swap(stack, maintenance.TaskMaintenance, "_apply_to_each", in_two)
 
 
 @plant("I24")

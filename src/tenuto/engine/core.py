@@ -157,10 +157,10 @@ class Core:
         actor: str | None = None,
         first: Callable[[], Script[object]] | None = None,
     ) -> TaskChange | None:
-        """Loads a task, decides a command and writes the change, in a shared transaction.
+        """Applies a command to a task, with its follow-ups, in a transaction that callers share.
 
-        Returns the change; `None` for a repeated command. `first` runs before the command in the
-        same transaction.
+        Returns the change; `None` for a repeated command. Raises the reason of a refusal. `first`
+        runs before the command in the same transaction.
         """
         queued = QueuedCommand(task, workspace, command, actor, first)
         result: CommandResult = await self.batcher.submit(self._command_kind, queued, key=task.int)
@@ -169,8 +169,8 @@ class Core:
             self.send_cascade_hints(result.cascade)
         return result.change
 
-    def cascade(self, actor: str | None, *, strict: bool = False) -> Cascade:
-        """Returns a new cascade: the follow-ups of finished tasks in one transaction.
+    def new_cascade(self, actor: str | None, *, strict: bool = False) -> Cascade:
+        """Returns an empty cascade, to collect and write the follow-ups of one transaction.
 
         If `strict`, a failed control task raises `ControlTaskFailed`.
         """
@@ -179,7 +179,7 @@ class Core:
     def chained_completion(
         self, task: UUID, snapshot: ClaimSnapshot, actor: str | None
     ) -> ChainedCompletion | None:
-        """Returns the completion in one statement; `None` if the task needs a cascade."""
+        """Returns a completion and activation in one statement; `None` if a cascade is needed."""
         return plan_chained_completion(
             task, snapshot, self.clock, self.plans, self.lanes.is_confirmed, actor
         )
@@ -193,7 +193,7 @@ class Core:
         """
 
         def script_with_cascade() -> Script[tuple[T, Cascade]]:
-            cascade = self.cascade(actor)
+            cascade = self.new_cascade(actor)
             result = yield from script(cascade)
             yield from cascade.run()
             return result, cascade
@@ -215,7 +215,7 @@ class Core:
             return result
 
     def send_cascade_hints(self, cascade: Cascade) -> None:
-        """Sends hints about claimable tasks, requests to workers and deferred work of a cascade."""
+        """Sends the hints of a committed cascade, and marks its lanes as confirmed in the cache."""
         self.send_hints(cascade.changes)
         self.lanes.mark_used(cascade.touched_lanes, self.now())
         topics = {f"lane:{lane}" for lane in cascade.lanes}
@@ -225,7 +225,7 @@ class Core:
             self.wakeups.notify(topics)
 
     def _command_script(self, queued: list[QueuedCommand]) -> Script[Answers]:
-        """Locks the tasks, decides all commands and writes the changes with one cascade."""
+        """Locks the tasks, decides all commands, writes the changes; returns a result for each."""
         for item in queued:
             if item.first is not None:
                 yield from item.first()
@@ -264,7 +264,10 @@ class Core:
         finished: list[FinishedTask],
         actor: str | None,
     ) -> Script[Cascade | None]:
-        """Writes changes with their side effects; returns the cascade, `None` if there was none."""
+        """Writes changes of locked tasks and their follow-ups.
+
+        `finished` has the watched tasks that finished. Returns the cascade; `None` if none ran.
+        """
         if decided:
             yield changes_statement(decided)
         for change, _ in decided:
@@ -292,7 +295,7 @@ class Core:
         ]
         if not (finished or engine_acts or cancelled or permit_changes):
             return None
-        cascade = self.cascade(actor)
+        cascade = self.new_cascade(actor)
         cascade.permits.record(permit_changes)
         cascade.cancel_subtasks((task.id, task.workspace) for task in cancelled)
         cascade.queue_control_tasks((task.id, task.workspace) for task in engine_acts)

@@ -186,7 +186,7 @@ class Engine:
         return new_task_view(new, submitted.id, submitted.at, self.workspace, self.actor)
 
     async def submit_many(self, new_tasks: Sequence[NewTask]) -> list[Submitted]:
-        """Submits all tasks or none."""
+        """Submits all tasks or none; returns one result per task, in order."""
         try:
             if self.caller is not None:
                 await self.core.read(check_tasks(self.workspace, self.caller, new_tasks))
@@ -263,8 +263,8 @@ class Engine:
     async def confirm_gone_sessions(
         self, worker: str, host: str, may_run: Callable[[str, UUID], bool]
     ) -> int:
-        """Confirms unconfirmed ends of the worker and its host if no process of them is left."""
-        return await TaskMaintenance(self.core).sweep_once(worker, host, may_run)
+        """Records that sessions of unconfirmed attempts on this host are gone; returns how many."""
+        return await TaskMaintenance(self.core).confirm_gone_on_host(worker, host, may_run)
 
     async def progress(
         self,
@@ -273,7 +273,7 @@ class Engine:
         step: str | None = None,
         finish_at: datetime | None = None,
     ) -> None:
-        """Reports the attempt's progress."""
+        """Stores the attempt's progress; `None` leaves a value unchanged."""
         await self._reporter.progress(fence, percent, step, finish_at)
 
     async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:
@@ -304,7 +304,7 @@ class Engine:
         timeout_s: float | None = None,
         key: str | None = None,
     ) -> WaitResult:
-        """Returns the subtasks' outcomes; parks the task and ends the attempt until they finish."""
+        """Returns the subtasks' outcomes; while one is unfinished, parks the task instead."""
         with tracing.span("wait", task=fence.task):
             return await self._waits.wait_for_children(fence, children, timeout_s, key, self.actor)
 
@@ -333,16 +333,16 @@ class Engine:
         resume_at: datetime | None = None,
         usage: Usage | None = None,
     ) -> None:
-        """Ends the attempt; the error class decides about a retry, `resume_at` ends a limit."""
+        """Fails the attempt. Its error class decides on a retry; a limit resets at `resume_at`."""
         command = commands.Fail(fence=fence, failure=failure, resume_at=resume_at)
         await self._report(command, usage)
 
     async def used(self, fence: Fence, usage: Usage) -> None:
-        """Records the usage of an attempt since its last report."""
+        """Adds usage since the last report and enforces budgets; ignores an outdated fence."""
         await UsageRecorder(self.core, self.workspace).used(fence, usage, self.actor)
 
     async def spending(self) -> UsageStats:
-        """Returns the usage of the workspace's attempts."""
+        """Returns the usage of the workspace's attempts, today and in total."""
         return await UsageRecorder(self.core, self.workspace).stats(self.clock.now())
 
     async def not_started(self, fence: Fence, failure: commands.Failure) -> None:
@@ -366,7 +366,7 @@ class Engine:
         )
 
     async def release(self, fence: Fence) -> None:
-        """Releases the task, so that it can be claimed again; the try is not counted."""
+        """Releases the task for another claim without counting the try, up to a limit in a row."""
         await self._report(commands.Release(fence=fence))
 
     async def confirm_cancel(self, fence: Fence, receipt: dict[str, Any]) -> None:
@@ -423,7 +423,7 @@ class Engine:
         await self._controller.assign(task, self.workspace, agent, self.actor, take=take)
 
     async def archive(self, task: UUID) -> None:
-        """Archives a finished task."""
+        """Archives a finished task; raises `Conflict` if it is unfinished or archived."""
         await self._control(task, commands.Archive())
 
     async def reprioritise(self, task: UUID, priority: int) -> None:
@@ -433,7 +433,7 @@ class Engine:
         await self._control(task, commands.SetPriority(priority=priority))
 
     async def edit(self, task: UUID, changes: TaskChanges, version: int | None = None) -> None:
-        """Changes fields of a task, if it still has the given version."""
+        """Changes fields of a task; raises `Conflict` if `version` is given and outdated."""
         await self._editor.edit(task, self.workspace, changes, self.actor, version=version)
 
     async def erase(self, task: UUID) -> None:
@@ -457,13 +457,13 @@ class Engine:
         limit: int = 1000,
         dry_run: bool = False,
     ) -> ActionResult:
-        """Applies one action to all tasks that match a filter."""
+        """Applies an action to the newest `limit` matching tasks; `dry_run` only lists them."""
         return await self._controller.act(
             action, where, self.workspace, self.actor, reason=reason, limit=limit, dry_run=dry_run
         )
 
     async def find(self, text: str) -> UUID:
-        """Returns the task with this id, or with an id that begins with `text`."""
+        """Returns the id of the task whose id begins with `text`; a full id is not looked up."""
         return await self.query.find(text, self.workspace)
 
     async def list(
@@ -481,7 +481,7 @@ class Engine:
         return await self.query.attempts(task, self.workspace)
 
     async def events(self, task: UUID, after: int = 0, limit: int = 1000) -> Sequence[LogLine]:
-        """Returns the task's audit events after a version of the task."""
+        """Returns the task's audit events after a version of the task, oldest first."""
         return await self.query.events(task, self.workspace, after, limit)
 
     async def transcript(
@@ -491,7 +491,7 @@ class Engine:
         return await self.query.transcript(task, self.workspace, after, limit)
 
     async def logs(self, task: UUID, level: str = "DEBUG", limit: int = 1000) -> Sequence[LogLine]:
-        """Returns audit events and transcript lines, sorted by time."""
+        """Returns the newest audit events and transcript lines from `level` up, oldest first."""
         return await self.query.logs(task, self.workspace, level, limit)
 
     async def explain(self, task: UUID) -> Explanation:

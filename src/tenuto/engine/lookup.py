@@ -1,4 +1,4 @@
-"""Answers that all use cases give alike: one row or `NotFound`, one page, the version guard."""
+"""Shared handling of query results: one row or `NotFound`, one page, the version check."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar

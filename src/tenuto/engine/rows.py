@@ -92,7 +92,10 @@ def parse_task(row: Row) -> Task:
 
 
 def changes_statement(decided: Sequence[tuple[TaskChange, Command]]) -> Statement:
-    """Returns the statement that writes changes with their events and ended attempts."""
+    """Returns the statement that writes changes, with their events, ended attempts and results.
+
+    It skips a task whose row no longer has the version that the change was decided on.
+    """
     rows: dict[str, list[tuple[Any, ...]]] = {"changed": [], "ended": [], "noted": [], "result": []}
     for change, command in decided:
         task, event, end = change.task, change.event, change.end
@@ -179,7 +182,7 @@ def _any_filled(rows: list[tuple[Any, ...]], start: int, end: int | None = None)
 
 
 def merge_rows(batch: Sequence[Rows]) -> Rows:
-    """Merges the rows of several submits into those of one."""
+    """Returns the rows of several submits as the rows of one submit."""
     if len(batch) == 1:
         return batch[0]
     rows: Rows = {}
@@ -199,7 +202,7 @@ def empty_rows() -> Rows:
 
 
 def add_labels(rows: Rows, new: NewTask, task: UUID, workspace: UUID) -> None:
-    """Adds the rows of a task's tags, task tags and capabilities."""
+    """Adds rows of the task's tags, task tags and capabilities to `rows`."""
     for name, values in (
         ("label", new.tags),
         ("tag", new.task_tags),
@@ -319,15 +322,15 @@ def body_row(
     return _build_row(new, values, _BODY)
 
 
-def _build_row(new: NewTask, values: dict[str, Any], rows: _RowBuilder) -> tuple[Any, ...]:
+def _build_row(new: NewTask, values: dict[str, Any], builder: _RowBuilder) -> tuple[Any, ...]:
     """Returns a row: the `values` by column name, and the request's fields for the others."""
-    cells = dict(zip(rows.requested, rows.read_request(new), strict=True))
-    for name in rows.json_columns:
+    cells = dict(zip(builder.requested, builder.read_request(new), strict=True))
+    for name in builder.json_columns:
         if (value := cells[name]) is not None:
             is_struct = isinstance(value, msgspec.Struct)
             cells[name] = _encode_json(value) if is_struct else bounds.to_json_text(name, value)
     cells |= values
-    row: tuple[Any, ...] = rows.pick(cells)
+    row: tuple[Any, ...] = builder.pick(cells)
     return row
 
 

@@ -354,7 +354,7 @@ def _view_value(name: str, value: Any) -> Any:
 
 
 def decode_or_excerpt(text: Any, json_type: Any = Any) -> Any:
-    """Returns the value of stored JSON; an excerpt of the text if it is not of `json_type`."""
+    """Returns stored JSON as a value, or `{"unreadable": excerpt}` if it is not of `json_type`."""
     try:
         return None if text is None else msgspec.json.decode(text, type=json_type)
     except (msgspec.MsgspecError, TypeError):

@@ -64,7 +64,7 @@ async def test_sweep_restores_the_capacity(database_url: str) -> None:
         agent = await unconfirmed(engine, "host:4242:x")
         await engine.submit(NewTask(title="next"))
         assert await engine.claim(agent, "w", 1) == []
-        sweep = engine.maintenance.sweep_once
+        sweep = engine.maintenance.confirm_gone_on_host
         assert await sweep("host:1:y", "host", lambda _worker, _task: True) == 0
         assert await sweep("other:1:y", "other", lambda _worker, _task: False) == 0
         assert await sweep("host:1:y", "host", lambda _worker, _task: False) == 1

@@ -75,7 +75,7 @@ class EngineCalls(RemoteResource):
         await self._call(TaskView, "POST", f"agent-tasks/{task}/retry", {"cascade": cascade})
 
     async def archive(self, task: UUID) -> None:
-        """Archives a finished task."""
+        """Archives a finished task; raises `Conflict` if it is unfinished or archived."""
         await self._call(TaskView, "POST", f"agent-tasks/{task}/archive")
 
     async def erase(self, task: UUID) -> None:
@@ -91,7 +91,7 @@ class EngineCalls(RemoteResource):
         return await self._call(list[AttemptView], "GET", f"agent-tasks/{task}/attempts")
 
     async def events(self, task: UUID, after: int = 0, limit: int = 1000) -> Sequence[LogLine]:
-        """Returns the task's audit events after a version of the task."""
+        """Returns the task's audit events after a version of the task, oldest first."""
         return (
             await self._call(
                 _LogPage,
@@ -102,7 +102,7 @@ class EngineCalls(RemoteResource):
         ).lines
 
     async def logs(self, task: UUID, level: str = "DEBUG", limit: int = 1000) -> Sequence[LogLine]:
-        """Returns audit events and transcript lines, sorted by time."""
+        """Returns the newest audit events and transcript lines from `level` up, oldest first."""
         return (
             await self._call(
                 _LogPage, "GET", f"agent-tasks/{task}/logs", params={"level": level, "limit": limit}

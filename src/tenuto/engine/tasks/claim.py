@@ -178,7 +178,7 @@ class TaskClaimer:
                         )
                         unknown.tokens.append(own_token)
                     raise error.outage from error
-                claimed += await self._parse_rows(rows, own_token, Claimant(agent.id, caller))
+                claimed += await self._build_tasks(rows, own_token, Claimant(agent.id, caller))
                 if rows:
                     break
             if not await self._core.lanes.reload_if_changed(agent.workspace):
@@ -290,7 +290,7 @@ class TaskClaimer:
     ) -> list[ClaimedTask]:
         """Returns the tasks that an earlier claim with this token still owns."""
         rows = await self._fetch_by_token(agent, token_hash(token))
-        return await self._parse_rows(rows, token, Claimant(agent, caller))
+        return await self._build_tasks(rows, token, Claimant(agent, caller))
 
     async def _fetch_by_token(self, agent: UUID, token: str) -> Rows:
         """Returns the rows of the tasks that the agent holds with this hashed lease token."""
@@ -298,7 +298,7 @@ class TaskClaimer:
         return await self._core.store.fetch(Statement("claimed_by_token", params))
 
     def _plain_script(self, requests: list[_ClaimRequest]) -> Script[Answers]:
-        """Claims for several requests without limits, one statement each."""
+        """Claims for several requests without limits, one statement each; returns their rows."""
         answers = []
         for request in requests:
             answers.append(
@@ -315,19 +315,19 @@ class TaskClaimer:
                 continue
             n = request.params["n"]
             if request.has_running_limit:
-                n = yield from self._free_capacity(request)
+                n = yield from self._lock_free_capacity(request)
             answers.append(
                 n if isinstance(n, Forbidden) else (yield from _claim_within_limits(request, n))
             )
         return answers
 
-    def _free_capacity(self, request: _ClaimRequest) -> Script[int | Forbidden]:
-        """Returns how many of the requested tasks the agent and the workspace may still run.
+    def _lock_free_capacity(self, request: _ClaimRequest) -> Script[int | Forbidden]:
+        """Locks workspace and agent; returns how many requested tasks they may run, possibly < 0.
 
-        Returns `Forbidden` if the agent is unknown or accepts no tasks. Locks workspace and agent.
+        Returns `Forbidden` if the agent is unknown or accepts no tasks.
         """
         # The count is a separate statement: it must see the writes of the previous lock holder.
-        n = yield from self._free_quota(request)
+        n = yield from self._lock_free_quota(request)
         agents = yield Statement("agent_lock", {"agent": request.agent})
         if not agents:
             text = f'agent {request.agent} is not registered; use "orchestrate agent create"'
@@ -340,8 +340,8 @@ class TaskClaimer:
             n = min(n, max_running - running)
         return n
 
-    def _free_quota(self, request: _ClaimRequest) -> Script[int]:
-        """Returns how many of the requested tasks the workspace's quota allows to run."""
+    def _lock_free_quota(self, request: _ClaimRequest) -> Script[int]:
+        """Returns how many requested tasks the quota allows; locks the workspace if it has one."""
         n: int = request.params["n"]
         workspace = {"workspace": request.params["workspace"]}
         if self._core.lanes.max_running(workspace["workspace"]) is None:
@@ -354,8 +354,8 @@ class TaskClaimer:
         running: int = (yield Statement("workspace_load", workspace))[0]["load"]
         return min(n, max_running - running)
 
-    async def _parse_rows(self, rows: Rows, token: str, claimant: Claimant) -> list[ClaimedTask]:
-        """Returns the claimed tasks with secrets and flow inputs, best rank first.
+    async def _build_tasks(self, rows: Rows, token: str, claimant: Claimant) -> list[ClaimedTask]:
+        """Returns the claimed tasks with secrets and flow inputs, best rank first; caches them.
 
         Tasks with an invalid row are quarantined, and tasks without their secrets or inputs are
         reported as not started or failed.
@@ -410,7 +410,7 @@ class TaskClaimer:
         return complete
 
     async def _fail_for_good(self, fence: Fence, failure: commands.Failure) -> None:
-        """Fails a RUNNING or ASSIGNED task without a retry."""
+        """Fails a RUNNING or ASSIGNED task without a retry; ignores a refusal."""
         command: commands.Command = commands.Fail(fence=fence, failure=failure)
         try:
             await self._core.apply_command(fence.task, command, actor="engine")
@@ -473,7 +473,7 @@ def _claim_statement(params: dict[str, Any], lanes: list[int]) -> Statement:
 
 
 def _fetch_earlier_claim(request: _ClaimRequest) -> Script[Rows]:
-    """Returns the rows that another claim with the same token took.
+    """Returns the rows that an earlier claim with the same token still owns.
 
     Locks the token, so that claims with one token run one after the other.
     """
@@ -501,7 +501,7 @@ def _claim_within_limits(request: _ClaimRequest, n: int) -> Script[RateLimitedCl
 
 
 def _parse_row(row: Row, token: str) -> ClaimedTask:
-    """Returns the claimed task in a row; raises an error of msgspec for invalid JSON."""
+    """Returns the claimed task in a row; raises `msgspec.MsgspecError` for invalid JSON."""
     (
         task,
         attempt,

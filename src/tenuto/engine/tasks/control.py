@@ -52,9 +52,9 @@ class TaskController:
     async def command(
         self, task: UUID, workspace: UUID, command: commands.Command, actor: str | None
     ) -> TaskChange | None:
-        """Applies a user's command to one task and returns the change; `None` if repeated.
+        """Applies a user's command to one task; returns the change, except for some retries.
 
-        A retry of a task with a flow, concurrency key or dependencies returns `None`, too.
+        Returns `None` for a retry of a task with a flow, concurrency key or dependencies.
         """
         reason = getattr(command, "reason", None)
         if reason is not None:

@@ -116,7 +116,7 @@ class SubmitDependencies:
         self._existing: dict[UUID, Row] = {}
 
     def lock_dependencies(self, ids: Sequence[UUID]) -> Script[None]:
-        """Locks and reads the existing tasks that the new tasks wait for."""
+        """Locks and reads the existing tasks that new tasks need; `Invalid` for a missing one."""
         if self._graph.blocks:
             # Only `blocks` can create a cycle with existing tasks: one submit at a time.
             yield Statement("workspace_lock", {"workspace": self._workspace})
@@ -148,7 +148,7 @@ class SubmitDependencies:
     def add_dependency_rows(
         self, rows: dict[str, list[tuple[Any, ...]]]
     ) -> dict[str, list[tuple[Any, ...]]]:
-        """Returns the rows with a row per dependency, and without met ones in the counters."""
+        """Returns the rows with dependency rows added; counters and statuses ignore met ones."""
         hot = []
         pairs = []
         for row in rows["hot"]:
@@ -186,15 +186,17 @@ class SubmitDependencies:
         status = self._existing[need]["status"]
         return status == Status.COMPLETED or self._graph.policies[task] == "run"
 
-    def check_results(self, rows: dict[str, list[tuple[Any, ...]]], column: int) -> None:
+    def check_result_references(
+        self, rows: dict[str, list[tuple[Any, ...]]], input_column: int
+    ) -> None:
         """Raises `Invalid` if an input refers to the result of a task it does not wait for."""
         keys = {str(row["key"]): need for need, row in self._existing.items() if row["key"]}
         names = {**keys, **self._graph.names}
         for row in rows["body"]:
-            if row[column] is None or '"$from"' not in row[column]:
+            if row[input_column] is None or '"$from"' not in row[input_column]:
                 continue
             needs = self._graph.needs.get(row[0], ())
-            for name in referenced_keys(decode_json(row[column])):
+            for name in referenced_keys(decode_json(row[input_column])):
                 if name not in map(str, needs) and names.get(name) not in needs:
                     raise Invalid(
                         f"input refers to the result of {name!r}; add {name!r} to dependsOn",
@@ -203,7 +205,7 @@ class SubmitDependencies:
                     )
 
     def apply_effects(self, cascade: Cascade, hot: list[tuple[Any, ...]]) -> Script[None]:
-        """Applies the effects of the new dependencies, after the tasks were inserted."""
+        """Counts waiters, fails tasks with a failed dependency, blocks others, raises ranks."""
         needs = (need for row in hot for need in self._graph.needs.get(row[0], ()))
         counts = Counter(need for need in needs if need in self._existing)
         if counts:
@@ -258,7 +260,7 @@ class SubmitDependencies:
             yield Statement("dependency_put", rows={"pair": pairs})
 
     def _raise_ranks(self, hot: list[tuple[Any, ...]]) -> Script[None]:
-        """Moves dependencies of urgent tasks up to the rank of these tasks."""
+        """Gives dependencies the rank of a more urgent task that waits for them."""
         ranks = {row[0]: row[RANK_COLUMN] for row in hot}
         ranks |= {need: row["rank"] for need, row in self._existing.items()}
         urgent = [

@@ -108,7 +108,7 @@ class TaskEditor:
         actor: str | None,
         version: int | None,
     ) -> Script[_EditResult]:
-        """Locks the task, checks its version and applies the commands in order."""
+        """Locks the task, checks its version, applies the commands in order; raises a refusal."""
         result = _EditResult([], [])
         if version is not None:
             row = yield from _lock_task(task, workspace)

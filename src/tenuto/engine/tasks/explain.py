@@ -8,7 +8,7 @@ import msgspec
 from tenuto.engine.agents.lanes import Lane
 from tenuto.engine.views import Explanation, Gate
 from tenuto.model.agents.matching import WORKERLESS_RUNTIMES, AgentProfile, find_mismatches
-from tenuto.model.limits import pauses as model
+from tenuto.model.limits.pauses import ClaimPause
 from tenuto.model.tasks.task import LEASED, TERMINAL, Status, Task, queue_expires_at
 from tenuto.store.protocol import Row
 
@@ -27,9 +27,9 @@ def waiting_for(task: Task, now: datetime) -> str | None:
 
 
 class ActiveGates(msgspec.Struct, frozen=True):
-    """The active gates of a workspace: pauses and, per agent name, exhausted rate limits."""
+    """The active gates of a workspace; `limits` has the exhausted rate limits per agent name."""
 
-    gates: Sequence[model.ClaimPause] = ()
+    pauses: Sequence[ClaimPause] = ()
     limits: Mapping[str, Mapping[str, datetime]] = {}
     holds: Mapping[str, str] = {}
     """Texts about the task's own hold, by its kind; they replace the general text."""
@@ -124,9 +124,9 @@ def _lane_gates(lane: Lane | None, now: datetime, active: ActiveGates) -> list[G
     if lane is None:
         return [Gate(gate="lane", detail="its lane does not exist; cancel it and use `task rerun`")]
     gates = [
-        Gate(gate="pause", detail=f"{gate.description}; `resume` continues", clears_at=gate.until)
-        for gate in active.gates
-        if gate.is_active(now) and gate.blocks_lane(lane.id, lane.requirements)
+        Gate(gate="pause", detail=f"{pause.description}; `resume` continues", clears_at=pause.until)
+        for pause in active.pauses
+        if pause.is_active(now) and pause.blocks_lane(lane.id, lane.requirements)
     ]
     if lane.closed_until is not None and lane.closed_until > now:
         reason = lane.closed_why or "closed"
@@ -178,9 +178,9 @@ def _agent_reasons(
 def _agent_gates(agent: str, now: datetime, active: ActiveGates) -> list[Gate]:
     """Returns the pauses and rate limits of an agent that is able to run the task."""
     gates = [
-        Gate(gate="pause", detail=gate.description, clears_at=gate.until)
-        for gate in active.gates
-        if gate.is_active(now) and gate.blocks_agent(agent)
+        Gate(gate="pause", detail=pause.description, clears_at=pause.until)
+        for pause in active.pauses
+        if pause.is_active(now) and pause.blocks_agent(agent)
     ]
     for name, at in active.limits.get(agent, {}).items():
         when = at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -52,10 +52,10 @@ class AttemptFinisher:
         self._core = core
         self._workspace = workspace
         self._task_secrets = task_secrets
-        self._plain_kind = WriteKind("complete", self._complete_script, one_statement=True)
+        self._plain_kind = WriteKind("complete", self._complete_plain_script, one_statement=True)
         self._watched_kind = WriteKind(
             "complete_watched",
-            self._watched_script,
+            self._complete_watched_script,
             leads=True,
             single=self._chained_script_factory,
         )
@@ -69,7 +69,7 @@ class AttemptFinisher:
         actor: str | None,
         usage: Usage | None = None,
     ) -> None:
-        """Stores the result; accepted once, and only from the attempt that owns the task."""
+        """Stores the result once; raises `Conflict` if the attempt does not own the task."""
         check_fence(fence)
         if summary is not None:
             bounds.check_text("summary", summary, bounds.MAX_TEXT)
@@ -92,7 +92,7 @@ class AttemptFinisher:
         self._core.known_attempts.evict(fence.task)
 
     async def _complete_with_cascade(self, completion: _Completion) -> None:
-        """Completes a task and writes all follow-ups in the same transaction."""
+        """Completes a task with its follow-ups; fails the task if its next step is invalid."""
         fence = completion.command.fence
         try:
             result: _CompletionResult = await self._core.batcher.submit(
@@ -120,7 +120,7 @@ class AttemptFinisher:
         actor: str | None,
         usage: Usage | None = None,
     ) -> TaskChange | None:
-        """Applies a command and records the attempt's usage in the same transaction."""
+        """Applies a command and records the usage in one transaction; `None` if repeated."""
         task = command.fence.task
         first = None
         if usage is not None:
@@ -129,11 +129,11 @@ class AttemptFinisher:
             task, command, workspace=workspace, actor=actor, first=first
         )
 
-    def _watched_script(self, completions: list[_Completion]) -> Script[Answers]:
-        """Completes watched tasks and writes their follow-ups in one cascade."""
-        unwatched = yield from self._store_usage(completions)
+    def _complete_watched_script(self, completions: list[_Completion]) -> Script[Answers]:
+        """Completes watched tasks, and tasks with usage, with one cascade; returns the results."""
+        unwatched = yield from self._complete_with_usage(completions)
         rows = yield self._completion_statement("complete_watched", completions)
-        cascade = self._core.cascade(completions[0].actor, strict=True)
+        cascade = self._core.new_cascade(completions[0].actor, strict=True)
         yield from cascade.run(
             FinishedTask(row["id"], row["workspace"], Status.COMPLETED, row)
             for row in sorted(rows, key=lambda row: row["id"].int)
@@ -154,13 +154,13 @@ class AttemptFinisher:
         """
         if completion.snapshot is None or completion.usage is not None:
             return None
-        link = self._core.chained_completion(
+        chained = self._core.chained_completion(
             completion.command.fence.task, completion.snapshot, completion.actor
         )
-        return None if link is None else partial(self._chained_script, completion, link)
+        return None if chained is None else partial(self._chained_script, completion, chained)
 
     def _chained_script(
-        self, completion: _Completion, link: ChainedCompletion
+        self, completion: _Completion, chained: ChainedCompletion
     ) -> Script[_CompletionResult | None]:
         """Runs the statement of `_chained_script_factory`; `None` if the row did not match."""
         fence, result_row = completion.command.fence, _result_row(completion)
@@ -171,13 +171,13 @@ class AttemptFinisher:
             "workspace": completion.workspace,
             "now": self._core.now(),
         }
-        rows = yield link.statement(params, [] if result_row is None else [result_row])
+        rows = yield chained.statement(params, [] if result_row is None else [result_row])
         if not rows:
             return None
         woken_lanes = {row["lane"] for row in rows if row.get("status") == Status.PENDING}
-        return _CompletionResult(is_stored=True, lanes=woken_lanes | link.lanes)
+        return _CompletionResult(is_stored=True, lanes=woken_lanes | chained.lanes)
 
-    def _store_usage(self, completions: list[_Completion]) -> Script[set[UUID]]:
+    def _complete_with_usage(self, completions: list[_Completion]) -> Script[set[UUID]]:
         """Records the usage sent with completions, and completes their unwatched tasks.
 
         Returns the ids of the completed tasks.
@@ -198,8 +198,8 @@ class AttemptFinisher:
         rows = yield self._completion_statement("complete_if_owned", with_usage)
         return {row["id"] for row in rows}
 
-    def _complete_script(self, completions: list[_Completion]) -> Script[Answers]:
-        """Completes unwatched tasks; answers per completion whether it was stored."""
+    def _complete_plain_script(self, completions: list[_Completion]) -> Script[Answers]:
+        """Completes unwatched tasks; returns for each completion if it was stored."""
         rows = yield self._completion_statement("complete_if_owned", completions)
         if len(rows) == len(completions):
             return [True] * len(completions)

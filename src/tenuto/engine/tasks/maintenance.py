@@ -84,7 +84,7 @@ EVERY_LEASE = LeaseExemption(EPOCH, datetime.max.replace(tzinfo=UTC))
 
 
 class TaskMaintenance:
-    """Runs the duties of a coordinator. Each `*_once` returns the number of changed rows."""
+    """Runs a coordinator's duties. Each `*_once` runs one batch and returns its number of rows."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -93,12 +93,12 @@ class TaskMaintenance:
     async def expire_once(
         self, actor: str, workspace: UUID | None = None, *, exempt: LeaseExemption | None = None
     ) -> int:
-        """Ends the attempts with an expired lease, of one workspace or of all."""
+        """Ends attempts whose lease has expired, of one workspace or of all, except in `exempt`."""
         params = {"now": self._expiry_cutoff(exempt), "workspace": workspace, "most": BATCH}
         return await self._expire(Statement("leases_expired", params), actor)
 
     async def expire_shared(self, actor: str, *, exempt: LeaseExemption | None = None) -> int:
-        """Ends the attempts with an expired lease, with an equal share for each workspace."""
+        """Ends attempts whose lease has expired, with an equal share of the batch per workspace."""
         params = {"now": self._expiry_cutoff(exempt), "most": BATCH}
         return await self._expire(Statement("leases_expired_by_workspace", params), actor)
 
@@ -107,9 +107,9 @@ class TaskMaintenance:
         now = self._core.now()
         return now if exempt is None else min(now, exempt.since)
 
-    async def _expire(self, expired: Statement, actor: str) -> int:
-        """Ends the attempts that the query returns as expired; returns how many."""
-        return await self._decide_each(expired, actor, lambda _task, _now: commands.Expire())
+    async def _expire(self, query: Statement, actor: str) -> int:
+        """Ends the attempts of the tasks that the query returns; returns how many."""
+        return await self._apply_to_each(query, actor, lambda _task, _now: commands.Expire())
 
     async def expire_worker(self, worker: str, actor: str) -> int:
         """Ends all attempts of a worker that is known to be dead, in batches, without waiting.
@@ -119,7 +119,7 @@ class TaskMaintenance:
         leases = Statement("leases_of_worker", {"worker": worker, "most": BATCH})
         ended = 0
         # A dead worker claims no tasks, so each batch leaves fewer leases.
-        while n := await self._decide_each(
+        while n := await self._apply_to_each(
             leases, actor, lambda _task, _now: commands.Expire(seen_dead=True)
         ):
             ended += n
@@ -128,12 +128,12 @@ class TaskMaintenance:
     async def promote_once(
         self, actor: str, workspace: UUID | None = None, *, exempt: LeaseExemption | None = None
     ) -> int:
-        """Handles tasks whose timer is due: retries, start times, TTLs, hung and overdue runs."""
+        """Applies the due timers of tasks: retries, start times, TTLs, hung and overdue runs."""
         params = self._timer_params(exempt) | {"workspace": workspace, "most": BATCH}
-        return await self._decide_each(Statement("tasks_due", params), actor, due_command)
+        return await self._apply_to_each(Statement("tasks_due", params), actor, due_command)
 
     async def promote_shared(self, actor: str, *, exempt: LeaseExemption | None = None) -> int:
-        """Handles tasks whose timer is due, with an equal share for each workspace.
+        """Applies the due timers of tasks, with an equal share of the batch for each workspace.
 
         An index finds the first due tasks of each workspace, however many are due in others. This
         costs one index probe per workspace, so callers try a batch by time (`promote_once`) first.
@@ -149,7 +149,7 @@ class TaskMaintenance:
         due_tasks = Statement(
             "tasks_due_by_workspace", params, {"share": [(row["id"],) for row in rows]}
         )
-        return await self._decide_each(due_tasks, actor, due_command)
+        return await self._apply_to_each(due_tasks, actor, due_command)
 
     def _timer_params(self, exempt: LeaseExemption | None) -> dict[str, Any]:
         """Returns the query parameters: the time of due timers, and the exempt range of leases."""
@@ -159,13 +159,13 @@ class TaskMaintenance:
         exempt_range = {"spared_from": exempt.since, "spared_to": exempt.until}
         return {"now": min(now, exempt.until)} | exempt_range
 
-    async def _decide_each(
+    async def _apply_to_each(
         self,
         query: Statement,
         actor: str,
         choose: Callable[[Task, DecisionContext], Command | None],
     ) -> int:
-        """Applies `choose` to each task of a query; tasks without a command get a later timer.
+        """Applies the command that `choose` returns to each task of a query, in one transaction.
 
         Tasks without a command get a later timer. Returns the number of changed tasks.
         """
@@ -198,7 +198,7 @@ class TaskMaintenance:
             yield from close_open_questions(task_changes, self._core.now(), actor)
             if woken := [change.task for change, command in decided if _is_wait_timeout(command)]:
                 yield from store_default_answers(self._core, woken)
-            cascade = self._core.cascade(actor)
+            cascade = self._core.new_cascade(actor)
             yield from cascade.run(finished)
             return [change for change, _ in decided], cascade
 
@@ -225,7 +225,7 @@ class TaskMaintenance:
         return None if change is None else (change, command)
 
     def _recheck_at(self, task: Task) -> datetime | None:
-        """Returns the next timer of a task without a command: `RECHECK_AFTER` from now or later."""
+        """Returns the task's next timer, or `RECHECK_AFTER` from now if later; `None` for none."""
         timer = next_due_at(task)
         return None if timer is None else max(timer, self._core.now() + RECHECK_AFTER)
 
@@ -245,7 +245,7 @@ class TaskMaintenance:
         return archived
 
     async def prune_once(self) -> int:
-        """Deletes payloads, audit rows, deliveries, lanes and workers older than their limits."""
+        """Deletes old payloads, events, deliveries, lanes and workers; marks stale workers LOST."""
         now = self._core.now()
         statements = [
             Statement("prune_payload", {"before": now - PAYLOAD_AFTER, "most": BATCH}),
@@ -266,8 +266,10 @@ class TaskMaintenance:
 
         return await self._core.store.for_maintenance().transact(script)
 
-    async def sweep_once(self, worker: str, host: str, may_run: Callable[[str, UUID], bool]) -> int:
-        """Confirms unconfirmed ends of the worker and its host if no process of them is left.
+    async def confirm_gone_on_host(
+        self, worker: str, host: str, may_run: Callable[[str, UUID], bool]
+    ) -> int:
+        """Records that sessions of unconfirmed attempts on this host are gone; returns how many.
 
         `may_run(worker, task)` returns True if a session of the task may still run.
         """
@@ -381,7 +383,7 @@ class TaskMaintenance:
         await self._execute(Statement("leader_resign", params | {"standby": f"standby:{holder}"}))
 
     async def leader(self, name: str) -> Leadership | None:
-        """Returns the current or last leader."""
+        """Returns the current or last holder of the leadership `name`; `None` if there was none."""
         rows = await self._core.store.fetch(Statement("leader", {"name": name}))
         if not rows:
             return None
@@ -405,9 +407,9 @@ class TaskMaintenance:
         params = {"name": f"standby:{holder}", "holder": holder, "now": now, "until": until}
         await self._execute(Statement("standby_record", params))
 
-    async def standbys(self, leader: str) -> list[str]:
-        """Returns the names of the live standbys of a leader."""
-        query = Statement("standbys", {"leader": leader, "now": self._core.now()})
+    async def standbys(self, name: str) -> list[str]:
+        """Returns the live standbys that do not hold the leadership `name`."""
+        query = Statement("standbys", {"leader": name, "now": self._core.now()})
         return [row["holder"] for row in await self._core.store.fetch(query)]
 
     async def record_event(

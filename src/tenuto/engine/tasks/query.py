@@ -53,7 +53,7 @@ _OWN_PARAMS = ("status", "tags", "text")
 
 def list_statement(
     name: str, where: Filter, workspace: UUID, limit: int, before: UUID | None
-) -> Any:
+) -> Statement:
     """Returns the statement of query `name` that lists the tasks of a filter, newest first."""
     check_filter(where)
     params: dict[str, Any] = {
@@ -85,7 +85,7 @@ def list_statement(
 
 
 def _parse_statuses(names: Sequence[str]) -> tuple[frozenset[str], frozenset[str], bool]:
-    """Splits the status names of a filter into statuses, last outcomes and archived or not."""
+    """Returns statuses and last outcomes from a filter's names, and if ARCHIVED is among them."""
     statuses = set()
     outcomes = set()
     archived = False
@@ -122,7 +122,7 @@ class TaskQueries:
         return [row["id"] for row in rows]
 
     async def find(self, text: str, workspace: UUID) -> UUID:
-        """Returns the task with this id, or with an id that begins with `text`.
+        """Returns the id of the task whose id begins with `text`; a full id is not looked up.
 
         Raises `NotFound` if no task or several tasks match, or if `text` is too short.
         """
@@ -181,7 +181,7 @@ class TaskQueries:
     async def events(
         self, task: UUID, workspace: UUID, after: int = 0, limit: int = 1000
     ) -> list[LogLine]:
-        """Returns the task's audit events after a version of the task."""
+        """Returns the task's audit events after a version of the task, oldest first."""
         bounds.check_whole("limit", limit, 1, bounds.MAX_COUNT)
         await self._require_row(task, workspace)
         params = {"id": task, "after": after, "most": limit}
@@ -199,7 +199,7 @@ class TaskQueries:
     async def logs(
         self, task: UUID, workspace: UUID, level: str = "DEBUG", limit: int = 1000
     ) -> list[LogLine]:
-        """Returns, of the newest events and transcript lines, those from `level` upwards."""
+        """Reads the newest events and transcript lines; returns those from `level` up by time."""
         levels = _levels_from(level)
         bounds.check_whole("limit", limit, 1, bounds.MAX_COUNT)
         await self._require_row(task, workspace)
@@ -233,7 +233,7 @@ class TaskQueries:
         return {status.value: by_status.get(status.value, 0) for status in Status}
 
     async def workers(self, workspace: UUID) -> Sequence[Row]:
-        """Returns the rows of the registered workers."""
+        """Returns the rows of the workspace's workers, newest first."""
         return await self._fetch(Statement("workers", {"workspace": workspace}))
 
     async def agents(self, workspace: UUID) -> dict[str, AgentProfile]:
@@ -295,8 +295,8 @@ class TaskQueries:
             name: exhausted_limits(rows, model or agent.model, agent.account, now)
             for name, agent in agents.items()
         }
-        gates = await self._core.lanes.pauses(workspace)
-        return ActiveGates(gates, limits, quota=await quota_gates(self._core, workspace))
+        pauses = await self._core.lanes.pauses(workspace)
+        return ActiveGates(pauses, limits, quota=await quota_gates(self._core, workspace))
 
     async def _require_row(self, task: UUID, workspace: UUID) -> Row:
         """Returns the task's row; raises `NotFound` outside the workspace."""

@@ -80,7 +80,7 @@ class AttemptReporter:
     async def heartbeat(
         self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S
     ) -> HeartbeatResult:
-        """Renews all leases in one statement and returns which are still held."""
+        """Renews all leases in one statement; returns their statuses and the lost ones."""
         bounds.check_number("lease_s", lease_s, 1, bounds.MAX_LEASE_S)
         valid = [fence for fence in fences if fence.is_possible()]
         if not valid:
@@ -103,7 +103,7 @@ class AttemptReporter:
     async def progress(
         self, fence: Fence, percent: float | None, step: str | None, finish_at: datetime | None
     ) -> None:
-        """Stores the attempt's progress; fractions of a percent are rounded."""
+        """Stores the attempt's progress, in whole percent; `None` leaves a value unchanged."""
         check_fence(fence)
         check_progress(percent, step, finish_at)
         if percent is not None:
@@ -115,7 +115,7 @@ class AttemptReporter:
             raise Conflict(f"attempt {fence.attempt} no longer owns the task", LEASE_LOST)
 
     def _progress_script(self, items: list[Any]) -> Script[Answers]:
-        """Stores progress of several attempts; answers for each if its fence was current."""
+        """Stores progress of several attempts; returns for each if its fence was current."""
         rows = sorted(
             (fence.task, fence.attempt, token_hash(fence.token), percent, step, finish_at)
             for fence, percent, step, finish_at in items
@@ -279,7 +279,7 @@ class AttemptReporter:
     def step_statement(
         self, task: Task, key: str, value: str | None, child: UUID | None
     ) -> Statement:
-        """Returns the statement that records a step. The caller has locked the task."""
+        """Returns the statement that records a step of a locked task; no row if the step exists."""
         return Statement(
             "step_record",
             {

@@ -73,7 +73,7 @@ class TaskRetry:
         """True if some dependents will be reopened by deferred work."""
 
     def retry(self, task: UUID) -> Script[None]:
-        """Retries a finished task with all its tries; with its dependents, if so configured.
+        """Retries a finished task with all its tries, and its dependents if `with_dependents`.
 
         Raises `Conflict` if the task is not FAILED, DEAD or CANCELLED, or if it waits for a task
         that failed.
@@ -111,7 +111,7 @@ class TaskRetry:
             yield from self._retry_dependents([task])
 
     def _reopen_dependencies(self, task: UUID) -> Script[int]:
-        """Returns how many of the task's dependencies are unfinished, and watches them.
+        """Makes the task wait for its unfinished dependencies again; returns how many there are.
 
         Raises `Conflict` if a dependency finished without success.
         """
@@ -207,7 +207,7 @@ class TaskRetry:
             yield from self._cascade.apply_to_each(paused, hold_if_paused)
 
     def _reopen_slot(self, task: UUID, *, was_counted: bool) -> Script[_RetryPosition]:
-        """Counts the task's slot as open again, if its group or flow still waits for the task.
+        """Counts the task's slot as open again, and returns its position; see `_reopen_group`.
 
         `was_counted` is False if the outcome is still deferred, so that the counters lack it.
         """
@@ -232,7 +232,11 @@ class TaskRetry:
     def _reopen_group(
         self, group_id: UUID, slot: int, *, was_failure: bool = True, was_counted: bool = True
     ) -> Script[_RetryPosition]:
-        """Counts one slot of the group as open again; reopens a FAILED group with dependents."""
+        """Counts one slot of the group as open again and returns the position of the slot.
+
+        Reopens a FAILED group if `with_dependents`. Any other finished group stays unchanged and
+        gives `_NO_POSITION`. `was_failure`: the slot counted as failed.
+        """
         rows = yield Statement("groups_locked", {"ids": [group_id]})
         group = group_of(rows[0])
         if group.status in GROUP_OPEN:
@@ -315,7 +319,7 @@ class TaskRetry:
         )
 
     def _reopen_parent(self, group: Group) -> Script[_RetryPosition]:
-        """Reopens the group's slot in its parent group or flow."""
+        """Reopens the group's slot in its parent group or flow; returns the slot's position."""
         if group.parent is None:
             return (yield from self._reopen_flow(group.flow))
         return (yield from self._reopen_group(group.parent, group.slot))
@@ -327,7 +331,7 @@ class TaskRetry:
         """
         params = {"parent": group.id, "workspace": group.workspace}
         rows = yield from _fetch_all("children_skipped", params)
-        tasks = yield from self._retryable_together(
+        tasks = yield from self._reopen_inner_dependencies(
             {row["id"] for row in rows if not row["is_group"]}
         )
         if tasks:
@@ -348,11 +352,8 @@ class TaskRetry:
                 yield self._cascade.group_change(waiting, "group_reopened")
         return {*tasks, *groups}
 
-    def _retryable_together(self, tasks: set[UUID]) -> Script[list[UUID]]:
-        """Reopens failed dependencies among the tasks; returns the tasks without any other.
-
-        Reopens the dependencies between them.
-        """
+    def _reopen_inner_dependencies(self, tasks: set[UUID]) -> Script[list[UUID]]:
+        """Reopens failed dependencies among the tasks; returns the tasks without any other."""
         unmet_rows = yield Statement("dependencies_unmet", {"ids": sorted(tasks)})
         failed_rows = [row for row in unmet_rows if row["failed"]]
         remaining = set(tasks)
@@ -369,7 +370,7 @@ class TaskRetry:
     def _reopen_flow(
         self, flow_id: UUID, *, was_failure: bool = True, was_counted: bool = True
     ) -> Script[_RetryPosition]:
-        """Counts one slot of the flow as open again; reopens a FAILED flow with dependents."""
+        """Counts one slot of the flow as open again, like `_reopen_group`."""
         rows = yield Statement("flows_locked", {"ids": [flow_id]})
         flow = flow_of(rows[0])
         failed = max(flow.failed - was_failure, 0)

@@ -97,7 +97,7 @@ class TaskSubmitter:
         self._plain_kind = WriteKind("submit", self._plain_script, one_statement=True, at_once=True)
 
     async def submit_one(self, new: NewTask, workspace: UUID, actor: str | None) -> Submitted:
-        """Inserts one task; it is durable when this returns."""
+        """Inserts one task durably; returns the existing task for a repeated submit."""
         prepared = self._prepare_plain_task(new, workspace, actor) if check(new) else None
         if prepared is None:
             return (await self.submit_many([new], workspace, actor))[0]
@@ -113,7 +113,7 @@ class TaskSubmitter:
         *,
         rerun_of: UUID | None = None,
     ) -> list[Submitted]:
-        """Inserts all tasks or none; they are durable when this returns."""
+        """Inserts all tasks or none, durably; returns one result per task, in order."""
         if not new_tasks:
             return []
         if len(new_tasks) > bounds.MAX_BULK:
@@ -124,7 +124,7 @@ class TaskSubmitter:
         if is_large and not any(map(_needs_lookup, new_tasks)):
             return await self._insert_in_parts(new_tasks, workspace, actor, rerun_of=rerun_of)
         plain = _check_all(new_tasks)
-        firsts = _first_duplicates(new_tasks)
+        firsts = _first_indexes(new_tasks)
         unique = sorted(set(firsts))
         prepared = await self.prepare(
             [new_tasks[first] for first in unique], workspace, actor, rerun_of=rerun_of, plain=plain
@@ -157,7 +157,7 @@ class TaskSubmitter:
     async def _find_earlier_submit(
         self, new_tasks: Sequence[NewTask], workspace: UUID
     ) -> list[Submitted] | None:
-        """Returns the stored tasks of the same submit; `None` if one of them is missing."""
+        """Returns the stored tasks of the same submit; `None` if one is missing or differs."""
         if not all(new.id or new.idempotency_key for new in new_tasks):
             return None
         for new in new_tasks:
@@ -190,7 +190,7 @@ class TaskSubmitter:
         async def write() -> list[Submitted]:
             if prepared.waits or prepared.keyed:
                 return await self._core.run_with_cascade(
-                    lambda cascade: self._check_quota(
+                    lambda cascade: self._submit_within_quota(
                         self.insert_with_dependencies(prepared, workspace, cascade),
                         workspace,
                         has_quota=has_quota,
@@ -199,7 +199,7 @@ class TaskSubmitter:
                 )
             crash_point("engine.before_commit")
             submitted = await self._core.store.transact(
-                lambda: self._check_quota(
+                lambda: self._submit_within_quota(
                     submit_script(self._core, prepared, workspace), workspace, has_quota=has_quota
                 )
             )
@@ -256,7 +256,7 @@ class TaskSubmitter:
         return submitted
 
     def _insert_missing(self, parts: list[PreparedSubmit], workspace: UUID) -> Script[None]:
-        """Inserts the tasks that are not stored yet."""
+        """Inserts those tasks of the parts that are not stored yet."""
         for prepared in parts:
             yield from submit_script(self._core, prepared, workspace)
 
@@ -266,10 +266,10 @@ class TaskSubmitter:
         if prepared.wakes:
             self._core.wakeups.notify([f"lane:{lane}" for lane in prepared.wakes])
 
-    def _check_quota(
+    def _submit_within_quota(
         self, script: Script[list[Submitted]], workspace: UUID, *, has_quota: bool
     ) -> Script[list[Submitted]]:
-        """Runs a submit; raises `TooMany` if it exceeds the workspace's quota of pending tasks."""
+        """Runs a submit and returns its tasks; `TooMany` if pending tasks exceed the quota."""
         submitted = yield from script
         if has_quota and any(task.created for task in submitted):
             yield from check_pending(workspace, self._core.lanes.ceiling)
@@ -278,10 +278,10 @@ class TaskSubmitter:
     def insert_with_dependencies(
         self, prepared: PreparedSubmit, workspace: UUID, cascade: Cascade
     ) -> Script[list[Submitted]]:
-        """Inserts tasks with dependencies or concurrency keys, within a transaction."""
+        """Inserts tasks with dependencies or concurrency keys; adds follow-ups to the cascade."""
         dependencies = SubmitDependencies(prepared.waits, workspace)
         yield from dependencies.lock_dependencies(prepared.ids)
-        dependencies.check_results(prepared.rows, INPUT_COLUMN)
+        dependencies.check_result_references(prepared.rows, INPUT_COLUMN)
         rows = dependencies.add_dependency_rows(prepared.rows)
         with_rows = msgspec.structs.replace(prepared, rows=rows)
         submitted = yield from submit_script(self._core, with_rows, workspace)
@@ -307,7 +307,7 @@ class TaskSubmitter:
         return [Submitted(task_id, at=stored_at) for task_id in prepared.ids]
 
     def _plain_script(self, batch: list[PreparedSubmit]) -> Script[Answers]:
-        """Inserts the tasks of several submits in one statement; answers with the time of each."""
+        """Inserts the tasks of several submits in one statement; returns the time for each."""
         at = max(prepared.at for prepared in batch)
         yield insert_statement("submit_new", merge_rows([prepared.rows for prepared in batch]), at)
         return [at] * len(batch)
@@ -351,7 +351,7 @@ class TaskSubmitter:
             add_labels(rows, new, task_id, workspace)
         texts = (text for row in rows["body"] for text in (row[INPUT_COLUMN], row[ENV_COLUMN]))
         await self._task_secrets.check_names(texts, workspace)
-        lane_indexes, lane_requirements = _by_lane(new_tasks, workspace)
+        lane_indexes, lane_requirements = _lane_index(new_tasks, workspace)
         lane_ids = await self._core.lanes.ensure(set(lane_requirements))
         lanes = [lane_ids[needs] for needs in lane_requirements]
         now = self._core.now()
@@ -495,8 +495,8 @@ def _task_fingerprints(new: NewTask, required: NewTask, hashes: list[str]) -> tu
     return tuple(prints)
 
 
-def _by_lane(tasks: Sequence[NewTask], workspace: UUID) -> tuple[list[int], list[Requirements]]:
-    """Returns an index per task into the list of requirements; neighbours often share one."""
+def _lane_index(tasks: Sequence[NewTask], workspace: UUID) -> tuple[list[int], list[Requirements]]:
+    """Returns for each task the index of its requirements, and the list of requirements."""
     indexes: list[int] = []
     distinct: list[Requirements] = []
     last: NewTask | None = None
@@ -508,7 +508,7 @@ def _by_lane(tasks: Sequence[NewTask], workspace: UUID) -> tuple[list[int], list
     return indexes, distinct
 
 
-def _first_duplicates(new_tasks: Sequence[NewTask]) -> list[int]:
+def _first_indexes(new_tasks: Sequence[NewTask]) -> list[int]:
     """Returns for each task the index of the first task with the same id or idempotency key.
 
     Raises `Conflict` if two different tasks share an id or key.
@@ -532,7 +532,7 @@ def _first_duplicates(new_tasks: Sequence[NewTask]) -> list[int]:
 
 
 def submit_script(core: Core, prepared: PreparedSubmit, workspace: UUID) -> Script[list[Submitted]]:
-    """Inserts the new tasks; raises `Conflict` if an existing task with the same key differs."""
+    """Inserts the tasks that do not exist; raises `Conflict` if an existing one differs."""
     inserted = yield insert_statement("submit", prepared.rows, core.now())
     new_ids = {row["id"] for row in inserted}
     existing = [
