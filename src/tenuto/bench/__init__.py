@@ -87,7 +87,7 @@ def _write_file(path: str, content: bytes) -> None:
 
 
 async def _check_database(url: str) -> None:
-    """Raises an error if the URL is not PostgreSQL or the server does not respond in time."""
+    """Raises `Invalid` for SQLite, `Unavailable` if the server does not respond in time."""
     if sqlite_path(url) is not None:
         raise Invalid(
             "--database must be a PostgreSQL; SQLite is measured in a temporary file",
@@ -120,18 +120,18 @@ async def _measure_rounds(
 
 
 async def _measure_once(store: str, url: str | None, name: str, tasks: int) -> Figures:
-    """Runs one measurement in a temporary database and returns its figures."""
+    """Runs one measurement in a temporary database or schema and returns its figures."""
     if url is None:
         with tempfile.TemporaryDirectory(prefix="tenuto-bench-") as folder:
             async with Bench.open(f"sqlite:///{folder}/bench.db", tasks) as bench:
-                return await MEASURES[name].take(bench)
+                return await MEASURES[name].run(bench)
     from tenuto.store.postgres.admin import create_schema, drop_schema  # noqa: PLC0415  only when used
 
     del store
     schema = f"tenuto_bench_{Clock().new_id().hex[-12:]}"
     try:
         async with Bench.open(await create_schema(url, schema), tasks) as bench:
-            return await MEASURES[name].take(bench)
+            return await MEASURES[name].run(bench)
     finally:
         await drop_schema(url, schema)
 

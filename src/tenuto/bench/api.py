@@ -31,7 +31,7 @@ class Target:
         self.token = token
         self.pid = pid
 
-    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
+    def build_request(self, method: str, path: str, body: bytes = b"") -> bytes:
         """Returns the bytes of an HTTP request; sends nothing."""
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {self.token}\r\n"
@@ -46,7 +46,7 @@ class Target:
 
 
 @asynccontextmanager
-async def server(database: str) -> AsyncIterator[Target]:
+async def running_server(database: str) -> AsyncIterator[Target]:
     """Context with an API server process on the database."""
     with tempfile.TemporaryDirectory(prefix="tenuto-bench-api-") as folder:
         process = await asyncio.create_subprocess_exec(
@@ -69,9 +69,9 @@ async def server(database: str) -> AsyncIterator[Target]:
 
 
 async def request_rate(target: Target, path: str, count: int, callers: int = CALLERS) -> float:
-    """Returns creations per second of `callers` callers, each with its own connection."""
+    """Posts `count` tasks over `callers` connections; returns requests per second."""
     body = msgspec.json.encode({"title": "bench", "taskType": "noop", "input": PAYLOAD})
-    request = target.request("POST", path, body)
+    request = target.build_request("POST", path, body)
     remaining = count
 
     async def call() -> None:
@@ -100,8 +100,8 @@ async def _read_response(reader: asyncio.StreamReader) -> bytes:
 
 
 async def measure(bench: Bench) -> Figures:
-    """Measures submits and echo requests in turn, without and with live streams."""
-    async with server(bench.url) as target:
+    """Measures submits and echo requests alternately, then submits beside live streams."""
+    async with running_server(bench.url) as target:
         count = max(CALLERS, bench.tasks // 2)
         await request_rate(target, TASKS, count // 2)
         await request_rate(target, ECHO, count // 2)
@@ -139,7 +139,7 @@ async def _create_tasks(target: Target) -> list[str]:
     """Creates one idle task per stream and returns their ids."""
     reader, writer = await asyncio.open_connection(target.host, target.port)
     body = msgspec.json.encode({"tasks": [{"title": "idle"}] * STREAMS})
-    writer.write(target.request("POST", f"{TASKS}/bulk", body))
+    writer.write(target.build_request("POST", f"{TASKS}/bulk", body))
     response = msgspec.json.decode(await _read_response(reader))
     writer.close()
     return [task["id"] for task in response["tasks"]]
@@ -148,6 +148,6 @@ async def _create_tasks(target: Target) -> list[str]:
 async def _open_stream(target: Target, task: str) -> asyncio.StreamWriter:
     """Opens the event stream of a task and returns its connection."""
     reader, writer = await asyncio.open_connection(target.host, target.port)
-    writer.write(target.request("GET", f"{TASKS}/{task}/events"))
+    writer.write(target.build_request("GET", f"{TASKS}/{task}/events"))
     await reader.readuntil(b": open")
     return writer

@@ -28,7 +28,7 @@ WARMUP_TASKS = 20
 
 
 def _task(number: int, **fields: Any) -> NewTask:
-    """Returns a task with the key `t` and its number."""
+    """Builds a task with its number in its key (`t0`, `t1`, ...)."""
     return new_task(key=f"t{number}", **fields)
 
 

@@ -21,6 +21,7 @@ from tenuto.periodic import wait_first_event
 from tenuto.settings import Settings, environment_without_settings
 
 Figures = dict[str, float]
+"""Measured value by name; the name contains the unit."""
 
 PAYLOAD = {"payload": "x" * 186}
 """200 bytes of JSON."""
@@ -61,7 +62,7 @@ class Bench:
                 await bench.kill_workers()
 
     def elapsed(self) -> float:
-        """Returns seconds of a monotonic clock."""
+        """Returns the seconds of a monotonic clock."""
         return self.engine.clock.elapsed()
 
     async def pause(self, seconds: float) -> None:
@@ -117,7 +118,7 @@ class Bench:
 
 
 async def submit_one(bench: Bench) -> Figures:
-    """Measures submits one after the other."""
+    """Measures tasks per second of submits one after the other."""
     await bench.engine.submit(new_task())
     n = max(bench.tasks // 10, 100)
     start = bench.elapsed()
@@ -127,7 +128,7 @@ async def submit_one(bench: Bench) -> Figures:
 
 
 async def submit_64(bench: Bench) -> Figures:
-    """Measures submits of 64 concurrent callers."""
+    """Measures tasks per second of 64 callers that submit at the same time."""
     await bench.engine.submit(new_task())
     per_caller = max(bench.tasks // CALLERS, 10)
 
@@ -141,7 +142,7 @@ async def submit_64(bench: Bench) -> Figures:
 
 
 async def submit_bulk(bench: Bench) -> Figures:
-    """Measures submits in lists of 1,000 tasks."""
+    """Measures tasks per second of submits in lists of 1,000 tasks."""
     await bench.engine.submit(new_task())
     start = bench.elapsed()
     await bench.submit_tasks(bench.tasks)
@@ -149,7 +150,7 @@ async def submit_bulk(bench: Bench) -> Figures:
 
 
 async def _drain_rate(bench: Bench, workers: int) -> float:
-    """Starts workers on pending tasks; returns tasks per second from first start to last finish."""
+    """Submits tasks, starts workers; returns tasks per second from first start to last finish."""
     ids = await bench.submit_tasks(bench.tasks)
     before = await bench.count_completed()
     for _ in range(workers):
@@ -224,7 +225,7 @@ def _memory_mb(pid: int) -> float:
 
 
 def _cpu_s(pid: int) -> float:
-    """Returns the CPU time of the process in seconds."""
+    """Returns the CPU seconds that the process has used since its start."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -251,7 +252,7 @@ async def recovery(bench: Bench) -> Figures:
     return {"recovery of 20 after kill -9, s": took}
 
 
-async def _claim_ms(bench: Bench, agent: AgentProfile) -> float:
+async def _median_claim_ms(bench: Bench, agent: AgentProfile) -> float:
     """Claims and completes 200 single tasks; returns the median claim in milliseconds."""
     times = []
     for _ in range(200):
@@ -264,15 +265,15 @@ async def _claim_ms(bench: Bench, agent: AgentProfile) -> float:
 
 
 async def _measure_claims(bench: Bench, n: int) -> Figures:
-    """Measures a claim on an empty table, then beside `n` pending tasks of others, then own."""
+    """Measures a claim on an empty table, beside `n` pending tasks of others, and of `n` own."""
     agent = await bench.register_agent("mine")
     await bench.submit_tasks(1000, "mine")
-    figures = {"claim, empty table, ms": await _claim_ms(bench, agent)}
+    figures = {"claim, empty table, ms": await _median_claim_ms(bench, agent)}
     await bench.submit_tasks(n, "foreign")
     await bench.submit_tasks(1000, "mine")
-    figures[f"claim, {n:,} foreign pending, ms"] = await _claim_ms(bench, agent)
+    figures[f"claim, {n:,} foreign pending, ms"] = await _median_claim_ms(bench, agent)
     await bench.submit_tasks(n, "mine")
-    figures[f"claim, {n:,} own pending, ms"] = await _claim_ms(bench, agent)
+    figures[f"claim, {n:,} own pending, ms"] = await _median_claim_ms(bench, agent)
     return figures
 
 
@@ -287,7 +288,7 @@ async def claim_large(bench: Bench) -> Figures:
 
 
 async def lanes(bench: Bench) -> Figures:
-    """Measures claims and completions in batches of 100 over 1, 16, 64 and 256 lanes."""
+    """Measures tasks per second, claimed in hundreds and completed, over 1 to 256 lanes."""
     figures = {}
     for n in (1, 16, 64, 256):
         types = [f"lane-{n}-{number}" for number in range(n)]
@@ -320,7 +321,7 @@ async def help_time(bench: Bench) -> Figures:
 class Measure(msgspec.Struct, frozen=True):
     """One measurement; those with `usual=False` take minutes and run only if named."""
 
-    take: Callable[[Bench], Awaitable[Figures]]
+    run: Callable[[Bench], Awaitable[Figures]]
     """Runs the measurement on an empty database."""
     usual: bool = True
 

@@ -48,7 +48,7 @@ class HeartbeatLoad:
         self.durations: list[float] = []
 
     async def register(self) -> list[tuple[AgentProfile, Fence]]:
-        """Registers the agents, five per lane, and claims one task for each."""
+        """Registers the agents, claims a task for each, and returns agents with their fences."""
         agents = []
         for number in range(AGENTS):
             profile = AgentProfile(
@@ -128,7 +128,7 @@ async def _measure(bench: Bench, heartbeats: HeartbeatLoad, agents: list[AgentPr
 
 
 async def _claim_durations(bench: Bench, agents: list[AgentProfile]) -> list[float]:
-    """Returns the sorted durations of claims of one task, each by a different agent."""
+    """Claims and completes tasks, each by another agent; returns the sorted claim seconds."""
     durations = []
     for number in range(PROBES):
         agent = agents[number * len(agents) // PROBES]

@@ -48,7 +48,7 @@ class Client:
         self._kinds = [kind for kind, share in mixture.items() for _ in range(share)]
 
     def task(self, number: int) -> NewTask:
-        """Returns the task of that number; the same for every call."""
+        """Builds the task with this number; the same number gives the same task."""
         kind = SeededRandom(self._seed, f"{self._name}/{number}").choose(self._kinds)
         if number % POISON_EVERY == POISON_EVERY // 10:
             kind = "poison"
@@ -65,13 +65,15 @@ class Client:
         )
 
     def next_number(self, record: Recorder) -> int:
-        """Returns the number after the last acknowledged task."""
+        """Returns the number after this client's last acknowledged task; 0 if there is none."""
         keys = [key.split(".") for key in record.acknowledged]
         return max((int(number) + 1 for name, number, _ in keys if name == self._name), default=0)
 
 
-async def submit(engine: Engine, new_tasks: Sequence[NewTask], stop: asyncio.Event) -> bool:
-    """Submits tasks, retrying until they are acknowledged; returns False if stopped before."""
+async def submit_and_record(
+    engine: Engine, new_tasks: Sequence[NewTask], stop: asyncio.Event
+) -> bool:
+    """Submits tasks until acknowledged and records their ids; returns False if stopped before."""
     while not stop.is_set():
         try:
             submitted = await engine.submit_many(new_tasks)
@@ -96,7 +98,9 @@ async def main(name: str, seed: str, rate: str, mixture: str) -> None:
     async with app.connect(load(), actor=name) as engine:
         while not stop.is_set():
             count = 1 + number % MAX_BATCH
-            if await submit(engine, [client.task(number + i) for i in range(count)], stop):
+            if await submit_and_record(
+                engine, [client.task(number + i) for i in range(count)], stop
+            ):
                 number += count
             await wait_first_event([stop], count / float(rate), engine.clock)
 

@@ -47,7 +47,7 @@ class Database:
         return True
 
     async def cut_connections(self) -> int:
-        """Ends all connections to the run's database except its own; returns how many."""
+        """Terminates all other connections to the run's database; returns how many."""
         from tenuto.store.postgres.admin import terminate_connections  # noqa: PLC0415  only when used
 
         return await terminate_connections(self.url)

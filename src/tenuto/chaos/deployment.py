@@ -62,7 +62,7 @@ class ManagedProcess:
             self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """Kills it, even if it is stopped."""
+        """Sends SIGKILL, which also ends a stopped process; marks the exit as intended."""
         self.killed_on_purpose = True
         self.signal(signal.SIGKILL)
 
@@ -108,7 +108,7 @@ class Deployment:
         await run_periodically(check, lambda: POLL_S, stop, self._clock)
 
     def replace_ended(self) -> None:
-        """Replaces exited processes; kills those that did not reach their crash point in time."""
+        """Replaces and counts exited processes; kills those that are late for their crash point."""
         for process in self.alive:
             if process.point is not None and process.deadline < self._clock.elapsed():
                 process.kill()
@@ -127,11 +127,11 @@ class Deployment:
                 self._start(process.kind, process.index)
 
     def running(self, *kinds: str) -> list[ManagedProcess]:
-        """Returns the processes of these kinds that are not stopped."""
+        """Returns the processes of these kinds that are not stopped by SIGSTOP."""
         return [process for process in self.alive if process.kind in kinds and not process.stopped]
 
     async def retire(self, *kinds: str) -> bool:
-        """Ends all processes of these kinds and starts no more; False if some had to be killed."""
+        """Ends all processes of these kinds for good; returns False if some had to be killed."""
         self._retired |= set(kinds)
         for process in self.running(*kinds):
             process.signal(signal.SIGTERM)
@@ -142,7 +142,7 @@ class Deployment:
         return False
 
     async def heal(self) -> None:
-        """Continues stopped processes, and replaces those with a crash point."""
+        """Continues stopped processes, and replaces those with a crash point, which it kills."""
         self.armed.clear()
         for process in self.alive:
             process.signal(signal.SIGCONT)
@@ -163,7 +163,7 @@ class Deployment:
         self.alive.clear()
 
     async def _wait_until(self, check: Callable[[], bool]) -> bool:
-        """Waits until `check` is true; returns False after `STOP_TIMEOUT_S`."""
+        """Replaces exited processes until `check` is true; returns False after `STOP_TIMEOUT_S`."""
         deadline = self._clock.elapsed() + STOP_TIMEOUT_S
         while self._clock.elapsed() < deadline:
             self.replace_ended()

@@ -63,14 +63,14 @@ class FaultInjector:
         self._randoms = {name: SeededRandom(plan.seed, name) for name in self.planned}
 
     @property
-    def happened(self) -> Counter[str]:
-        """Number of faults by kind; a crash counts only if the process crashed at its point."""
+    def counts(self) -> Counter[str]:
+        """Number of injected faults by kind; a crash counts only if it happened at its point."""
         crashes = self._deployment.crashed.total()
         return self._count + Counter({"crash": crashes} if crashes else {})
 
     def missing(self) -> list[str]:
-        """Returns the planned kinds that have not happened yet."""
-        return [kind for kind in self.planned if not self.happened[kind]]
+        """Returns the planned kinds of faults that were not injected yet."""
+        return [kind for kind in self.planned if not self.counts[kind]]
 
     async def run(self, stop: asyncio.Event) -> None:
         """Injects every planned kind of fault repeatedly until `stop` is set."""
@@ -79,7 +79,7 @@ class FaultInjector:
                 group.create_task(self._repeat(name, stop))
 
     async def _repeat(self, name: str, stop: asyncio.Event) -> None:
-        """Injects one kind of fault at random intervals until `stop` is set."""
+        """Injects one kind of fault at random intervals until `stop` is set; logs failures."""
         random, inject = self._randoms[name], getattr(self, f"_{name}")
 
         async def once() -> None:
@@ -95,7 +95,7 @@ class FaultInjector:
         await run_periodically(once, pause, stop, self._clock)
 
     async def _kill(self, random: SeededRandom, _stop: asyncio.Event) -> None:
-        """Sends SIGKILL to a process, like a power failure."""
+        """Sends SIGKILL to a random process, like a power failure."""
         candidates = [
             process
             for process in self._deployment.running(*self._plan.target_kinds)
@@ -122,7 +122,7 @@ class FaultInjector:
             process.stopped = False
 
     async def _crash(self, random: SeededRandom, _stop: asyncio.Event) -> None:
-        """Replaces a process by one that kills itself at a crash point."""
+        """Kills a process, so that its successor kills itself at a crash point."""
         kind = random.choose([name for name in POINTS if name in self._plan.target_kinds])
         self._deployment.armed[kind] = random.choose(POINTS[kind])
         # Only the leading coordinator reaches its crash points, so all coordinators are replaced.
@@ -135,14 +135,14 @@ class FaultInjector:
         self._count["cut"] += await self._database.cut_connections() > 0
 
     async def _swallow(self, random: SeededRandom, stop: asyncio.Event) -> None:
-        """Lets a commit succeed and drops its response."""
+        """Lets the proxy drop the response to the next commit; waits up to two seconds for it."""
         proxy = self._database.proxy
         assert proxy is not None
         before = proxy.dropped_responses
-        proxy.arm(commits=random.roll() < 0.5)
+        proxy.arm(only_commits=random.roll() < 0.5)
         await wait_first_event([stop], 1.0, self._clock)
         if proxy.dropped_responses == before:
-            proxy.arm(commits=False)
+            proxy.arm(only_commits=False)
             await wait_first_event([stop], 1.0, self._clock)
         self._count["swallow"] += proxy.dropped_responses > before
 

@@ -20,7 +20,7 @@ COMMAND = (
 
 
 async def _wait(seconds: float) -> None:
-    """Waits without blocking the event loop."""
+    """Waits that many seconds without blocking the event loop."""
     await wait_first_event([], seconds, _CLOCK)
 
 

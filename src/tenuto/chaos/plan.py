@@ -97,15 +97,15 @@ class SeededRandom:
         self._rolls = 0
 
     def roll(self) -> float:
-        """Returns a number from 0 up to, but not including, 1."""
+        """Returns the next random number, from 0 up to but not including 1."""
         self._rolls += 1
         digest = blake2b(f"{self._name}/{self._rolls}".encode(), digest_size=7).digest()
         return int.from_bytes(digest, "big") / (1 << 56)
 
     def choose(self, items: Sequence[T]) -> T:
-        """Returns one of the items."""
+        """Returns a random item."""
         return items[int(self.roll() * len(items))]
 
     def around(self, value: float) -> float:
-        """Returns a number between 0.5 and 1.5 times the value."""
+        """Returns a random number between 0.5 and 1.5 times the value."""
         return value * (0.5 + self.roll())

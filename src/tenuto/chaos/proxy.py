@@ -35,9 +35,9 @@ class CommitProxy:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    def arm(self, *, commits: bool) -> None:
-        """Drops the next response to a COMMIT or, if not `commits`, to any statement."""
-        self._armed = COMMIT if commits else (*COMMIT, SYNC)
+    def arm(self, *, only_commits: bool) -> None:
+        """Makes the proxy drop the next response: to a COMMIT, or also to any other statement."""
+        self._armed = COMMIT if only_commits else (*COMMIT, SYNC)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forwards one accepted connection until it ends."""
@@ -96,7 +96,7 @@ class CommitProxy:
         writer: asyncio.StreamWriter,
         dropping: asyncio.Event,
     ) -> None:
-        """Forwards server bytes; returns at the first response after `dropping` is set."""
+        """Forwards server bytes until `dropping` is set; then drops and counts one response."""
         while data := await server_reader.read(CHUNK):
             if dropping.is_set():
                 self.dropped_responses += 1

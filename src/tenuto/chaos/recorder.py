@@ -14,7 +14,7 @@ RECORD_VARIABLE = "CHAOS_RECORD"
 
 
 def append_lines(*lines: str) -> None:
-    """Appends lines to the file, all or none."""
+    """Appends lines to the recorder's file, all or none."""
     file = os.open(os.environ[RECORD_VARIABLE], os.O_WRONLY | os.O_APPEND)
     try:
         os.write(file, "".join(f"{line}\n" for line in lines).encode())
@@ -41,7 +41,7 @@ class Recorder:
         self._offset = 0
 
     def read(self) -> "Recorder":
-        """Reads the lines written since the last call and returns itself."""
+        """Adds the lines written since the last call to its fields and returns itself."""
         with self.path.open("rb") as file:
             file.seek(self._offset)
             text = file.read()
@@ -53,7 +53,7 @@ class Recorder:
         return self
 
     def _ack(self, key: str, task: str) -> None:
-        """Stores an acknowledged task id."""
+        """Stores an acknowledged task id, or the key as conflicting if it had another id."""
         if self.acknowledged.setdefault(key, task) != task:
             self.conflicting_ids.append(key)
 

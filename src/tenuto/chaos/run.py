@@ -88,14 +88,14 @@ class ChaosRun:
         finally:
             stop.set()
             await supervising
-        return self._report(verdict, exit_counts, settled_s)
+        return self._build_report(verdict, exit_counts, settled_s)
 
     async def _inject_faults(self) -> None:
         """Injects faults until the planned time, or number of tasks and faults, is reached."""
         stop = asyncio.Event()
         injecting = asyncio.get_running_loop().create_task(self._faults.run(stop))
         try:
-            while not self._is_done() and not injecting.done():
+            while not self._has_enough_faults() and not injecting.done():
                 await wait_first_event([], POLL_S, self._clock)
                 self._print_status("faults")
                 self._require_progress()
@@ -111,7 +111,7 @@ class ChaosRun:
                 f"the processes of the run exit at once; last log line: {''.join(lines[-1:])}"
             )
 
-    def _is_done(self) -> bool:
+    def _has_enough_faults(self) -> bool:
         """True if the time is over, or if enough tasks and every planned fault were seen."""
         elapsed = self._clock.elapsed() - self._started_at
         plan = self._plan
@@ -122,7 +122,7 @@ class ChaosRun:
         return len(self._record.acknowledged) >= plan.tasks and not self._faults.missing()
 
     async def _wait_until_settled(self, engine: Engine) -> None:
-        """Waits until every task has finished, or none has for `settle_timeout_s` seconds."""
+        """Waits until tasks are finished and events read; gives up without progress in time."""
         audit = AuditReader(engine.system)
         fewest, since = -1, self._clock.elapsed()
         while True:
@@ -142,26 +142,28 @@ class ChaosRun:
             await wait_first_event([], POLL_S, self._clock)
 
     def _print_status(self, phase: str) -> None:
-        """Prints the time, the phase, and the numbers of acknowledged tasks and faults."""
+        """Reads new records; prints the time, phase, and numbers of tasks and faults."""
         self._record.read()
         minutes, seconds = divmod(int(self._clock.elapsed() - self._started_at), 60)
         fault_counts = ", ".join(
-            f"{name} {self._faults.happened[name]}" for name in self._faults.planned
+            f"{name} {self._faults.counts[name]}" for name in self._faults.planned
         )
         acknowledged = len(self._record.acknowledged)
         self._print_progress(
             f"{minutes}:{seconds:02} {phase}: acknowledged {acknowledged:,}; {fault_counts}"
         )
 
-    def _report(self, verdict: Verdict, exit_counts: dict[int, int], settled_s: float) -> Report:
+    def _build_report(
+        self, verdict: Verdict, exit_counts: dict[int, int], settled_s: float
+    ) -> Report:
         """Builds the report from the verdict and the counts of faults, crashes and exits."""
-        happened = self._faults.happened
+        counts = self._faults.counts
         return Report(
             database=self._database.name,
             seed=self._plan.seed,
             leader=self._plan.leader,
             seconds=round(self._clock.elapsed() - self._started_at, 1),
-            faults={name: happened[name] for name in self._faults.planned},
+            faults={name: counts[name] for name in self._faults.planned},
             crash_points=dict(sorted(self._deployment.crashed.items())),
             missing=self._faults.missing() + ([] if verdict.info["acknowledged"] else ["a task"]),
             verdict=verdict,

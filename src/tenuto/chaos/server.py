@@ -84,7 +84,7 @@ class Server:
             self._process = None
 
     def _is_ready(self, data: Path) -> bool:
-        """True if the server's lock file says that it is ready."""
+        """True if the lock file in `data` is of this server and says that it is ready."""
         try:
             lines = (data / "postmaster.pid").read_text().splitlines()
         except OSError:

@@ -20,7 +20,7 @@ ROUNDS = 20
 
 
 async def deliver_once(deliveries: Deliveries, sender: Sender, slots: int = SLOTS) -> int:
-    """Sends due messages in parallel; returns their number once all results are recorded."""
+    """Sends up to `slots` due messages in parallel; returns their number when all are recorded."""
     leased = await deliveries.lease_due(slots)
     await asyncio.gather(*(_deliver(deliveries, sender, due) for due in leased))
     return len(leased)
@@ -67,7 +67,7 @@ class Deliverer:
         await self.wait_until_idle()
 
     async def wait_until_idle(self) -> None:
-        """Waits for running deliveries; the sender's deadline limits the time."""
+        """Waits until the running deliveries have ended, within the sender's deadline."""
         await asyncio.gather(*self._in_flight)
 
     async def _run_once_logged(self) -> None:
@@ -80,7 +80,7 @@ class Deliverer:
             log.exception("internal error in webhook deliveries; the next cycle retries")
 
     async def once(self) -> int:
-        """Fans events out and starts due deliveries; returns their number without waiting."""
+        """Fans events out and starts due deliveries in free slots; returns how many it started."""
         for _ in range(ROUNDS):
             if await self._deliveries.fan_out_once() < MAX_BATCH:
                 break
@@ -105,7 +105,7 @@ class Deliverer:
             log.exception("internal error with webhook message %s; it is sent again", due.id)
 
     def _on_sent(self, task: asyncio.Task[None]) -> None:
-        """Removes a finished delivery; wakes the loop if its endpoint is free now."""
+        """Removes a finished delivery; wakes the loop if it was the last of its endpoint."""
         due = self._in_flight.pop(task)
         if all(other.webhook != due.webhook for other in self._in_flight.values()):
             self._wake.set()

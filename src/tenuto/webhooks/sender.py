@@ -35,7 +35,7 @@ class _PartialResponse:
         self.body = b""
 
     def result(self) -> SendResult:
-        """Returns the result for the received status."""
+        """Returns a success for a 2xx status, else an error with the status and the body."""
         assert self.status is not None
         if 200 <= self.status < 300:
             return SendResult(self.status)
@@ -57,7 +57,7 @@ class Sender:
         self._tls = tls
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> SendResult:
-        """Posts the body; returns a result within the deadline, also for every failure."""
+        """Posts the body once; returns a result within the deadline, also for every failure."""
         partial = _PartialResponse()
         try:
             async with asyncio.timeout(self.deadline_s):
@@ -81,7 +81,7 @@ class Sender:
         body: bytes,
         partial: _PartialResponse,
     ) -> None:
-        """Posts to the first address that accepts a connection; fills `partial`."""
+        """Posts to the first of up to three addresses that accepts; fills `partial`."""
         *others, last = checked.addresses[:_MAX_ADDRESSES]
         for address in others:
             try:

@@ -14,12 +14,12 @@ TOLERANCE_S = 300
 _MIN_KEY_BYTES, _MAX_KEY_BYTES = 24, 64
 
 
-def headers(secrets: Sequence[str], message: str, at: datetime, body: bytes) -> dict[str, str]:
+def headers(secrets: Sequence[str], message_id: str, at: datetime, body: bytes) -> dict[str, str]:
     """Returns the headers with message id, timestamp, and one signature per secret."""
     stamp = str(int(at.timestamp()))
-    signatures = (f"v1,{_signature(secret, message, stamp, body)}" for secret in secrets)
+    signatures = (f"v1,{_signature(secret, message_id, stamp, body)}" for secret in secrets)
     return {
-        "webhook-id": message,
+        "webhook-id": message_id,
         "webhook-timestamp": stamp,
         "webhook-signature": " ".join(signatures),
     }
@@ -34,7 +34,7 @@ def verify(
     `webhook-id`.
     """
     by_name = {name.lower(): value for name, value in received.items()}
-    message, stamp = by_name.get("webhook-id", ""), by_name.get("webhook-timestamp", "")
+    message_id, stamp = by_name.get("webhook-id", ""), by_name.get("webhook-timestamp", "")
     if not stamp.isascii() or not stamp.isdigit() or len(stamp) > 12:
         raise Invalid("the header webhook-timestamp is missing or invalid", "signature_invalid")
     at = (now or Clock().now()).timestamp()
@@ -42,7 +42,7 @@ def verify(
         raise Invalid(
             "the message is older than 5 minutes, or a clock is wrong", "signature_invalid"
         )
-    expected = _signature(secret, message, stamp, body).encode()
+    expected = _signature(secret, message_id, stamp, body).encode()
     matches = False
     for signature in by_name.get("webhook-signature", "").split(" "):
         version, _, value = signature.partition(",")
@@ -51,19 +51,19 @@ def verify(
         raise Invalid("the message is not signed with this secret", "signature_invalid")
 
 
-def _signature(secret: str, message: str, stamp: str, body: bytes) -> str:
-    """Returns the signature of a message as base64."""
-    signed = _encode_text(f"{message}.{stamp}.") + body
+def _signature(secret: str, message_id: str, stamp: str, body: bytes) -> str:
+    """Returns the signature in base64; `stamp`: seconds since 1970, as text."""
+    signed = _encode_text(f"{message_id}.{stamp}.") + body
     return base64.b64encode(hmac.digest(_decode_secret(secret), signed, "sha256")).decode()
 
 
 def _encode_text(text: str) -> bytes:
-    """Encodes as UTF-8; replaces lone surrogates, which cannot be encoded."""
+    """Returns the text as UTF-8, with `?` for lone surrogates, which cannot be encoded."""
     return text.encode("utf-8", "replace")
 
 
 def _decode_secret(secret: str) -> bytes:
-    """Decodes a signing secret; raises `Invalid` if it is malformed."""
+    """Returns the key bytes of a signing secret; raises `Invalid` if it is malformed."""
     try:
         key = base64.b64decode(secret.removeprefix(SIGNING_PREFIX), validate=True)
     except (binascii.Error, ValueError) as error:

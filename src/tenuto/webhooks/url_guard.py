@@ -92,7 +92,7 @@ class ParsedUrl(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def literal(self) -> Address | None:
-        """The address, if the URL has one instead of a name."""
+        """The address in the URL; `None` if the URL has a host name."""
         try:
             return _parse_address(self.host)
         except ValueError:
@@ -136,7 +136,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def _start_lookup(host: str, port: int) -> Future[list[str]]:
-    """Returns the running lookup of a name, or starts one."""
+    """Returns the running lookup of a name; starts one on a thread if there is none."""
     name = (host, port)
     lookup = _lookups_running.get(name)
     if lookup is None:
@@ -152,9 +152,9 @@ def _lookup_blocking(host: str, port: int) -> list[str]:
 
 
 def _copy_result(done: Future[list[str]], waiter: asyncio.Future[list[str]]) -> None:
-    """Copies the result or error of a lookup to the waiting caller."""
+    """Copies the result or error of a lookup to `waiter`, unless its caller has given up."""
     if waiter.done():
-        return  # the caller gave up
+        return
     if (error := done.exception()) is not None:
         waiter.set_exception(error)
     else:
@@ -272,7 +272,7 @@ class UrlGuard:
         return any(address in network for network in self._allowed_networks)
 
     def _check_address(self, address: Address, *, is_allowed_name: bool) -> None:
-        """Raises `Invalid` if the address must not be called."""
+        """Raises `Invalid` for a forbidden address; an allowed name may have a private one."""
         is_allowed = (
             self._in_allowed_network(address)
             or _is_public(address)
@@ -283,7 +283,7 @@ class UrlGuard:
 
 
 def _parse_allowed(entry: str) -> ParsedUrl:
-    """Parses a host entry of the operator's list; raises `Invalid` for anything else."""
+    """Parses `host` or `host:port` of the operator's list; raises `Invalid` for anything else."""
     error_to_raise = Invalid(f"webhook_allow has an invalid entry: {entry[:100]}")
     try:
         target = parse(f"http://{entry}/")

@@ -29,7 +29,7 @@ log = logging.getLogger("tenuto.worker")
 
 ReportOutcome = Callable[[], Awaitable[None]]
 OnEnded = Callable[["asyncio.Task[None] | None"], None]
-"""Called with the attempt's asyncio task when the outcome is stored."""
+"""Called when the attempt is over, with its asyncio task; `None` if only `run` was called."""
 TIMEOUT_GRACE_S = TIMEOUT_SLACK_S - 10.0
 """Maximum seconds that a session which timed out has to stop.
 
@@ -75,12 +75,12 @@ class AttemptRunner:
         self._context = Context(engine, work, settings.transcript_kb, self._redactor)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
-        """Runs the attempt in an asyncio task of its own, which it returns."""
+        """Starts `run` in a new asyncio task and returns that task."""
         task = self._task = loop.create_task(self.run())
         return task
 
     def stop(self, reason: StopReason) -> None:
-        """Stops the session; the reason decides which outcome is reported."""
+        """Requests the stop of the session, without waiting; `reason` decides the outcome."""
         if self._lease.reason is None or reason in ("lost", "cancel"):
             self._lease.stop_requested_at = self._engine.clock.elapsed()
             self._lease.reason = reason
@@ -92,20 +92,20 @@ class AttemptRunner:
             self._running.cancel()
 
     def warn(self) -> None:
-        """Warns the session that it seems to hang. For any thread."""
+        """Schedules the warning that the session seems to hang. Callable from any thread."""
         running = self._running
         if running is not None:
             with suppress(RuntimeError):  # the loop is closed, and the session has ended
                 running.get_loop().call_soon_threadsafe(self._warn)
 
     def _warn(self) -> None:
-        """Tells a running session, in its transcript, that it seems to hang."""
+        """Sets `warned` and adds a warning to the transcript, unless the session has ended."""
         if not self._lease.ended:
             self._context.warned = True
             self._context.log(HUNG_WARNING, "WARN")
 
     async def run(self) -> None:
-        """Runs the whole attempt. Raises only if the worker itself is being cancelled.
+        """Runs the session and reports its outcome; raises only if the worker is being cancelled.
 
         All logs and spans of the attempt carry the task's id.
         """
@@ -118,7 +118,7 @@ class AttemptRunner:
                 finally:
                     self._on_session_ended()
                 self._lease.ended = True
-                if self._context.said is not None:
+                if self._context.transcript is not None:
                     await self._context.flush()
                 if not self._context.parked:  # a parked attempt is already stored
                     await self._report_until_stored(report)
@@ -155,7 +155,7 @@ class AttemptRunner:
                 raise
             attempt_failed = AttemptFailed(Failure(message="the handler cancelled itself"))
         except CannotStart as error:
-            failure = self._storable_failure(error.failure)
+            failure = self._make_storable_failure(error.failure)
             return lambda: self._engine.not_started(self._work.fence, failure)
         except Parked:
             return _report_nothing
@@ -174,13 +174,13 @@ class AttemptRunner:
         return lambda: self._fail(attempt_failed)
 
     def _start_timer(self, seconds: float) -> None:
-        """Stops the session after `seconds`; time that the process was suspended is added once."""
+        """Starts the timer that stops the session after `seconds`."""
         loop = asyncio.get_running_loop()
         due = self._engine.clock.elapsed() + seconds
         self._timer = loop.call_later(seconds, self._on_timer, due)
 
     def _on_timer(self, due: float) -> None:
-        """Stops the session, or waits once more if the process was suspended."""
+        """Stops the session, or restarts the timer once for the time the process was suspended."""
         late_s = self._engine.clock.elapsed() - due
         if late_s < _SUSPENDED_S or self._was_timer_extended:
             self.stop("timeout")
@@ -189,21 +189,21 @@ class AttemptRunner:
             self._start_timer(late_s)
 
     def _complete(self, output: Any) -> Awaitable[None]:
-        """Reports the result."""
+        """Returns the awaitable that sends `output` to the engine once, as the attempt's result."""
         crash_point("worker.before_complete")
         self._reports_result = True
         return self._engine.complete(self._work.fence, output)
 
     async def _fail(self, error: AttemptFailed) -> None:
-        """Reports the failure."""
+        """Sends the failure to the engine once; ignores a `resume_at` without a time zone."""
         crash_point("worker.before_fail")
-        failure = self._storable_failure(error.failure)
+        failure = self._make_storable_failure(error.failure)
         at = error.resume_at
         resume_at = at if isinstance(at, datetime) and at.tzinfo is not None else None
         await self._engine.fail(self._work.fence, failure, resume_at)
 
-    def _storable_failure(self, failure: Failure) -> Failure:
-        """Returns the failure as it can be stored: redacted, and cut to the size limits."""
+    def _make_storable_failure(self, failure: Failure) -> Failure:
+        """Returns a copy of the failure, redacted and cut to the size limits."""
         redact = self._redactor.redact_text
         return Failure(
             message=make_storable(redact(failure.message), MAX_ERROR),
@@ -216,7 +216,7 @@ class AttemptRunner:
         )
 
     async def _report_stopped(self) -> None:
-        """Reports that the session has stopped, as the reason of the stop requires."""
+        """Reports the stop by its reason, as cancelled, paused, timed out, released or gone."""
         self._reports_result = False
         fence = self._work.fence
         match self._lease.reason:
@@ -238,9 +238,9 @@ class AttemptRunner:
                 await self._engine.confirm_gone(fence, self._receipt or {"state": "ended"})
 
     async def _report_until_stored(self, report: ReportOutcome) -> None:  # noqa: C901  one branch per kind of error
-        """Reports the outcome, retrying until it is stored or the lease is lost.
+        """Reports the outcome, retrying until the engine stores or refuses it.
 
-        Of a lost attempt it reports only that the session has stopped.
+        If the lease is lost, reports only that the session has stopped.
         """
         delays: Iterator[float] | None = None
         is_plain_failure = False
@@ -260,7 +260,7 @@ class AttemptRunner:
                 await self._engine.clock.sleep(next(delays))
             except Conflict as error:
                 # The heartbeat may have received another request during this report.
-                if not self._was_stop_requested(error) or (
+                if not self._adopt_stop_request(error) or (
                     report == self._report_stopped and reason == self._lease.reason
                 ):
                     log.warning("outcome of task %s was refused: %s", self._work.fence.task, error)
@@ -274,14 +274,14 @@ class AttemptRunner:
                     log.exception("outcome of task %s was refused", self._work.fence.task)
                     return
                 is_plain_failure = not self._reports_result
-                report = self._report_invalid_outcome(error)
+                report = self._build_failure_report(error)
             else:
                 if self._reports_result:
                     crash_point("worker.complete_answered")
                 return
 
-    def _report_invalid_outcome(self, error: Exception) -> ReportOutcome:
-        """Returns the function that reports a plain failure instead of a refused outcome.
+    def _build_failure_report(self, error: Exception) -> ReportOutcome:
+        """Returns the function that reports a refused outcome as a failure.
 
         A result that cannot be stored is not retried: it would be refused again.
         """
@@ -294,8 +294,8 @@ class AttemptRunner:
         failure = Failure(message=message, retryable=False if is_permanent else None)
         return lambda: self._engine.fail(self._work.fence, failure)
 
-    def _was_stop_requested(self, error: Conflict) -> bool:
-        """True if a cancel or pause was requested first; then its confirmation must be reported."""
+    def _adopt_stop_request(self, error: Conflict) -> bool:
+        """True if a cancel or pause request caused the error; records it as the stop reason."""
         reasons: dict[str, StopReason] = {"cancel_requested": "cancel", "pause_requested": "pause"}
         reason = reasons.get(error.code)
         if reason is None:

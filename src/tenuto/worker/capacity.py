@@ -37,7 +37,7 @@ class SessionCapacity:
 
     @property
     def max_sessions(self) -> int:
-        """The sessions at once that the limit of open files allows; at least one."""
+        """The number of concurrent sessions that the limit of open files allows; at least one."""
         if self._max_sessions is None:
             limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
             free = limit - _count_open_files() - _RESERVED_FDS
@@ -47,7 +47,7 @@ class SessionCapacity:
         return self._max_sessions
 
     def free_sessions(self, busy: int) -> int:
-        """Returns and reserves the sessions that can be started now while `busy` are running."""
+        """Returns how many sessions can start beside `busy`; reserves one after a failed start."""
         free = max(0, self.max_sessions - busy)
         if not self._pause_s:
             return free
@@ -67,13 +67,13 @@ class SessionCapacity:
         self._next_trial_at = self._now() + self._pause_s
 
     def release_reservation(self) -> None:
-        """Releases a trial start for which there was no task: the next trial may start at once."""
+        """Releases a trial for which no task was claimed: the next trial may start at once."""
         if self._trial_allowed:
             self._trial_allowed = False
             self._next_trial_at = self._now()
 
     def on_started(self) -> None:
-        """Records that a session was started."""
+        """Records that a session was started: `free_sessions` is no longer limited to trials."""
         self._pause_s = 0.0
 
 

@@ -37,7 +37,7 @@ class Context:
         self._work = work
         self._transcript_kb = transcript_kb
         self.redactor = redactor
-        self.said: Transcript | None = None
+        self.transcript: Transcript | None = None
         """The attempt's transcript; `None` before its first line."""
         self._steps: dict[str, tuple[Any, UUID | None]] | None = None
         self._checkpoint_seq = work.checkpoint_seq
@@ -64,7 +64,7 @@ class Context:
 
     @cached_property
     def _wait_keys(self) -> WaitKeys:
-        """The names of this attempt's waits; created at first use."""
+        """The generator of keys for this attempt's waits."""
         return WaitKeys()
 
     @property
@@ -84,12 +84,12 @@ class Context:
 
     @property
     def key(self) -> str | None:
-        """The task's key in its flow."""
+        """The task's key in its flow; `None` outside a flow."""
         return self._work.key
 
     @property
     def previous(self) -> Any:
-        """The output of the previous task in the flow."""
+        """The output of the previous task in the flow; `None` if there is no such task."""
         return self._work.previous
 
     @property
@@ -99,26 +99,26 @@ class Context:
 
     @property
     def idempotency_key(self) -> str:
-        """The same in every attempt: pass it to external systems that must act only once."""
+        """The task's id: pass it, in every attempt, to external systems that must act only once."""
         return str(self._work.fence.task)
 
     @property
     def is_full(self) -> bool:
         """True if the attempt's transcript has reached its size limit."""
-        return self.said is not None and self.said.is_full
+        return self.transcript is not None and self.transcript.is_full
 
     def log(self, text: str, level: str = "INFO") -> None:
-        """Adds text to the attempt's transcript."""
-        if self.said is None:
-            self.said = Transcript(
+        """Adds text to the attempt's transcript, which is stored in the background."""
+        if self.transcript is None:
+            self.transcript = Transcript(
                 self._engine, self._work.fence, self._transcript_kb, self.redactor
             )
-        self.said.add(level, text)
+        self.transcript.add(level, text)
 
     async def flush(self) -> None:
         """Stores all transcript lines so far, unless the store refuses them."""
-        if self.said is not None:
-            await self.said.close()
+        if self.transcript is not None:
+            await self.transcript.flush()
 
     async def progress(self, percent: float | None = None, step: str | None = None) -> None:
         """Reports the attempt's progress."""
@@ -134,7 +134,7 @@ class Context:
         cost_usd: float = 0.0,
         model: str | None = None,
     ) -> None:
-        """Reports a model's usage since the last report; it counts once, and against budgets."""
+        """Reports usage since the last report, for budgets; `model` is the task's by default."""
         async with self._usage_lock:
             # Numbered, and sent one by one: a report whose reply is lost is not counted twice.
             self._usage_reports += 1
@@ -148,7 +148,7 @@ class Context:
             await self._retry_while_unavailable(lambda: self._engine.used(self._work.fence, usage))
 
     async def save(self, checkpoint: Any) -> None:
-        """Saves a checkpoint; the next attempt starts with it."""
+        """Stores a checkpoint as JSON; the next attempt starts with it."""
         crash_point("worker.before_checkpoint")
         # Numbered here: of two saves whose replies are lost, the later one must win in any order.
         self._checkpoint_seq += 1
@@ -204,8 +204,8 @@ class Context:
     ) -> list[Child]:
         """Returns the results of these children, by id or key, in this order.
 
-        Until all have finished, the task waits and this attempt is over. After `timeout` seconds,
-        unfinished children are returned with their current status.
+        Until all have finished, the task waits and this attempt ends by `Parked`. After `timeout`
+        seconds, unfinished children are returned with their current status.
         """
         return await self._wait_for(list(children), timeout)
 
@@ -254,7 +254,7 @@ class Context:
     async def _wait_for(
         self, children: list[UUID | str] | None, seconds: float | None
     ) -> list[Child]:
-        """Waits for these children, or for all of them if `None`."""
+        """Returns the results of these children, or of all; raises `Parked` if the task waits."""
         name = self._wait_keys.next_key(children)
         await self.flush()  # nothing more is stored of an attempt that is over
         fence = self._work.fence
@@ -265,7 +265,7 @@ class Context:
         return result.children
 
     async def _ask_person(self, key: str, question: Question) -> Any:
-        """Returns the answer to the question, or ends the attempt until there is one."""
+        """Returns the answer to the question; raises `Parked` if the task waits for one."""
         await self.flush()
         fence = self._work.fence
         result: AskResult = await self._retry_while_unavailable(
@@ -275,13 +275,13 @@ class Context:
         return result.answer
 
     def _raise_if_parked(self, parked: bool) -> None:
-        """Ends the attempt by `Parked` if the task now waits."""
+        """Raises `Parked`, and records that the attempt is over, if the task now waits."""
         if parked:
             self.parked = True
             raise Parked
 
     async def _load_steps(self) -> dict[str, tuple[Any, UUID | None]]:
-        """Returns the recorded steps by key: the value, and the id if the step is a child task."""
+        """Returns the recorded steps by key, cached: (value, id of the child task or `None`)."""
         if self._steps is None:
             self._steps = await self._retry_while_unavailable(
                 lambda: self._engine.steps(self._work.fence.task)
@@ -289,9 +289,10 @@ class Context:
         return self._steps
 
     async def _retry_while_unavailable(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Calls until the store is available: an outage must not make a handler run again.
+        """Returns the result of `call`, retried while the store is unavailable.
 
-        Every report of an attempt can be repeated: its fence, number or key identifies it.
+        An outage must not make a handler run again. Every report of an attempt can be repeated: its
+        fence, number or key identifies it.
         """
         delays = retry_delays()
         while True:
@@ -316,7 +317,7 @@ class SyncContext:
         self._loop_thread = threading.get_ident()
 
     def __getattribute__(self, name: str) -> Any:
-        """Returns the async context's attribute on the event loop's thread, else the own one."""
+        """Returns the async context's attribute on the event loop's thread, else this object's."""
         if not name.startswith("_") and threading.get_ident() == self._loop_thread:
             return getattr(self._context, name)
         return super().__getattribute__(name)
@@ -335,42 +336,42 @@ class SyncContext:
         self._context.stopping = value
 
     def log(self, text: str, level: str = "INFO") -> None:
-        """Adds text to the attempt's transcript; does not wait."""
+        """Schedules the text for the attempt's transcript; does not wait."""
         if not self._context.is_full:
             self._loop.call_soon_threadsafe(self._context.log, text, level)
 
     def progress(self, percent: float | None = None, step: str | None = None) -> None:
         """Reports the attempt's progress."""
-        self._wait(self._context.progress(percent, step))
+        self._run_on_loop(self._context.progress(percent, step))
 
     def used(self, **usage: Any) -> None:
         """Reports a model's usage since the last report."""
-        self._wait(self._context.used(**usage))
+        self._run_on_loop(self._context.used(**usage))
 
     def save(self, checkpoint: Any) -> None:
         """Saves a checkpoint; the next attempt starts with it."""
-        self._wait(self._context.save(checkpoint))
+        self._run_on_loop(self._context.save(checkpoint))
 
     def step(self, key: str, work: Callable[[], T]) -> T:
         """Runs `work` on this thread once per key and returns its value, also in later attempts."""
-        steps = self._wait(self._context._load_steps())  # noqa: SLF001  two forms of one class
+        steps = self._run_on_loop(self._context._load_steps())  # noqa: SLF001  two forms of it
         output = None if self._context._is_recorded(steps, key) else work()  # noqa: SLF001  the same
-        value: T = self._wait(self._context.step(key, lambda: output))
+        value: T = self._run_on_loop(self._context.step(key, lambda: output))
         return value
 
     def spawn(self, key: str, new: NewTask) -> UUID:
         """Creates a child task once per key and returns its id."""
-        child: UUID = self._wait(self._context.spawn(key, new))
+        child: UUID = self._run_on_loop(self._context.spawn(key, new))
         return child
 
     def wait(self, children: Names, timeout: float | None = None) -> list[Child]:
         """Returns the results of these children; ends the attempt until they have finished."""
-        results: list[Child] = self._wait(self._context.wait(children, timeout))
+        results: list[Child] = self._run_on_loop(self._context.wait(children, timeout))
         return results
 
     def wait_all(self, timeout: float | None = None) -> list[Child]:
         """Waits like `wait`, for all children that were spawned so far."""
-        results: list[Child] = self._wait(self._context.wait_all(timeout))
+        results: list[Child] = self._run_on_loop(self._context.wait_all(timeout))
         return results
 
     def approve(
@@ -384,7 +385,7 @@ class SyncContext:
     ) -> Decision:
         """Asks a person once per key to approve; ends the attempt until there is a decision."""
         pending = self._context.approve(key, title, body, timeout, default=default)
-        decision: Decision = self._wait(pending)
+        decision: Decision = self._run_on_loop(pending)
         return decision
 
     def ask(
@@ -396,8 +397,8 @@ class SyncContext:
         default: Any = None,
     ) -> Any:
         """Asks a person once per key; returns the answer, or ends the attempt to wait for it."""
-        return self._wait(self._context.ask(key, question, body, timeout, default))
+        return self._run_on_loop(self._context.ask(key, question, body, timeout, default))
 
-    def _wait(self, work: Any) -> Any:
+    def _run_on_loop(self, work: Any) -> Any:
         """Runs a coroutine on the event loop and returns its result; blocks this thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

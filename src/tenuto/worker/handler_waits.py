@@ -30,7 +30,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class WaitKeys:
-    """Names a handler's waits: the same names in every attempt that makes the same calls."""
+    """Generates the keys of waits: the same keys in every attempt that makes the same calls."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -44,7 +44,7 @@ class WaitKeys:
 
 
 def parse_decision(value: Any) -> Decision:
-    """Parses a stored decision."""
+    """Converts the stored answer to an approval into a `Decision`."""
     return Decision(value["decision"] == "approved", value.get("by"), value.get("comment"))
 
 

@@ -34,7 +34,7 @@ STUCK_EXIT = 70
 
 
 class HeartbeatLoop:
-    """Sends the heartbeats of one worker."""
+    """Sends one worker's heartbeats, and stops attempts as the replies require."""
 
     def __init__(
         self,
@@ -62,17 +62,20 @@ class HeartbeatLoop:
     async def run(self, stop: asyncio.Event) -> None:
         """Sends heartbeats until `stop` is set."""
         await run_periodically(
-            self.heartbeat_once, self._interval, stop, self._engine.clock, self.wake_event
+            self.heartbeat_once, self._interval_s, stop, self._engine.clock, self.wake_event
         )
 
-    def _interval(self) -> float:
+    def _interval_s(self) -> float:
         """Returns the seconds until the next heartbeat."""
         # While attempts have to stop, check every second whether they have.
         stopping = any(lease.reason is not None for lease in self._leases.all())
         return min(1.0, self._settings.heartbeat_s) if stopping else self._settings.heartbeat_s
 
     async def heartbeat_once(self) -> None:
-        """Renews all leases; if the store does not answer, the next heartbeat tries again."""
+        """Renews all leases and applies the reply; exits the process if an attempt does not stop.
+
+        If the store does not answer, the next heartbeat tries again.
+        """
         leases = self._leases.all()
         reply: HeartbeatResult | None = None
         if leases:
@@ -113,9 +116,9 @@ class HeartbeatLoop:
                 lease.warn()
 
     async def _register_and_sweep(self) -> None:
-        """Records this worker as alive, and drains it if an operator requested that.
+        """Records this worker as alive, and drains it if an operator requested a drain.
 
-        Now and then confirms ended sessions of this host.
+        Every `SWEEP_EVERY` heartbeats, confirms ended sessions of this host.
         """
         if await self._engine.record_worker(self._info):
             self._request_drain()
@@ -128,8 +131,8 @@ class HeartbeatLoop:
     def _may_be_running(self, worker: str, task: UUID) -> bool:
         """True if a session of the task may be running on this host, under the given worker.
 
-        In this worker that is while it holds a lease of the task, in another while its process is
-        alive: a dead worker's supervisors have killed its sessions.
+        In this worker: while it holds a lease of the task. In another: while its process is alive,
+        because a dead worker's supervisors have killed its sessions.
         """
         if worker == self._info.worker:
             return self._leases.is_running(task)
@@ -137,7 +140,7 @@ class HeartbeatLoop:
         return not pid.isdigit() or _is_alive(int(pid))
 
     def _request_stop(self, lease: HeldLease, reason: StopReason) -> None:
-        """Requests an attempt to stop, unless it was already requested for the same reason."""
+        """Requests the stop of an attempt, unless it is over, lost, or has this reason already."""
         # A lost lease overrides earlier requests: there is nothing left to confirm.
         if not self._leases.holds(lease) or lease.reason in (reason, "lost"):
             return
@@ -147,7 +150,7 @@ class HeartbeatLoop:
         self._stop_attempt(lease, reason)
 
     def _stop_after_drain(self) -> None:
-        """Requests all running attempts to stop when the drain time is over.
+        """Requests the stop of all running attempts when the drain time is over.
 
         The worker itself does so too, unless a handler keeps its event loop busy.
         """
@@ -159,7 +162,7 @@ class HeartbeatLoop:
                 self._request_stop(lease, "drain")
 
     async def _exit_if_stuck(self) -> None:
-        """Exits the process, after a report, if an attempt does not stop in time."""
+        """Counts this check of each stopping attempt; reports and exits if one is stuck."""
         now = self._engine.clock.elapsed()
         stopping = [lease for lease in self._leases.all() if lease.reason and not lease.ended]
         for lease in stopping:
@@ -176,13 +179,13 @@ class HeartbeatLoop:
             self._exit_process()
 
     def _is_stuck(self, lease: HeldLease, now: float) -> bool:
-        """True if a stopping attempt has had its stop time, by clock and by heartbeats."""
+        """True if a stopping attempt is over its time, by clock and by number of heartbeats."""
         # By time and by heartbeats: a machine that slept gave the handler no time to stop.
         limit = min(self._settings.grace_s, lease.longest_grace_s) + 2.0
-        return now - lease.stop_requested_at > limit and lease.checks > limit / self._interval()
+        return now - lease.stop_requested_at > limit and lease.checks > limit / self._interval_s()
 
     async def _report_all(self, stuck: list[HeldLease]) -> None:
-        """Reports the end of all attempts before the process exits; releases those not stuck."""
+        """Reports the stuck attempts as stopped and releases the others before the exit."""
         receipt = {"state": "killed", "how": "the worker process ended itself"}
         for lease in self._leases.all():
             if lease.ended:
@@ -222,17 +225,17 @@ class HeartbeatThread:
         self._thread.start()
 
     def wake(self) -> None:
-        """Sends a heartbeat now. For any thread."""
+        """Triggers a heartbeat now. Callable from any thread."""
         self._call_on_loop(lambda: self._heartbeat.wake_event.set() if self._heartbeat else None)
 
     async def close(self) -> None:
-        """Stops the thread and waits until the last heartbeat is sent."""
+        """Stops the thread and waits for its end, for at most 20 seconds."""
         await asyncio.get_running_loop().run_in_executor(None, self._ready.wait, 10)
         self._call_on_loop(lambda: self._stop.set() if self._stop else None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join, 10)
 
     def _call_on_loop(self, callback: Callable[[], None]) -> None:
-        """Calls the function on the heartbeat's event loop, if the loop is running."""
+        """Schedules the function on the heartbeat's event loop, if the loop is running."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
             with suppress(RuntimeError):

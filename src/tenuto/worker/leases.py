@@ -72,7 +72,7 @@ class HeldLeases:
         return task.int in self._by_task
 
     def all(self) -> list[HeldLease]:
-        """Returns all leases, in a list of its own."""
+        """Returns all leases, in a new list."""
         return [lease for attempts in list(self._by_task.values()) for lease in attempts]
 
     def __len__(self) -> int:

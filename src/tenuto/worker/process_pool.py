@@ -26,7 +26,7 @@ PASSED_SETTINGS = (
 
 
 class WorkerPool:
-    """Runs `n` worker processes and restarts each that exits without being asked to."""
+    """Runs `n` worker processes and restarts each that exits without a request."""
 
     def __init__(self, engine: Engine, settings: Settings, n: int) -> None:
         self._engine = engine
@@ -38,7 +38,7 @@ class WorkerPool:
         await asyncio.gather(*(self._keep_running(number, stop) for number in range(self._count)))
 
     async def _keep_running(self, number: int, stop: asyncio.Event) -> None:
-        """Restarts one worker whenever it exits, until `stop` is set; then drains it."""
+        """Runs one worker, restarts it unless it was drained, and drains it when `stop` is set."""
         pause_s = 0.5
         while not stop.is_set():
             started_at = self._engine.clock.elapsed()
@@ -76,7 +76,7 @@ class WorkerPool:
             await wait_first_event([stop], pause_s, self._engine.clock)
 
     async def _start(self) -> asyncio.subprocess.Process:
-        """Starts a worker process with this process's settings."""
+        """Starts a worker process for the agent `local`, with the settings of this process."""
         env = os.environ | {
             "TENUTO_PARENT_PIPE": "1",
             "TENUTO_DATABASE": self._settings.database_url(),
@@ -105,7 +105,7 @@ class WorkerPool:
         )
 
     async def _drain(self, child: asyncio.subprocess.Process, ended: asyncio.Event) -> None:
-        """Asks the worker to drain; kills it if it does not exit in time."""
+        """Drains the worker by SIGTERM; kills it if it does not exit in time."""
         if child.returncode is None:
             child.send_signal(signal.SIGTERM)
         timeout_s = self._settings.drain_s + self._settings.grace_s + 35
@@ -114,7 +114,7 @@ class WorkerPool:
             child.kill()
 
     async def _was_drained(self, pid: int) -> bool:
-        """True if the worker was asked to drain: then it is not restarted."""
+        """True if an operator requested a drain; False also if the store does not answer."""
         host = socket.gethostname()
         try:
             rows = await self._engine.query.workers(self._engine.workspace)
@@ -124,7 +124,7 @@ class WorkerPool:
         return any(row["drain_requested_at"] is not None for row in own_rows)
 
     async def _expire_leases_of(self, pid: int) -> None:
-        """Expires the crashed worker's leases now instead of when they end."""
+        """Expires the crashed worker's leases now and requeues its tasks; logs errors."""
         host, maintenance = socket.gethostname(), self._engine.maintenance
         try:
             for row in await self._engine.query.workers(self._engine.workspace):

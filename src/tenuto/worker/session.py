@@ -111,10 +111,10 @@ class Session:
         """Waits for the end of the command and of everything it started. Many callers may wait."""
         return await asyncio.shield(self._end)
 
-    async def kill(self, grace: float) -> SessionEnd:
-        """Sends SIGTERM to the whole tree, and SIGKILL to what is left after `grace` seconds."""
+    async def kill(self, grace_s: float) -> SessionEnd:
+        """Sends SIGTERM to the tree, and SIGKILL to the rest after `grace_s`; returns the end."""
         if not self._end.done():
-            self._control.send({"kill": {"grace": grace}})
+            self._control.send({"kill": {"grace": grace_s}})
         return await self.wait()
 
     @property
@@ -128,7 +128,7 @@ class Session:
             transport.close()
 
     async def _read_end(self) -> SessionEnd:
-        """Waits for the final message of the session supervisor and returns it."""
+        """Waits for the session supervisor's final message; returns a `lost` end if it died."""
         line = await self._control.receive()
         self._control.writer.close()
         if not line:
@@ -147,8 +147,8 @@ class Supervisor:
         self._closed = False
 
     async def start(self) -> None:
-        """Returns when commands can be spawned; a spawn also starts the zygote if needed."""
-        await self._running_zygote()
+        """Starts the zygote and waits until commands can be spawned; `spawn` does so if needed."""
+        await self._ensure_zygote()
 
     async def spawn(
         self,
@@ -202,7 +202,7 @@ class Supervisor:
         Nothing has run until it is ready, so a dead zygote is replaced and the start is repeated.
         """
         for _ in range(START_ATTEMPTS):
-            zygote = await self._running_zygote()
+            zygote = await self._ensure_zygote()
             with contextlib.ExitStack() as attempt_cleanup:
                 fds = await _send_session_fds(attempt_cleanup, zygote, has_stdin=has_stdin)
                 if fds is None:
@@ -218,13 +218,13 @@ class Supervisor:
                     return fds, control
         raise SpawnError("spawn_failed", "no session supervisor could be started")
 
-    async def _running_zygote(self) -> _Zygote:
-        """Returns the zygote; starts one if there is none."""
-        # Shielded, so that a cancelled spawn leaves no half-started zygote behind.
-        return await asyncio.shield(self._ensure_zygote())
-
     async def _ensure_zygote(self) -> _Zygote:
-        """Returns the zygote; starts a new one if there is none or it has died."""
+        """Returns the running zygote; starts one if needed, also if this call is cancelled."""
+        # Shielded, so that a cancelled spawn leaves no half-started zygote behind.
+        return await asyncio.shield(self._ensure_zygote_locked())
+
+    async def _ensure_zygote_locked(self) -> _Zygote:
+        """Returns the running zygote, replaced if it died; raises `SpawnError` after `close`."""
         async with self._zygote_lock:
             if self._closed:
                 raise SpawnError("spawn_failed", "the supervisor is closed")
@@ -268,7 +268,7 @@ async def _spawn_zygote() -> _Zygote:
 async def _send_session_fds(
     cleanup: contextlib.ExitStack, zygote: _Zygote, *, has_stdin: bool
 ) -> _SessionFds | None:
-    """Sends the session's ends to the zygote and returns ours; `None` if the zygote is dead."""
+    """Sends the supervisor's ends to the zygote; returns the worker's, `None` if it is dead."""
     try:
         with contextlib.ExitStack() as supervisor_ends:
             fds, supervisor_fds = _open_session_fds(cleanup, supervisor_ends, has_stdin=has_stdin)
@@ -284,7 +284,7 @@ async def _send_session_fds(
 def _open_session_fds(
     worker_ends: contextlib.ExitStack, supervisor_ends: contextlib.ExitStack, *, has_stdin: bool
 ) -> tuple[_SessionFds, list[int]]:
-    """Returns the worker's ends, and the supervisor's descriptors in the order of `RECEIVED`."""
+    """Opens both ends of the pipes and the control socket, the supervisor's in `RECEIVED` order."""
 
     def pipe(
         reader_end: contextlib.ExitStack, writer_end: contextlib.ExitStack
@@ -325,7 +325,7 @@ def _close(file: FileIO) -> None:
 
 
 async def _start_command(control: _ControlChannel, request: dict[str, Any]) -> int:
-    """Starts the command in a ready session supervisor and returns the command's pid."""
+    """Has a session supervisor start the command; returns the pid or raises `SpawnError`."""
     control.send(request)
     line = await control.receive()
     if not line:

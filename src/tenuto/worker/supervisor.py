@@ -67,7 +67,7 @@ class Process(NamedTuple):
 
 
 def read_kernel_file(path: str) -> str:
-    """Returns the first 16 KiB of a kernel file, without the cost of a file object."""
+    """Returns at most 16 KiB of a kernel file, without the cost of a file object."""
     fd = os.open(path, os.O_RDONLY)
     try:
         return os.read(fd, 1 << 14).decode(errors="replace")
@@ -180,7 +180,7 @@ def open_child_events() -> int:
 
 
 def wait_for(sources: list[int], events: int, timeout: float | None) -> list[int]:
-    """Waits for a readable source, a child's end or the timeout; returns the readable sources."""
+    """Waits `timeout` seconds for a readable source or a child's end; returns readable sources."""
     poll = select.poll()  # select supports no descriptor above 1,023
     for source in (*sources, events):
         poll.register(source, select.POLLIN)
@@ -239,7 +239,7 @@ class SpawnRefused(Exception):
 
 
 def launch(argv: list[str], cwd: str | None, env: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Starts the command as leader of its own session, with this process's descriptors 0 to 3."""
+    """Enters `cwd` and starts the command as leader of its session; raises `SpawnRefused`."""
     try:
         if cwd is not None:
             os.chdir(cwd)
@@ -303,7 +303,7 @@ class ProcessTree:
         self.killed: dict[int, str] = {}
 
     def reap(self) -> bool:
-        """Reaps ended children; returns True if none is left, which no fork can change."""
+        """Reaps children, keeps the command's status; True if no child is left, which is final."""
         ended, gone = reap()
         if self.status is None and self.main in ended:
             self.status = ended[self.main]
@@ -343,7 +343,7 @@ class SessionSupervisor:
         self._backoff = ScanBackoff()
 
     def run(self) -> bool:
-        """Returns True when nothing is left of the tree, False if the rest cannot be killed."""
+        """Waits, and kills when due, until the tree is gone; False if the rest cannot be killed."""
         while not self._tree.reap():
             now = time.monotonic()
             if self._kill_at is None and self._tree.status is not None:
@@ -354,7 +354,7 @@ class SessionSupervisor:
         return True
 
     def result(self, *, gone: bool) -> dict[str, Any]:
-        """Returns the final message for the worker."""
+        """Returns the final message for the worker; `gone`: nothing of the tree is left."""
         code = None if self._tree.status is None else os.waitstatus_to_exitcode(self._tree.status)
         survivors = [] if gone else self._tree.survivors()
         killed = [
@@ -387,6 +387,7 @@ class SessionSupervisor:
         return self._backoff.seconds_left()
 
     def _wait_and_handle_kills(self, timeout: float | None) -> None:
+        """Waits, applies kill requests, and kills the tree if the worker is gone."""
         sources = [CONTROL_FD] if self._control.is_open else []
         if not wait_for(sources, self._events, timeout):
             return
@@ -481,10 +482,7 @@ class Zygote:
                 self._receive_request()
 
     def _reap(self) -> bool:
-        """Reaps ended children; returns True if no child is left.
-
-        Schedules a scan for strays if a supervisor failed.
-        """
+        """Reaps children; True if none is left. Schedules a stray scan if a supervisor failed."""
         ended, gone = reap()
         failed = [pid for pid, status in ended.items() if status and pid in self._supervisors]
         self._supervisors -= ended.keys()
@@ -509,7 +507,7 @@ class Zygote:
         return self._stray_backoff.seconds_left()
 
     def _receive_request(self) -> None:
-        """Forks a session supervisor for each request; starts to end when the worker is gone."""
+        """Forks a session supervisor for one request; starts to kill all if the worker is gone."""
         try:
             data, fds, _, _ = socket.recv_fds(self._worker, 1, len(RECEIVED))
         except OSError:
@@ -522,7 +520,7 @@ class Zygote:
             os.close(fd)
 
     def _on_worker_gone(self) -> None:
-        """Starts to kill all sessions: one scan serves all; supervisors may hang or be stopped."""
+        """Schedules the kill of all sessions by one scan: supervisors may hang or be stopped."""
         self._worker_gone = True
         self._give_up_at = time.monotonic() + GIVE_UP_S
         if self._exact:
@@ -530,6 +528,7 @@ class Zygote:
             self._stray_backoff = ScanBackoff()
 
     def _fork_session(self, fds: list[int]) -> None:
+        """Forks a session supervisor; does nothing if the system cannot fork."""
         try:
             pid = os.fork()
         except OSError:

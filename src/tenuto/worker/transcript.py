@@ -39,7 +39,7 @@ class Transcript:
         return self._is_full
 
     def add(self, level: str, text: str) -> None:
-        """Adds text, line by line; at the size limit, one last line says that it is reached."""
+        """Buffers the redacted lines of `text`; a notice replaces those above the size limit."""
         level = level if isinstance(level, str) and level in LEVELS else "INFO"
         for line in self._redactor.redact_text(text).splitlines() or [""]:
             for start in range(0, max(len(line), 1), MAX_LINE_CHARS):
@@ -59,24 +59,24 @@ class Transcript:
         if self._flush_task is None:
             self._flush_task = asyncio.get_running_loop().create_task(self._flush_soon())
 
-    async def close(self) -> None:
-        """Stores all lines added so far unless the store refuses; waits while it is unavailable."""
+    async def flush(self) -> None:
+        """Stores all buffered lines unless the store refuses; waits while it is unavailable."""
         if self._flush_task is not None:
             self._flush_task.cancel()
             await asyncio.gather(self._flush_task, return_exceptions=True)
             self._flush_task = None
-        await self._flush()
+        await self._store_lines()
 
     async def _flush_soon(self) -> None:
         """Stores the buffered lines after a short delay, until none is left."""
         while True:
             await self._engine.clock.sleep(FLUSH_DELAY_S)
-            await self._flush()
+            await self._store_lines()
             if not self._unwritten:
                 self._flush_task = None
                 return
 
-    async def _flush(self) -> None:
+    async def _store_lines(self) -> None:
         """Stores the buffered lines in batches; retries while the store is unavailable."""
         delays = retry_delays()
         while self._unwritten:

@@ -100,7 +100,7 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop
 
     async def host(self, profile: AgentProfile, runtime: Runtime) -> AgentProfile:
-        """Registers an agent that this worker hosts and returns its registered profile."""
+        """Registers an agent, hosts it in this worker, and returns its registered profile."""
         registered = await self.engine.register_agent(profile.with_supported_work())
         if profile.accept_commands and not registered.accept_commands:
             log.warning(
@@ -139,7 +139,7 @@ class Worker:
         return await self.host(profile, runtime)
 
     def request_drain(self) -> None:
-        """Records that this worker must drain. For any thread, and for a signal handler.
+        """Starts the drain time and wakes the heartbeat. Callable from threads and signal handlers.
 
         A busy event loop would notice a signal too late; the heartbeat does not.
         """
@@ -149,7 +149,7 @@ class Worker:
             self._heartbeat.wake()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Works until `stop` is set; then finishes or releases the running tasks."""
+        """Claims and runs tasks until `stop` or a drain request; then finishes or releases them."""
         self._info.slots = self._usable_slots()
         self._context = copy_context()
         self._loop = asyncio.get_running_loop()
@@ -160,7 +160,7 @@ class Worker:
             while not any(event.is_set() for event in stop_events):
                 self._start_claims()
                 if not await wait_first_event(stop_events, self.settings.poll_s, self.engine.clock):
-                    self._retry_all_agents()
+                    self._allow_all_agents()
         finally:
             unsubscribe()
             await self._drain()
@@ -192,7 +192,7 @@ class Worker:
             index = self._next_agent()
             if n <= 0 or index is None or self._stopping:
                 return
-            n = self._limit_to_capacity(index, n)
+            n = self._reserve_sessions(index, n)
             if n <= 0:
                 self._agents_without_tasks.add(index)  # until the next poll
                 continue
@@ -218,7 +218,7 @@ class Worker:
             - max(0, unreported - MAX_CLAIM)
         )
 
-    def _limit_to_capacity(self, index: int, n: int) -> int:
+    def _reserve_sessions(self, index: int, n: int) -> int:
         """Reserves up to n sessions of the agent's runtime; returns how many can start now."""
         free = self._hosted[index].runtime.free_sessions(self._session_count + self._reserved)
         return n if free is None else min(n, free)
@@ -231,7 +231,7 @@ class Worker:
                 return self._last_agent_index
         return None
 
-    def _retry_all_agents(self) -> None:
+    def _allow_all_agents(self) -> None:
         """Allows claims for all agents again, even if their last claims found too few tasks."""
         self._wake_count += 1
         self._agents_without_tasks.clear()
@@ -259,7 +259,7 @@ class Worker:
     def _release_unsupported(
         self, supported: SupportedWork | None, claimed: list[ClaimedTask]
     ) -> list[ClaimedTask]:
-        """Returns the tasks that can run here; releases others, which no store should return."""
+        """Returns the tasks that can run here; releases others, in the background."""
         if supported is None:
             return claimed
         kinds = {_work_kind(work) for work in claimed}
@@ -306,7 +306,7 @@ class Worker:
         return []
 
     async def _start_all(self, claimed: list[ClaimedTask], runtime: Runtime) -> None:
-        """Starts the tasks; in batches if the store runs in this process and needs the loop."""
+        """Starts the tasks, in batches if the store needs the loop; releases the rest on a stop."""
         batch = _START_BATCH if self.engine.is_store_in_process else MAX_CLAIM
         for start in range(0, len(claimed), batch):
             if start > 0:
@@ -331,15 +331,15 @@ class Worker:
         self._running.add(attempt.start(self._loop))
 
     def _on_session_ended(self) -> None:
-        """Frees the slot of an ended session."""
+        """Frees the slot of an ended session and schedules claims."""
         self._session_count -= 1
         self._schedule_claims()
 
     def _on_attempt_ended(self, task: "asyncio.Task[None] | None") -> None:
-        """Forgets an ended attempt and claims again."""
+        """Removes an ended attempt and schedules claims, for all agents."""
         if task is not None:
             self._running.discard(task)
-        self._retry_all_agents()  # an agent at its own limit may claim one more
+        self._allow_all_agents()  # an agent at its own limit may claim one more
         self._schedule_claims()
 
     def _on_hint(self, topic: str) -> None:
@@ -348,7 +348,7 @@ class Worker:
             if self._heartbeat is not None:
                 self._wake_heartbeat()
         elif topic.startswith("lane:") or topic == ALL_TOPICS:
-            self._retry_all_agents()
+            self._allow_all_agents()
             self._start_claims()
 
     def _schedule_claims(self) -> None:
@@ -358,7 +358,7 @@ class Worker:
             self._loop.call_soon(self._start_claims)
 
     def _wake_heartbeat(self) -> None:
-        """Sends a heartbeat now, on whichever loop it runs."""
+        """Triggers a heartbeat now, on its own thread or on this event loop."""
         if isinstance(self._heartbeat, HeartbeatThread):
             self._heartbeat.wake()
         elif self._heartbeat is not None:
@@ -398,7 +398,7 @@ class Worker:
             self._heartbeat.start()
 
     async def _run_heartbeat(self, heartbeat: HeartbeatLoop) -> None:
-        """Runs the heartbeat until the end despite errors: without it every task is lost."""
+        """Runs the heartbeat until the worker stops; after an error restarts it in a second."""
         while not self._stop_heartbeat_event.is_set():
             try:
                 await heartbeat.run(self._stop_heartbeat_event)
@@ -410,7 +410,7 @@ class Worker:
                 await self.engine.clock.sleep(1.0)
 
     async def _stop_heartbeat(self) -> None:
-        """Stops the heartbeat and reports the worker as STOPPED."""
+        """Stops the heartbeat and records the worker as STOPPED; logs a failure."""
         self._info.status = "STOPPED"
         if isinstance(self._heartbeat, HeartbeatThread):
             await self._heartbeat.close()
@@ -427,11 +427,11 @@ class Worker:
             )
 
     async def _release_all(self, claimed: Sequence[ClaimedTask]) -> None:
-        """Releases all of these claimed tasks at once; failures are logged."""
+        """Releases these claimed tasks concurrently; logs failures."""
         await asyncio.gather(*(self._release(work) for work in claimed))
 
     async def _release(self, work: ClaimedTask) -> None:
-        """Releases a task that was claimed but not started."""
+        """Releases a task that was claimed but not started; logs a failure."""
         try:
             await self.engine.release(work.fence)
         except TenutoError as error:

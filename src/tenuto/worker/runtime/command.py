@@ -113,7 +113,7 @@ class CommandRuntime:
         self._capacity.release_reservation()
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
-        """Starts the command, copies its output, and returns its result after it ended."""
+        """Runs the command and returns its output; raises `AttemptFailed` or `CannotStart`."""
         try:
             session = await self._spawn(context)
         except asyncio.CancelledError:
@@ -155,7 +155,7 @@ class CommandRuntime:
             folder = resolve_folder(work.env, work.cwd, self._allowed)
         except Invalid as error:
             self._capacity.on_started()  # not the fault of the machine: the task is not allowed
-            raise CannotStart(_invalid_input(error.message)) from error
+            raise CannotStart(_invalid_input_failure(error.message)) from error
         argv = work.command or (self._command if folder is None else self._absolute_command)
         assert argv, "an agent without a command can only match tasks with a command"
         try:
@@ -175,7 +175,7 @@ class CommandRuntime:
             raise CannotStart(
                 Failure(message=message, error_class=ErrorClass.CRASH)
                 if is_temporary
-                else _invalid_input(message)
+                else _invalid_input_failure(message)
             ) from error
 
 
@@ -195,11 +195,11 @@ def resolve_program(command: Sequence[str]) -> list[str]:
 
 
 def make_path_absolute(argument: str) -> str:
-    """Returns the argument with a name of an existing file or folder as an absolute path.
+    """Returns the argument with the path in it made absolute, if a file or folder has this path.
 
-    It may be `NAME` or `--option=NAME`. A task that chooses the folder in which a command runs must
-    not thereby choose the files that the command uses. An argument of only dots and slashes, as the
-    working folder itself, stays.
+    The argument is `PATH` or `--option=PATH`. A task that chooses the folder in which a command
+    runs must not thereby choose the files that the command uses. A path of only dots and slashes,
+    such as the working folder itself, stays.
     """
     option, equals, name = argument.rpartition("=")
     if not name.strip("./") or not os.path.lexists(name):
@@ -207,13 +207,13 @@ def make_path_absolute(argument: str) -> str:
     return f"{option}{equals}{os.path.abspath(name)}"  # noqa: PTH100  links are the owner's choice
 
 
-def _invalid_input(message: str) -> Failure:
-    """Returns the failure of a task that no other attempt could start either."""
+def _invalid_input_failure(message: str) -> Failure:
+    """Returns a failure without retry: no other attempt could start the task either."""
     return Failure(message=message, error_class=ErrorClass.INVALID_INPUT, retryable=False)
 
 
 def build_environment(context: Context, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Returns the command's variables: a few inherited, those that the task sets, and its data."""
+    """Returns the command's variables: a few inherited ones, the task's own, and its data."""
     work = context.work
     env = {name: inherited[name] for name in _INHERITED_VARIABLES if name in inherited}
     if "PATH" in env:
@@ -246,8 +246,8 @@ async def _drain(
 
     Gives up with a warning if another process keeps the output open.
 
-    All of it is in the pipes by then: a reader that still waits, waits for a process outside the
-    tree that keeps its pipe open. Several checks are needed, because before a single one the event
+    All output is in the pipes by then: a reader that still waits has a pipe that a process outside
+    the tree keeps open. Several checks are needed, because before a single one the event
     loop may have been too busy to read.
     """
     pending, checks = set(readers), 0
@@ -277,7 +277,7 @@ async def _copy_to_transcript(pipe: _Pipe, level: str, context: Context, tail: d
 
 
 def _split_long_line(rest: bytes, redactor: Redactor) -> tuple[bytes, bytes]:
-    """Splits a line that is too long to wait for its end; cuts no secret and no character."""
+    """Splits a part to log now from an unfinished line; cuts no secret and no character."""
     if not redactor.max_variant_length:
         decoder = _Decoder("replace")
         decoder.decode(rest[-_MAX_CHARACTER_BYTES:])
@@ -318,7 +318,7 @@ async def _read_report_pipe(pipe: _Pipe, context: Context, report: _CommandRepor
 
 
 async def _apply_report_line(line: bytes, context: Context, report: _CommandReport) -> None:
-    """Applies one line of JSON from the report pipe."""
+    """Parses one line; sets output and error in `report` and passes other keys to the context."""
     if not line.strip():
         return
     try:
@@ -375,7 +375,7 @@ def _output_or_raise(end: SessionEnd, report: _CommandReport, tail: deque[str]) 
 
 
 def _parse_resume_at(report: _CommandReport) -> datetime | None:
-    """Returns the reported time at which a limit that the command met ends, if any."""
+    """Returns the reported `resume_at`; `None` if it is missing, invalid or without time zone."""
     value = report.error.get("resume_at") if isinstance(report.error, dict) else None
     try:
         at = msgspec.convert(value, datetime)

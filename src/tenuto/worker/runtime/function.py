@@ -49,7 +49,7 @@ class FunctionRuntime:
         """Does nothing: `free_sessions` reserves nothing."""
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
-        """Calls the task type's handler and returns its result; its exceptions fail the attempt."""
+        """Returns the result of the task type's handler; its exceptions become `AttemptFailed`."""
         handler = self.handlers.get(context.work.task_type) or self.handlers[None]
         try:
             if self._is_async(context.work.task_type, handler):
@@ -84,7 +84,7 @@ def create(context: RuntimeContext) -> FunctionRuntime:
 
 
 def failure_from_exception(error: BaseException) -> Failure:
-    """Returns the failure that an exception of a handler means for the retry policy."""
+    """Converts a handler's exception to a failure with message, error class and stack."""
     known_classes: list[tuple[type[BaseException], ErrorClass]] = [
         (MemoryError, ErrorClass.OUT_OF_MEMORY),
         (SyntaxError, ErrorClass.SYNTAX),
@@ -103,9 +103,9 @@ def failure_from_exception(error: BaseException) -> Failure:
 
 
 async def _run_on_thread(handler: Handler, context: Context, grace_s: float) -> Any:
-    """Runs the function on its own thread and returns its result.
+    """Runs the function on a new thread and returns its result.
 
-    A cancel raises `AttemptStopped` in the function.
+    If cancelled: raises `AttemptStopped` in the function, then waits up to `grace_s` plus an hour.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
@@ -185,7 +185,7 @@ class _ThreadCall:
             return None, error
 
     def _disallow_interrupt(self) -> None:
-        """Prevents that anything is raised in the thread from now on."""
+        """Makes later interrupts do nothing."""
         with self._lock:
             self._thread_id = None
 

@@ -52,7 +52,7 @@ class Runtime(Protocol):
         """Releases what `free_sessions` reserved, because no task was claimed for it."""
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
-        """Runs the attempt and returns its output.
+        """Runs the attempt and returns its output; raises `AttemptFailed` or `CannotStart`.
 
         If cancelled: stops the session, records in `receipt` how, and re-raises.
         """
