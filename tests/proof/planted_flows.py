@@ -13,7 +13,7 @@ from tenuto.coordinator import coordinator
 from tenuto.coordinator.duties import Duty
 from tenuto.engine.agents.inbox import Inbox
 from tenuto.engine.core import FLOW_WORK_TOPIC
-from tenuto.engine.flows import deferred, start
+from tenuto.engine.flows import deferred, groups, start
 from tenuto.engine.flows.activation import ActivationBatch
 from tenuto.engine.flows.activation_rows import ActivationRequest
 from tenuto.engine.flows.advance import Cascade
@@ -44,18 +44,18 @@ def plant(*seen_by: str) -> Callable[[_Apply], _Apply]:
 @plant("I18", "I24")
 def join_read_then_write(stack: ExitStack) -> None:
     """A process counts on from what it read before, whoever has counted since."""
-    closed = Cascade._close_group_slots
+    count = groups.count_ended_slots
     read: dict[tuple[PlanCache, UUID], Group] = {}
 
-    def stale(self: Cascade, group: Group, ends: Any) -> Script[None]:
-        existing = read.setdefault((self._plans, group.id), group)
+    def stale(cascade: Cascade, group: Group, ends: Any) -> Script[None]:
+        existing = read.setdefault((cascade.plans, group.id), group)
         counts = {name: getattr(existing, name) for name in ("open", "succeeded", "failed")}
         own = msgspec.structs.replace(group, **counts)
         after = msgspec.structs.replace(own, open=own.open - len(ends))
-        read[self._plans, group.id] = after
-        yield from closed(self, own, ends)
+        read[cascade.plans, group.id] = after
+        yield from count(cascade, own, ends)
 
-    swap(stack, Cascade, "_close_group_slots", stale)
+    swap(stack, groups, "count_ended_slots", stale)
 
 
 @plant("I18")
@@ -84,13 +84,13 @@ def _followed(results: list[Any], moved: set[UUID]) -> list[Any]:
 @plant("I18")
 def chunk_of_items_made_twice(stack: ExitStack) -> None:
     """A process makes the next items after those it knows of itself."""
-    groups, grow = ActivationBatch._lock_groups, ActivationBatch._expand_group
+    lock, grow = ActivationBatch._lock_groups, ActivationBatch._expand_group
     existing: dict[tuple[PlanCache, UUID], int] = {}
 
     def remembered(
         self: ActivationBatch, activations: Any, growing: Any
     ) -> Script[dict[UUID, Group]]:
-        result = yield from groups(self, activations, growing)
+        result = yield from lock(self, activations, growing)
         return {
             id_: msgspec.structs.replace(
                 definition, made=existing.get((self._plans, id_), definition.made)
@@ -249,17 +249,18 @@ def sequence_without_turns(stack: ExitStack) -> None:
 def turn_kept(stack: ExitStack) -> None:
     """The turn does not go on to the next child."""
 
-    def keep(self: Cascade, group: Group) -> Script[Group]:
+    def keep(cascade: Cascade, group: Group) -> Script[Group]:
+        del cascade
         yield Statement("groups_locked", {"ids": [group.id]})
         return group
 
-    def no_short_way(self: Cascade, group: Group) -> Script[bool]:
-        del self, group
+    def no_short_way(cascade: Cascade, group: Group) -> Script[bool]:
+        del cascade, group
         yield from ()
         return False
 
-    swap(stack, Cascade, "_try_pass_turn", no_short_way)
-    swap(stack, Cascade, "give_turn_to_next", keep)
+    swap(stack, groups, "_try_pass_turn", no_short_way)
+    swap(stack, groups, "give_turn_to_next", keep)
 
 
 @plant("I24")

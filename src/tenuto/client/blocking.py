@@ -272,7 +272,7 @@ class BlockingDefinitions(BlockingResource[Definitions | RemoteDefinitions]):
         return self._wait(self._resource.page(limit, cursor))
 
     def delete(self, key: str, version: int | None = None) -> None:
-        """Deletes a definition if it has the version; its flows continue with their plans."""
+        """Deletes a definition; its flows continue with their plans."""
         return self._wait(self._resource.delete(key, version))
 
     def export(self, keys: Sequence[str] = ()) -> str:

@@ -297,7 +297,7 @@ class Core:
             return None
         cascade = self.new_cascade(actor)
         cascade.permits.record(permit_changes)
-        cascade.cancel_subtasks((task.id, task.workspace) for task in cancelled)
+        cascade.queue_cancel_of_subtasks((task.id, task.workspace) for task in cancelled)
         cascade.queue_control_tasks((task.id, task.workspace) for task in engine_acts)
         yield from cascade.run(finished)
         return cascade

@@ -149,7 +149,7 @@ class FlowViewsCalls(RemoteResource):
         )
 
     async def show(self, flow: UUID) -> FlowView:
-        """Returns one flow with its progress."""
+        """Returns one flow with its progress; raises `NotFound`."""
         return await self._call(FlowView, "GET", f"flows/{flow}")
 
     async def tasks(self, flow: UUID, limit: int = 100, cursor: UUID | None = None) -> Page:
@@ -179,7 +179,7 @@ class FlowViewsCalls(RemoteResource):
         )
 
     async def group(self, group: UUID) -> GroupView:
-        """Returns one run of a group with its progress."""
+        """Returns one run of a group with its progress; raises `NotFound`."""
         return await self._call(GroupView, "GET", f"groups/{group}")
 
     async def group_graph(self, group: UUID) -> GraphView:
@@ -195,7 +195,7 @@ class FlowsCalls(RemoteResource):
         await self._call(FlowView, "POST", f"flows/{flow}/cancel", {"reason": reason})
 
     async def pause(self, flow: UUID) -> None:
-        """Pauses a flow and its tasks; running sessions stop after a last checkpoint."""
+        """Pauses a running flow; its running sessions stop after a last checkpoint."""
         await self._call(FlowView, "POST", f"flows/{flow}/pause")
 
     async def resume(self, flow: UUID) -> None:

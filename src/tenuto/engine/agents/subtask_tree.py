@@ -100,7 +100,7 @@ def continue_cancel(cascade: "Cascade", work: Row) -> Script[None]:
     rows = yield Statement("tasks_locked", {"ids": [work["subject"]]})
     for row in rows:
         if row["status"] == Status.CANCELLED or row["cancel_requested_at"] is not None:
-            cascade.cancel_subtasks([(row["id"], row["workspace"])])
+            cascade.queue_cancel_of_subtasks([(row["id"], row["workspace"])])
 
 
 def is_cancel(change: TaskChange) -> bool:

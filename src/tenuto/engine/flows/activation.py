@@ -1,4 +1,4 @@
-"""Activation: tasks and runs of groups are made in their flow, within a cascade."""
+"""Activation: creates tasks and runs of groups in a flow, within a cascade."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -13,13 +13,15 @@ from tenuto.engine.flows.activation_rows import (
     ActivationRequest,
     ActivationResult,
     AddedChild,
+    NewChild,
+    Siblings,
     encode_context,
     initial_hold,
     new_group,
     task_for_item,
     with_flow_settings,
 )
-from tenuto.engine.flows.outcomes import hold_if_paused
+from tenuto.engine.flows.outcomes import pause_command
 from tenuto.engine.flows.plans import PlanCache
 from tenuto.engine.flows.rows import add_waiters_statement, context_of, flow_of, group_of, is_paused
 from tenuto.engine.rows import (
@@ -62,19 +64,6 @@ ADDED_SLOT_BASE = 1_000_000
 """Children that were added to a group have slots above this number."""
 
 
-class _NewChild(msgspec.Struct, frozen=True, kw_only=True):
-    """A task to insert."""
-
-    new: NewTask
-    id: UUID
-    position: FlowPosition
-    hold: str | None
-    dependencies: tuple[tuple[UUID, bool], ...] = ()
-    """The tasks it depends on, each with True if it is COMPLETED already."""
-    fingerprint: str | None = None
-    """Identifies a repeated submit of the same task."""
-
-
 class ActivationBatch:
     """Activation requests of one transaction. `run` is a script."""
 
@@ -94,28 +83,31 @@ class ActivationBatch:
         self._actor = actor
         self._now = now
         self._requests: list[ActivationRequest] = []
-        self._expanding: list[Group] = []
+        self._groups: list[Group] = []
         self._paused_groups: set[UUID | None] = set()
         """Ids of groups that are paused or inside a paused group."""
 
     @property
     def has_work(self) -> bool:
         """True if activations or children of groups are queued."""
-        return bool(self._requests or self._expanding)
+        return bool(self._requests or self._groups)
 
-    def add(self, request: ActivationRequest) -> None:
-        """Queues an activation."""
+    def add_request(self, request: ActivationRequest) -> None:
+        """Queues the activation of a task or group."""
         self._requests.append(request)
 
-    def continue_group(self, group: Group) -> None:
-        """Queues the creation of a group's remaining children."""
-        self._expanding.append(group)
+    def add_group(self, group: Group) -> None:
+        """Queues the creation of a group's children that are not created yet."""
+        self._groups.append(group)
 
     def run(self, cascade: "Cascade") -> Script[ActivationResult]:
-        """Creates what is queued, up to `MAX_CASCADE_ROWS`, defers the rest; returns the result."""
+        """Creates the queued tasks and groups; returns what the cascade has to follow up.
+
+        Defers a group's children beyond `MAX_CASCADE_ROWS`. Locks the groups, then the flows.
+        """
         result = ActivationResult(set(), [], [], [])
         requests, self._requests = self._requests, []
-        expanding, self._expanding = self._expanding, []
+        expanding, self._groups = self._groups, []
         groups = yield from self._lock_groups(requests, expanding)
         by_flow: defaultdict[UUID, list[ActivationRequest]] = defaultdict(list)
         for request in requests:
@@ -131,18 +123,18 @@ class ActivationBatch:
     def _lock_groups(
         self, requests: list[ActivationRequest], expanding: list[Group]
     ) -> Script[dict[UUID, Group]]:
-        """Locks and returns the groups by id; nothing is activated in a finished group."""
+        """Locks the groups of the requests and the queued groups; returns the groups by id."""
         ids = {request.group for request in requests if request.group is not None}
         ids |= {group.id for group in expanding}
         if not ids:
             return {}
         rows = yield Statement("groups_locked", {"ids": sorted(ids)})
         groups = {row["id"]: group_of(row) for row in rows}
-        yield from self._find_paused_groups(groups)
+        yield from self._mark_paused_groups(groups)
         return groups
 
-    def _find_paused_groups(self, groups: dict[UUID, Group]) -> Script[None]:
-        """Remembers which of the groups are paused or inside a paused group."""
+    def _mark_paused_groups(self, groups: dict[UUID, Group]) -> Script[None]:
+        """Adds paused groups and those inside one to `_paused_groups`; locks the ancestors."""
         by_id = dict(groups)
         for group in groups.values():
             ancestor = group
@@ -166,16 +158,14 @@ class ActivationBatch:
         cascade: "Cascade",
         result: ActivationResult,
     ) -> Script[None]:
-        """Creates the requested tasks and groups of one flow, unless the flow has finished."""
+        """Creates the requested tasks and groups of a locked flow, unless the flow has finished."""
         if flow.status not in FLOW_OPEN:
             return
         plan = yield from self._plans.load_plan(flow.id)
         jumps = sum(request.jump for request in requests)
         if jumps:
             flow = yield from self._charge_step_budget(flow, requests, cascade, result)
-        keys = [
-            request.of or request.key if request.foreach else request.key for request in requests
-        ]
+        keys = [request.run_key for request in requests]
         counts = yield from self._load_activation_counts(flow.id, keys)
         children = []
         for request in requests:
@@ -194,16 +184,20 @@ class ActivationBatch:
         cascade: "Cascade",
         result: ActivationResult,
     ) -> Script[Flow]:
-        """Counts jumps against the step budget and returns the flow; adds the rest to `refused`."""
+        """Writes and returns the flow, with `steps_left` reduced by one per jump.
+
+        Adds the jumps that the budget does not allow to `result.refused`.
+        """
         jumps = [request for request in requests if request.jump]
         refused = jumps[flow.steps_left :]
         result.refused += refused
         charged = msgspec.structs.replace(flow, steps_left=max(flow.steps_left - len(jumps), 0))
         if refused:
-            message = f"{refused[0].of!r} cannot jump: the step budget of the flow is used up"
-            yield cascade.flow_change(charged, "step_budget", "ERROR", message)
+            source = refused[0].predecessor_key
+            message = f"{source!r} cannot jump: the step budget of the flow is used up"
+            yield from cascade.write_flow(charged, "step_budget", "ERROR", message)
             return msgspec.structs.replace(charged, version=charged.version + 1)
-        yield cascade.flow_change(charged)
+        yield from cascade.write_flow(charged)
         return charged
 
     def _load_activation_counts(self, flow: UUID, keys: Sequence[str]) -> Script[dict[str, int]]:
@@ -215,14 +209,14 @@ class ActivationBatch:
 
     def _child_for_request(
         self, flow: Flow, plan: Plan, request: ActivationRequest, counts: dict[str, int]
-    ) -> _NewChild:
+    ) -> NewChild:
         """Returns the task of a request; counts its activation in `counts`."""
         counts[request.key] += 1
         prompts = () if request.prompt is None else (request.prompt,)
         context = ActivationContext(groups=request.groups, prompts=prompts)
         new = msgspec.structs.replace(plan.tasks[request.key], depends_on=[])
         new = with_flow_settings(new, request.key, flow)
-        return _NewChild(
+        return NewChild(
             new=new,
             id=request.id or self._clock.new_id(),
             position=FlowPosition(
@@ -237,11 +231,11 @@ class ActivationBatch:
         )
 
     def _is_paused(self, flow: Flow, group: UUID | None) -> bool:
-        """True if tasks activated in the flow or group now must wait until it is resumed."""
+        """True if the flow is paused, or if the group was marked as paused when it was locked."""
         return flow.status is FlowStatus.PAUSED or group in self._paused_groups
 
     def first_task_rows(self, plan: Plan, request: ActivationRequest) -> Rows | None:
-        """Returns the rows of a key's first task in a running flow, from caches alone.
+        """Returns the rows to insert for a key's first task in a running flow, from caches alone.
 
         `None` if the activation needs more than these rows.
         """
@@ -260,23 +254,26 @@ class ActivationBatch:
         self, flow: Flow, plan: Plan, request: ActivationRequest, counts: dict[str, int]
     ) -> Script[None]:
         """Inserts a requested group run, counts it in `counts`, and queues its children."""
-        key = (request.of or request.key) if request.foreach is not None else request.key
+        key = request.run_key
         counts[key] += 1
         group, row = new_group(
             self._clock.new_id(), flow, plan, request, key, counts[key], self._now
         )
         params = {"now": self._now, "actor": self._actor}
         yield Statement("group_insert", params, {"born": [row]})
-        self._expanding.append(group)
+        self._groups.append(group)
 
     def _expand_group(
         self, flow: Flow, group: Group, cascade: "Cascade", result: ActivationResult
     ) -> Script[None]:
-        """Creates a group's next children up to the limit of rows, and defers the others."""
+        """Creates a group's next children, up to the limit of rows, and defers the others.
+
+        Adds a group without children to `result.empty_groups`.
+        """
         if flow.status not in FLOW_OPEN or group.status not in GROUP_OPEN:
             return
         if group.total == 0:
-            result.empty.append(group)
+            result.empty_groups.append(group)
             return
         rows_left = MAX_CASCADE_ROWS - cascade.rows_written
         if rows_left <= 0:
@@ -287,7 +284,7 @@ class ActivationBatch:
         if group.kind == "sequential" and turn is None:
             turn = group.made
         yield from self._create_children(flow, group, range(group.made, end), turn, cascade, result)
-        yield cascade.group_change(msgspec.structs.replace(group, made=end, turn=turn))
+        yield from cascade.write_group(msgspec.structs.replace(group, made=end, turn=turn))
         if end < group.total:
             cascade.defer("expand", group.id, group.workspace)
 
@@ -304,8 +301,8 @@ class ActivationBatch:
         plan = yield from self._plans.load_plan(flow.id)
         specs = yield from self._load_child_specs(plan, group, slots)
         counts = yield from self._load_activation_counts(flow.id, [key for key, _, _ in specs])
-        deps = yield from self._load_sibling_links(plan, group, slots)
-        children: list[_NewChild] = []
+        siblings = yield from self._load_siblings(plan, group, slots)
+        children: list[NewChild] = []
         nested: list[tuple[Any, ...]] = []
         groups = (*context_of(group.context).groups, group.key)
         for slot, (key, new, item) in zip(slots, specs, strict=True):
@@ -318,24 +315,27 @@ class ActivationBatch:
                 nested.append(
                     self._nested_group_row(flow, plan, request, counts[key], has_turn=has_turn)
                 )
-            else:
-                child = self._group_child(
-                    flow, group, slot, key, new, item, counts[key], deps, groups, has_turn=has_turn
-                )
-                children.append(child)
+                continue
+            child = self._group_child(
+                flow, group, slot, key, new, item, counts[key], siblings, groups, has_turn=has_turn
+            )
+            children.append(child)
         if nested:
             params = {"now": self._now, "actor": self._actor}
             yield Statement("group_insert", params, {"born": nested})
             cascade.rows_written += len(nested)
         yield from self._insert_children(flow, children, cascade, result)
-        yield from self._add_dependencies(flow, children, deps["found"], cascade)
+        yield from self._add_dependencies(flow, children, siblings.existing, cascade)
         if self._is_paused(flow, group.id):
-            yield from cascade.apply_to_each([child.id for child in children], hold_if_paused)
+            yield from cascade.apply_to_each([child.id for child in children], pause_command)
 
     def _add_dependencies(
-        self, flow: Flow, children: list[_NewChild], existing: dict[UUID, Row], cascade: "Cascade"
+        self, flow: Flow, children: list[NewChild], existing: dict[UUID, Row], cascade: "Cascade"
     ) -> Script[None]:
-        """Counts the children as dependents of tasks that existed before them."""
+        """Counts the children as dependents of existing siblings.
+
+        Defers the notice of siblings that ended without completing, which fail the children.
+        """
         counts = Counter(
             dep for child in children for dep, _ in child.dependencies if dep in existing
         )
@@ -345,7 +345,7 @@ class ActivationBatch:
         unmet = {dep for child in children for dep, met in child.dependencies if not met}
         for dep in sorted(unmet & counts.keys()):
             if Status(existing[dep]["status"]) in TERMINAL:
-                cascade.defer("dependents", dep, flow.workspace)  # it ended badly before they came
+                cascade.defer("dependents", dep, flow.workspace)
 
     def _nested_group_row(
         self, flow: Flow, plan: Plan, request: ActivationRequest, activation: int, *, has_turn: bool
@@ -356,11 +356,14 @@ class ActivationBatch:
             self._clock.new_id(), flow, plan, request, request.key, activation, self._now, status
         )
         if has_turn:
-            self._expanding.append(group)
+            self._groups.append(group)
         return row
 
     def add_child(self, group: Group, new: NewTask, cascade: "Cascade") -> Script["AddedChild"]:
-        """Inserts and returns a task that is not in the plan, in a slot after those of the plan."""
+        """Inserts and returns a task that is not in the plan, in a slot after all other children.
+
+        The caller has locked the group and writes its counters.
+        """
         paused = yield from is_paused(group)
         if paused:
             self._paused_groups.add(group.id)
@@ -375,7 +378,7 @@ class ActivationBatch:
             group.kind == "parallel" or (group.turn is None and group.made == group.total)
         )
         task_id = new.id or self._clock.new_id()
-        no_dependencies: dict[str, Any] = {"ids": {slot: task_id}, "needs": {}, "found": {}}
+        siblings = Siblings({slot: task_id})
         independent = msgspec.structs.replace(new, depends_on=[])
         child = self._group_child(
             flow,
@@ -385,7 +388,7 @@ class ActivationBatch:
             independent,
             None,
             counts[key] + 1,
-            no_dependencies,
+            siblings,
             groups,
             has_turn=has_turn,
         )
@@ -393,13 +396,16 @@ class ActivationBatch:
         result = ActivationResult(set(), [], [], [])
         yield from self._insert_children(flow, [child], cascade, result)
         if paused:
-            yield from cascade.apply_to_each([child.id], hold_if_paused)
-        return AddedChild(child.id, slot, has_turn, result.lanes, result.acts)
+            yield from cascade.apply_to_each([child.id], pause_command)
+        return AddedChild(child.id, slot, has_turn, result.lanes, result.control_tasks)
 
     def _load_child_specs(
         self, plan: Plan, group: Group, slots: range
     ) -> Script[list[tuple[str, NewTask | None, tuple[Any, int] | None]]]:
-        """Returns (key, definition of a task or `None`, (item, index) or `None`) per slot."""
+        """Returns (key, definition, (item, index)) per slot.
+
+        The definition is `None` for a group; the item is `None` except in a foreach.
+        """
         spec = plan.groups.get(group.key)
         if spec is not None:
             keys = spec.children[slots.start : slots.stop]
@@ -420,11 +426,11 @@ class ActivationBatch:
         new: NewTask,
         item: tuple[Any, int] | None,
         activation: int,
-        deps: dict[str, Any],
+        siblings: Siblings,
         groups: tuple[str, ...],
         *,
         has_turn: bool,
-    ) -> _NewChild:
+    ) -> NewChild:
         """Returns the child for a slot of a group, on hold until it has its turn and no pause."""
         context = ActivationContext(groups=groups)
         if item is not None:
@@ -433,10 +439,10 @@ class ActivationBatch:
         paused = self._is_paused(flow, group.id)
         base_hold = "turn" if not has_turn else ("paused" if paused else None)
         new = with_flow_settings(new, key, flow)
-        dependencies = tuple(deps["needs"][name] for name in new.depends_on)
-        return _NewChild(
+        dependencies = tuple(siblings.dependencies[name] for name in new.depends_on)
+        return NewChild(
             new=new,
-            id=deps["ids"][slot],
+            id=siblings.ids[slot],
             position=FlowPosition(
                 flow=flow.id,
                 group=group.id,
@@ -449,14 +455,17 @@ class ActivationBatch:
             dependencies=dependencies,
         )
 
-    def _load_sibling_links(self, plan: Plan, group: Group, slots: range) -> Script[dict[str, Any]]:
-        """Returns the children's ids, their dependencies by key, and existing siblings' rows."""
+    def _load_siblings(self, plan: Plan, group: Group, slots: range) -> Script[Siblings]:
+        """Returns new ids for the children in these slots, and what they can depend on.
+
+        If children of the group depend on each other, locks the tasks of all earlier slots.
+        """
         spec = plan.groups.get(group.key)
         if spec is None or group.key not in (
             yield from self._plans.load_dependent_groups(group.flow)
         ):
             new_ids = zip(slots, self._clock.new_ids(len(slots)), strict=True)
-            return {"ids": dict(new_ids), "needs": {}, "found": {}}
+            return Siblings(dict(new_ids))
         ids = {slot: uuid5(group.id, str(slot)) for slot in range(group.total)}
         by_key = {key: ids[slot] for slot, key in enumerate(spec.children)}
         earlier_ids = sorted(ids[slot] for slot in range(slots.start))
@@ -469,12 +478,12 @@ class ActivationBatch:
             key: (task, task in existing and existing[task]["status"] == Status.COMPLETED)
             for key, task in by_key.items()
         }
-        return {"ids": ids, "needs": dependencies, "found": existing}
+        return Siblings(ids, dependencies, existing)
 
     def _insert_children(
-        self, flow: Flow, children: list[_NewChild], cascade: "Cascade", result: ActivationResult
+        self, flow: Flow, children: list[NewChild], cascade: "Cascade", result: ActivationResult
     ) -> Script[None]:
-        """Inserts the tasks and records the use of their lanes; extends `result`."""
+        """Inserts the tasks, records the use of their lanes; adds claimable lanes to `result`."""
         if not children:
             return
         rows = empty_rows()
@@ -487,7 +496,7 @@ class ActivationBatch:
             if row[STATUS_COLUMN] is Status.PENDING:
                 result.lanes.add(row[LANE_COLUMN])
             elif child.hold == "act" and all(met for _, met in child.dependencies):
-                result.acts.append((child.id, flow.workspace))
+                result.control_tasks.append((child.id, flow.workspace))
         stale = {reqs: lane for reqs, lane in lanes.items() if not self._is_fresh(reqs, self._now)}
         if stale:
             params = {"now": self._now, "most": MAX_LANES}
@@ -500,13 +509,13 @@ class ActivationBatch:
     def _build_rows(
         self,
         flow: Flow,
-        child: _NewChild,
+        child: NewChild,
         rows: Rows,
         lanes: dict[Requirements, int],
         flow_input: Any,
-        awaited: int | None = None,
+        waiter_count: int | None = None,
     ) -> None:
-        """Adds a new task's rows to `rows`, its lane to `lanes`; `awaited` siblings wait for it."""
+        """Adds a new task's rows to `rows` and its lane to `lanes`, by its requirements."""
         new = child.new
         if new.input is None:
             new = msgspec.structs.replace(new, input=flow_input)
@@ -529,7 +538,7 @@ class ActivationBatch:
                 hold=child.hold,
                 unmet=unmet or None,
                 watched=True,
-                waiter_count=awaited,
+                waiter_count=waiter_count,
             )
         )
         add_labels(rows, new, child.id, flow.workspace)

@@ -6,11 +6,13 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto.engine.rows import FlowPosition
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import Foreach, Order
 from tenuto.model.flows.plan import Plan
 from tenuto.model.flows.progress import ActivationContext, Flow, Group, GroupStatus, fill_template
 from tenuto.model.tasks.submission import NewTask
+from tenuto.store.protocol import Row
 
 
 class ActivationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,11 +22,12 @@ class ActivationRequest(msgspec.Struct, frozen=True, kw_only=True):
     group: UUID | None
     slot: int
     key: str
-    of: str | None = None
-    """The key of the predecessor; the run of a foreach has this key."""
+    predecessor_key: str | None = None
+    """The key of the task or group before it in the slot; the run of a foreach has this key."""
     follows: UUID | None = None
     """The task whose result is the `previous` input of the new task."""
     groups: tuple[str, ...] = ()
+    """The keys of the groups that contain it, the outermost first."""
     prompt: str | None = None
     jump: bool = False
     foreach: Foreach | None = None
@@ -32,17 +35,22 @@ class ActivationRequest(msgspec.Struct, frozen=True, kw_only=True):
     id: UUID | None = None
     """The id of the new task, if it was returned to a caller already; `None` creates one."""
 
+    @property
+    def run_key(self) -> str:
+        """The key of the new task or group run."""
+        return self.key if self.foreach is None else self.predecessor_key or self.key
+
 
 class ActivationResult(msgspec.Struct):
     """The outcome of an activation batch."""
 
     lanes: set[int]
     """Ids of lanes in which a task became claimable."""
-    acts: list[tuple[UUID, UUID]]
+    control_tasks: list[tuple[UUID, UUID]]
     """Control tasks that the engine itself runs, with their workspaces."""
     refused: list[ActivationRequest]
     """Jumps beyond the flow's step budget."""
-    empty: list[Group]
+    empty_groups: list[Group]
     """Groups without children of their own."""
 
 
@@ -51,10 +59,34 @@ class AddedChild(msgspec.Struct, frozen=True):
 
     id: UUID
     slot: int
-    mine: bool
-    """True if it has its turn: no other child has to run before it."""
+    has_turn: bool
+    """True if no other child has to run before it."""
     lanes: set[int]
-    acts: list[tuple[UUID, UUID]]
+    control_tasks: list[tuple[UUID, UUID]]
+
+
+class NewChild(msgspec.Struct, frozen=True, kw_only=True):
+    """A task of a flow to insert."""
+
+    new: NewTask
+    id: UUID
+    position: FlowPosition
+    hold: str | None
+    dependencies: tuple[tuple[UUID, bool], ...] = ()
+    """The tasks it depends on, each with True if it is COMPLETED already."""
+    fingerprint: str | None = None
+    """Identifies a repeated submit of the same task."""
+
+
+class Siblings(msgspec.Struct, frozen=True):
+    """The ids of a group's new children, and the tasks of the group that they can depend on."""
+
+    ids: dict[int, UUID]
+    """By slot."""
+    dependencies: dict[str, tuple[UUID, bool]] = {}
+    """By key: the task's id, and True if it is COMPLETED already."""
+    existing: dict[UUID, Row] = {}
+    """By id: the tasks that were created earlier."""
 
 
 def new_group(
@@ -67,7 +99,7 @@ def new_group(
     now: datetime,
     status: GroupStatus = GroupStatus.RUNNING,
 ) -> tuple[Group, tuple[Any, ...]]:
-    """Returns a new run of a group or of a foreach's items, and its row to insert."""
+    """Returns a new run of a group or of a foreach's items with this key, and its row to insert."""
     if request.foreach is not None:
         order: Order = request.foreach.order
         join, title = request.foreach.join, f"{plan.tasks[key].title} (items)"
@@ -107,7 +139,7 @@ def new_group(
 
 
 def _group_row(group: Group, items: str | None) -> tuple[Any, ...]:
-    """Returns the columns of `group_insert`, in its order."""
+    """Returns the columns of a group in the order of `group_insert`; `items` is JSON."""
     return (
         group.id,
         group.workspace,
@@ -130,7 +162,10 @@ def _group_row(group: Group, items: str | None) -> tuple[Any, ...]:
 
 
 def task_for_item(template: NewTask, item: Any, index: int) -> NewTask:
-    """Returns the template's task for one item of a foreach, with placeholders replaced."""
+    """Returns the task for one item of a foreach: the template with its placeholders replaced.
+
+    If a value cannot be inserted, the task's input contains the error.
+    """
     value = {"item": item, "index": index} if template.input is None else template.input
     try:
         return msgspec.structs.replace(
@@ -141,12 +176,11 @@ def task_for_item(template: NewTask, item: Any, index: int) -> NewTask:
             input=value if template.input is None else fill_template(value, item, index),
         )
     except Invalid as error:
-        # The error goes to the handler of this item; the other items run as usual.
         return msgspec.structs.replace(template, input={"item": item, "error": error.message})
 
 
 def with_flow_settings(new: NewTask, key: str, flow: Flow) -> NewTask:
-    """Returns a task definition with its key and, if the flow has one, the flow's priority."""
+    """Returns the definition with this key and the flow's priority, if set; drops `blocks`."""
     changes: dict[str, Any] = {"key": key, "blocks": []}
     if flow.priority is not None:
         changes["priority"] = flow.priority
@@ -154,9 +188,9 @@ def with_flow_settings(new: NewTask, key: str, flow: Flow) -> NewTask:
 
 
 def initial_hold(new: NewTask, base_hold: str | None) -> str | None:
-    """Returns the hold of a new task; adds `act` if the engine runs it instead of an agent."""
-    by_engine = new.kind == "approval" or (new.control is not None and new.prompt is None)
-    if not by_engine:
+    """Returns the hold of a new task: `base_hold`, with `act` added if the engine runs the task."""
+    is_by_engine = new.kind == "approval" or (new.control is not None and new.prompt is None)
+    if not is_by_engine:
         return base_hold
     return "act" if base_hold is None else f"{base_hold}:act"
 

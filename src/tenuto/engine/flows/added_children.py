@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from tenuto.engine.flows.outcomes import start_on_turn
+from tenuto.engine.flows.outcomes import turn_command
 from tenuto.engine.flows.rows import group_of
 from tenuto.engine.rows import decode_json
 from tenuto.model.flows.progress import GROUP_OPEN, MAX_CASCADE_ROWS, Group, GroupStatus
@@ -19,7 +19,7 @@ START_ADDED = "admit"
 def start_added_children(
     cascade: "Cascade", group: Group, after: UUID | None = None
 ) -> Script[None]:
-    """Starts the group's tasks that wait for their turn, in id order; `after`: from the next id on.
+    """Starts a group's tasks that wait for their turn: those with an id above `after`, if given.
 
     Defers those beyond `MAX_CASCADE_ROWS`. The caller has locked the group.
     """
@@ -37,7 +37,7 @@ def start_added_children(
     if len(ids) == MAX_CASCADE_ROWS:
         cascade.defer(START_ADDED, group.id, group.workspace, {"after": ids[-1]})
     if ids:
-        yield from cascade.apply_to_each(ids, start_on_turn)
+        yield from cascade.apply_to_each(ids, turn_command)
 
 
 def run_deferred(cascade: "Cascade", work: Row) -> Script[None]:

@@ -25,6 +25,7 @@ class ClaimSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The flow position and dependents of a watched task, as its claim read them."""
 
     awaited: int
+    """How many tasks depend on it."""
     plain: int
     """1 for a plain task: no control task, no subtask, no concurrency key. Else 0."""
     group: UUID | None = None
@@ -36,7 +37,7 @@ class ClaimSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def claim_snapshot(row: Row) -> ClaimSnapshot:
-    """Returns the snapshot in a claim's row."""
+    """Returns the snapshot in the row of a claimed task."""
     snapshot = msgspec.json.decode(row["standing"], type=ClaimSnapshot)
     return msgspec.structs.replace(
         snapshot, flow=row["flow"], key=row["key"], context=row["context"]
@@ -105,7 +106,7 @@ def _chain_to_next_task(
         group=None,
         slot=snapshot.slot or 0,
         key=snapshot.next,
-        of=snapshot.key,
+        predecessor_key=snapshot.key,
         follows=task,
     )
     rows = batch.first_task_rows(plan, request)

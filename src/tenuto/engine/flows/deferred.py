@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.agents import subtask_tree
-from tenuto.engine.flows import added_children
+from tenuto.engine.flows import added_children, groups
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.outcomes import FinishedTask
 from tenuto.engine.flows.rows import flow_of, group_of
@@ -27,14 +27,14 @@ _STOP_POLL_S = 2.0
 
 
 def cancel_flow(cascade: Cascade, flow: Flow, reason: str | None, now: datetime) -> Script[None]:
-    """Cancels an open flow with all its open tasks and groups. The caller has locked its row."""
+    """Cancels an open, locked flow with its open tasks and groups; defers those over the limit."""
     done = msgspec.structs.replace(flow, status=FlowStatus.CANCELLED, finished_at=now)
-    yield cascade.flow_change(done, "flow_cancelled", message=reason)
+    yield from cascade.write_flow(done, "flow_cancelled", message=reason)
     yield from cancel_roots(cascade, flow)
 
 
 def cancel_roots(cascade: Cascade, flow: Flow) -> Script[None]:
-    """Cancels the open tasks and groups at the top of a cancelled flow."""
+    """Cancels open tasks and groups at the top of a cancelled flow; defers those over the limit."""
     rows = yield Statement("roots_open", {"flow": flow.id, "most": MAX_CASCADE_ROWS})
     if len(rows) == MAX_CASCADE_ROWS:
         cascade.defer("roots", flow.id, flow.workspace)
@@ -43,7 +43,8 @@ def cancel_roots(cascade: Cascade, flow: Flow) -> Script[None]:
         yield from cascade.apply_to_each(
             tasks, lambda _: commands.Cancel(reason="its flow was cancelled")
         )
-    yield from cascade.stop_groups([row["id"] for row in rows if row["is_group"]], cancel=True)
+    nested = [row["id"] for row in rows if row["is_group"]]
+    yield from groups.stop_groups(cascade, nested, cancel=True)
 
 
 def _run_roots(cascade: Cascade, work: Row) -> Script[None]:
@@ -53,31 +54,31 @@ def _run_roots(cascade: Cascade, work: Row) -> Script[None]:
 
 
 def _run_ended(cascade: Cascade, work: Row) -> Script[None]:
-    """Runs all follow-ups of a finished task."""
+    """Runs all follow-ups of a task, if it is still finished."""
     rows = yield Statement("task_statuses", {"ids": [work["subject"]]})
     finished = [FinishedTask(row["id"], row["workspace"], Status(row["status"])) for row in rows]
     yield from cascade.run([task for task in finished if task.status in TERMINAL])
 
 
 def _run_dependents(cascade: Cascade, work: Row) -> Script[None]:
-    """Notifies more dependents of a finished task."""
+    """Unblocks, fails or skips more dependents of a task, if it is still finished."""
     rows = yield Statement("task_statuses", {"ids": [work["subject"]]})
     finished = [FinishedTask(row["id"], row["workspace"], Status(row["status"])) for row in rows]
     yield from cascade.notify_dependents([task for task in finished if task.status in TERMINAL])
 
 
 def _run_expand(cascade: Cascade, work: Row) -> Script[None]:
-    """Creates more children of a group."""
+    """Queues the creation of more children of a group."""
     rows = yield Statement("groups_locked", {"ids": [work["subject"]]})
-    cascade.continue_group(group_of(rows[0]))
+    cascade.queue_group_children(group_of(rows[0]))
 
 
 def _run_rest(cascade: Cascade, work: Row) -> Script[None]:
-    """Cancels or skips more open children of a finished group."""
+    """Queues more open children of a finished group to be cancelled or skipped."""
     rows = yield Statement("groups_locked", {"ids": [work["subject"]]})
     group = group_of(rows[0])
     if group.status not in GROUP_OPEN:
-        cascade.finish_children(group, cancel=decode_json(work["data"])["cancel"])
+        cascade.queue_stop_of_children(group, cancel=decode_json(work["data"])["cancel"])
 
 
 def _run_pause(cascade: Cascade, work: Row) -> Script[None]:
@@ -100,7 +101,7 @@ def _run_resume(cascade: Cascade, work: Row) -> Script[None]:
             stopping.append(task.id)
         return commands.Resume() if task.status is Status.PAUSED else None
 
-    yield from _apply_to_open_tasks(cascade, work, resume_command, _clear_pause_hold)
+    yield from _apply_to_open_tasks(cascade, work, resume_command, _clear_pause_command)
     if stopping:
         # Their workers have not reported yet that they stopped for the pause.
         data = {"of": decode_json(work["data"])["of"], "tasks": stopping}
@@ -114,23 +115,23 @@ def _lock_if_status(work: Row, status: FlowStatus) -> Script[bool]:
     return bool(rows) and rows[0]["status"] == status
 
 
-def _clear_pause_hold(task: Task) -> Command | None:
-    """Returns the command that releases a task created while its flow was paused."""
+def _clear_pause_command(task: Task) -> Command | None:
+    """Returns the command that ends the `paused` hold of a task; `None` without this hold."""
     if task.hold is None or task.hold.partition(":")[0] != "paused":
         return None
     return commands.ClearHold(hold="act" if task.hold.endswith(":act") else None)
 
 
 def _apply_to_open_tasks(
-    cascade: Cascade, work: Row, *choices: Callable[[Task], Command | None]
+    cascade: Cascade, work: Row, *choose_commands: Callable[[Task], Command | None]
 ) -> Script[None]:
-    """Applies commands to every open task of a flow or group.
+    """Applies commands to the open tasks of the work's flow or group.
 
-    At most `MAX_CASCADE_ROWS` tasks per transaction; the rest is deferred again.
+    After `MAX_CASCADE_ROWS` tasks, defers the others. Work that names `tasks` applies to these.
     """
     data: dict[str, Any] = decode_json(work["data"])
     if "tasks" in data:
-        for choose in choices:
+        for choose in choose_commands:
             yield from cascade.apply_to_each(
                 [UUID(task_id) for task_id in data["tasks"]], choose, queue_controls=True
             )
@@ -144,7 +145,7 @@ def _apply_to_open_tasks(
     }
     rows = yield Statement(query, params)
     ids = [row["id"] for row in rows]
-    for choose in choices if ids else ():
+    for choose in choose_commands if ids else ():
         yield from cascade.apply_to_each(ids, choose, queue_controls=True)
     if len(ids) == MAX_CASCADE_ROWS:
         next_data = data | {"after": str(ids[-1])}

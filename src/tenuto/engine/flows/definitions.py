@@ -126,7 +126,10 @@ class Definitions:
         return DefinitionPage(*page_of(rows, limit, _view))
 
     async def delete(self, key: str, version: int | None = None) -> None:
-        """Deletes a definition if it has the version; its flows continue with their plans."""
+        """Deletes a definition; its flows continue with their plans.
+
+        Raises `NotFound`, or `Conflict` if `version` is given and is not the stored one.
+        """
 
         def script() -> Script[None]:
             row = _require_one((yield self._keys_statement([key], "definitions_locked")), key)
@@ -182,7 +185,7 @@ class Definitions:
         return await self._retry_on_change(lambda: self._apply(manifest, dry_run, {}))
 
     async def _retry_on_change(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Returns the work's result; repeats it when others change definitions, then `Conflict`."""
+        """Repeats work while others change definitions; `Conflict` after `MAX_TRIES` tries."""
         for _ in range(MAX_TRIES):
             try:
                 return await work()
@@ -213,7 +216,7 @@ class Definitions:
         return await self._core.run_with_cascade(script, self._flows.actor)
 
     async def _prepare_flows(self, manifest: Manifest) -> dict[str, dict[str, Any]]:
-        """Returns the rows of the flows to start, by key."""
+        """Creates the lanes of the flows to start; returns their rows, not yet inserted, by key."""
         return {
             key: await self._flows.prepare(
                 await self._flows.build_plan(key, dict(manifest.specs)), None, source="apply"
@@ -229,7 +232,10 @@ class Definitions:
         version: int | None = None,
         dry_run: bool = False,
     ) -> Script[list[DefinitionChange]]:
-        """Writes the definitions that differ from the stored ones; returns a change for each."""
+        """Locks the stored definitions and writes those that differ; returns a change for each.
+
+        Raises `_DefinitionsChanged` if `versions`, by key, are outdated.
+        """
         keys = {spec.key for spec in specs if spec.key is not None}
         rows = yield self._keys_statement(keys | versions.keys(), "definitions_locked")
         stored = {row["key"]: row for row in rows}
@@ -258,7 +264,7 @@ class Definitions:
         results: Sequence[DefinitionChange],
         stored: Mapping[str, Row],
     ) -> Script[None]:
-        """Inserts and updates definitions; `_DefinitionsChanged` if a key was taken meanwhile."""
+        """Inserts and updates definitions; raises `_DefinitionsChanged` for a key now taken."""
         created, changed = [], []
         for spec, change in zip(specs, results, strict=True):
             cells = (change.kind, encode_spec(spec))
@@ -283,7 +289,7 @@ class Definitions:
     def _keys_statement(
         self, keys: Collection[str], query: str = "definitions_by_key"
     ) -> Statement:
-        """Returns the statement that reads definitions by key; checks the keys."""
+        """Returns the statement `query` for definitions by key; raises `Invalid` for a bad key."""
         for key in keys:
             bounds.check_text("key", key, bounds.MAX_TEXT)
         return Statement(query, {"workspace": self._workspace, "keys": sorted(keys)})
@@ -350,7 +356,7 @@ def _child_keys(row: Row) -> list[str]:
 
 
 def _view(row: Row) -> DefinitionView:
-    """Returns the definition in a row as shown to users."""
+    """Returns the definition in a row, as users see it."""
     spec = spec_of(row)
     return DefinitionView(
         id=row["id"],
@@ -379,7 +385,7 @@ def _check_version(key: str | None, stored: int, expected: int | None) -> None:
 
 
 def _compare(row: Row | None, spec: Spec) -> DefinitionChange:
-    """Returns how a definition changes the one stored under its key."""
+    """Returns how `spec` differs from the stored definition; created, if `row` is `None`."""
     key, kind = spec.key or "", kind_of(spec)
     if row is None:
         return DefinitionChange(key, kind, "created", 1, field_changes(None, spec))

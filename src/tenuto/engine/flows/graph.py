@@ -20,7 +20,7 @@ from tenuto.store.protocol import Row
 
 EdgeKind = Literal["next", "sequence", "true", "false", "goto", "item", "depends"]
 MAX_NODES = 2000
-MAX_WAITS = 10_000
+MAX_DEPENDENCIES = 10_000
 PLANNED = "PLANNED"
 _GROUPS = ("sequential", "parallel")
 _FAILED = ("FAILED", "DEAD", "RETRY_WAIT")
@@ -43,10 +43,11 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     slot: int = 0
     progress: int | None = None
     error: str | None = None
-    """The error of its last attempt, if the task failed or waits for a retry."""
+    """The error of its last attempt, if the task failed or dependencies for a retry."""
 
     @property
     def is_group(self) -> bool:
+        """True for a group or a foreach's run."""
         return self.kind in _GROUPS
 
 
@@ -73,29 +74,31 @@ class GraphBuilder:
         self,
         plan: Plan,
         rows: Sequence[Row],
-        waits: Sequence[Row] = (),
+        dependencies: Sequence[Row] = (),
         root: UUID | None = None,
         max_nodes: int = MAX_NODES,
     ) -> None:
         self._plan = plan
         self._max_nodes = max_nodes
         self._root = None if root is None else str(root)
-        self._truncated = len(rows) > max_nodes or len(waits) > MAX_WAITS
+        self._truncated = len(rows) > max_nodes or len(dependencies) > MAX_DEPENDENCIES
         self._created_children = {
             str(row["id"]): row["made"] for row in rows[:max_nodes] if row["is_group"]
         }
         self._nodes: dict[str, GraphNode] = {}
         for row in rows[:max_nodes]:
-            self._add_node(_node(row))
+            self._add_node(_node_from_row(row))
         self._edges = list(self._slot_edges())
-        self._edges += _dependency_edges(self._nodes, waits)
+        self._edges += _dependency_edges(self._nodes, dependencies)
         self._certain: set[str] = set(self._nodes)
-        self._todo: list[GraphNode] = []
+        """Ids of nodes that exist, or will run if all tasks before them succeed."""
+        self._unexpanded: list[GraphNode] = []
+        """Planned nodes whose children and successors are not added yet."""
 
     def view(self, *, planned: bool) -> GraphView:
         """Returns the graph, with planned nodes if `planned`."""
         if planned:
-            self._add_planned()
+            self._add_all_planned()
         nodes = [
             node
             if node.parent is None or node.parent in self._nodes
@@ -106,7 +109,7 @@ class GraphBuilder:
 
     def count_planned(self) -> int:
         """Returns how many more tasks will run if all succeed, without conditional ones."""
-        self._add_planned()
+        self._add_all_planned()
         certain = (self._nodes[node_id] for node_id in self._certain)
         return sum(node.status == PLANNED and not node.is_group for node in certain)
 
@@ -114,7 +117,7 @@ class GraphBuilder:
         self._nodes[node.id] = node
 
     def _nodes_by_slot(self) -> dict[str | None, dict[int, list[GraphNode]]]:
-        """Returns the nodes per parent and slot, in order; the group's own child is first."""
+        """Returns the nodes by parent and slot; first the planned child, then by creation."""
         by_slot: dict[str | None, dict[int, list[GraphNode]]] = defaultdict(
             lambda: defaultdict(list)
         )
@@ -123,20 +126,20 @@ class GraphBuilder:
                 by_slot[node.parent][node.slot].append(node)
         for parent, slots in by_slot.items():
             for slot, nodes in slots.items():
-                own_key = self._first_key(parent, slot)
+                own_key = self._first_key_in_slot(parent, slot)
                 first = next((at for at, node in enumerate(nodes) if node.key == own_key), 0)
                 nodes.insert(0, nodes.pop(first))
         return by_slot
 
-    def _first_key(self, parent: str | None, slot: int) -> str | None:
-        """Returns the key of the first node in a slot."""
+    def _first_key_in_slot(self, parent: str | None, slot: int) -> str | None:
+        """Returns the key that starts a slot; `None` if the plan does not name it."""
         spec = None if parent is None else self._group_spec(self._nodes.get(parent))
         if spec is None or slot >= len(spec.children):
             return self._plan.root if parent is None else None
         return spec.children[slot]
 
     def _group_spec(self, node: GraphNode | None) -> GroupSpec | None:
-        """Returns the definition of a group's node; `None` if it has none."""
+        """Returns the definition of a group; `None` for a task or the run of a foreach."""
         return None if node is None or not node.is_group else self._plan.groups.get(node.key or "")
 
     def _slot_edges(self) -> Iterator[GraphEdge]:
@@ -151,14 +154,14 @@ class GraphBuilder:
                     yield GraphEdge(slots[before][-1].id, slots[after][0].id, "sequence")
 
     def _edge_kind(self, earlier: GraphNode, later: GraphNode) -> EdgeKind:
-        """Returns why `later` followed `earlier` in their slot."""
+        """Returns the kind of the edge between nodes that followed each other in a slot."""
         for key, kind in self._successors(earlier):
             if key == later.key or (kind == "item" and later.is_group):
                 return kind
         return "next"
 
-    def _add_planned(self) -> None:
-        """Adds all planned nodes that can follow from unfinished nodes."""
+    def _add_all_planned(self) -> None:
+        """Adds all nodes and edges that can follow unfinished nodes, up to the limit of nodes."""
         existing = list(self._nodes.values())
         last = {
             nodes[-1].id for slots in self._nodes_by_slot().values() for nodes in slots.values()
@@ -170,8 +173,8 @@ class GraphBuilder:
                 self._add_planned_children(node, self._created_children[node.id])
             if node.id in last and node.id != self._root:
                 self._add_planned_successors(node)
-        while self._todo:
-            node = self._todo.pop(0)
+        while self._unexpanded:
+            node = self._unexpanded.pop(0)
             if node.is_group:
                 self._add_planned_children(node, 0)
             self._add_planned_successors(node)
@@ -186,7 +189,7 @@ class GraphBuilder:
             slots = self._nodes_by_slot()[group.id]
             previous = slots[first - 1][-1].id if slots.get(first - 1) else None
         for slot, key in enumerate(spec.children[first:], start=first):
-            node_id = self._planned_node(key, group.id, slot, certain=group.id in self._certain)
+            node_id = self._add_planned_node(key, group.id, slot, certain=group.id in self._certain)
             if node_id is None:
                 return
             if previous is not None and spec.order == "sequential":
@@ -194,12 +197,12 @@ class GraphBuilder:
             previous = node_id
 
     def _add_planned_successors(self, node: GraphNode) -> None:
-        """Adds the nodes and edges that can follow a node in its slot."""
+        """Adds the edges to what can follow a node in its slot, and planned nodes if needed."""
         for key, kind in self._successors(node):
             target = self._latest_node_id(key) if kind == "goto" else None
             if target is None:
                 certain = node.id in self._certain and kind in _UNCONDITIONAL
-                target = self._planned_node(key, node.parent, node.slot, certain=certain)
+                target = self._add_planned_node(key, node.parent, node.slot, certain=certain)
             if target is not None:
                 self._edges.append(GraphEdge(node.id, target, kind))
 
@@ -234,10 +237,13 @@ class GraphBuilder:
         nodes = [node for node in self._nodes.values() if node.key == key]
         return nodes[-1].id if nodes else None
 
-    def _planned_node(
+    def _add_planned_node(
         self, key: str, parent: str | None, slot: int, *, certain: bool
     ) -> str | None:
-        """Adds the planned node of a key; returns its id, `None` at the limit of nodes."""
+        """Adds the planned node of a key unless it exists; returns its id, `None` at the limit.
+
+        A `certain` node runs if all tasks before it succeed.
+        """
         node_id = f"plan:{key}"
         if certain:
             self._certain.add(node_id)
@@ -258,12 +264,12 @@ class GraphBuilder:
             slot=slot,
         )
         self._add_node(node)
-        self._todo.append(node)
+        self._unexpanded.append(node)
         return node_id
 
 
-def _node(row: Row) -> GraphNode:
-    """Returns the node of a task or group from its row."""
+def _node_from_row(row: Row) -> GraphNode:
+    """Returns the node of the task or group in a row."""
     return GraphNode(
         id=str(row["id"]),
         key=row["key"],
@@ -283,9 +289,9 @@ def _is_open(node: GraphNode) -> bool:
     return node.status in GROUP_OPEN if node.is_group else node.status not in TERMINAL
 
 
-def _dependency_edges(nodes: dict[str, Any], waits: Iterable[Row]) -> Iterator[GraphEdge]:
+def _dependency_edges(nodes: dict[str, Any], dependencies: Iterable[Row]) -> Iterator[GraphEdge]:
     """Yields an edge from each dependency to its dependent, if the graph has both."""
-    for row in waits:
+    for row in dependencies:
         needed, waiting = str(row["needs"]), str(row["task"])
         if needed in nodes and waiting in nodes:
             yield GraphEdge(needed, waiting, "depends")
@@ -307,7 +313,7 @@ _SHAPES = {"condition": ("{", "}"), "approval": ("([", "])"), "goto": ("[/", "/]
 
 
 def mermaid(graph: GraphView) -> str:
-    """Returns the graph as Mermaid text."""
+    """Returns the graph as a flowchart in the Mermaid language."""
     names = {node.id: f"n{number}" for number, node in enumerate(graph.nodes)}
     by_parent: dict[str | None, list[GraphNode]] = defaultdict(list)
     for node in graph.nodes:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from tenuto.engine.flows.plans import PlanCache, may_have_references
+from tenuto.engine.flows.plans import PlanCache, has_reference_marker
 from tenuto.engine.flows.rows import context_of
 from tenuto.engine.rows import decode_json
 from tenuto.model.errors import Invalid, TenutoError
@@ -24,7 +24,7 @@ class InputBuilder:
     def build_inputs(
         self, rows: Rows, inputs: Mapping[UUID, Any]
     ) -> Script[dict[UUID, InputOrError]]:
-        """Returns, by task id, the fields that differ from the task's row, or an error.
+        """Returns, by task id, the claim's fields that differ from the task's row, or an error.
 
         `inputs` has each task's input with the values of the secrets that its row only names.
         """
@@ -52,7 +52,7 @@ class InputBuilder:
             context = context_of(row["context"])
             changes["prompt"] = build_prompt(plan, context, row["prompt"])
             changes["previous"] = decode_json(row["previous"])
-        if may_have_references(row["input"]):
+        if has_reference_marker(row["input"]):
             results = dependency_results.get(row["id"], {})
             if flow is not None:
                 results = yield from self._plans.load_results(flow, [row["input"]])
@@ -60,7 +60,7 @@ class InputBuilder:
         return changes
 
     def _load_dependency_results(self, rows: Rows) -> Script[dict[UUID, dict[str, Any]]]:
-        """Returns, per task, the results of its completed dependencies, by id and by key."""
+        """Returns, by task id, the results of completed dependencies, by their ids and keys."""
         ids = sorted(row["id"] for row in rows)
         if not ids:
             return {}

@@ -28,13 +28,13 @@ class FinishedTask(msgspec.Struct, frozen=True):
     id: UUID
     workspace: UUID
     status: Status
-    place: Row | None = None
+    position: Row | None = None
     """Its flow position and its number of dependents, if read already."""
 
     @property
     def awaited(self) -> bool:
-        """True if other tasks may depend on it."""
-        return self.place is None or self.place["awaited"] > 0
+        """True if other tasks depend on the task, or if that was not read yet."""
+        return self.position is None or self.position["awaited"] > 0
 
 
 class SlotOutcome(msgspec.Struct, frozen=True):
@@ -43,8 +43,8 @@ class SlotOutcome(msgspec.Struct, frozen=True):
     flow: UUID
     group: UUID | None
     slot: int
-    end: SlotResult
-    last: UUID | None
+    result: SlotResult
+    result_task: UUID | None
     """The task whose result is passed to the next child or to the group's successor."""
 
 
@@ -54,12 +54,12 @@ def group_outcome(group: Group, status: GroupStatus) -> SlotOutcome:
 
 
 def is_plain_success(row: Row, finished: dict[UUID, FinishedTask]) -> bool:
-    """True if the dependency completed and its dependent only has to count it as met."""
+    """True if the dependency in the row completed and its dependent only counts it as met."""
     return bool(row["plain"]) and finished[row["needs"]].status is Status.COMPLETED
 
 
 def is_met(row: Row, finished: dict[UUID, FinishedTask]) -> bool:
-    """True if the dependency completed, or its dependent runs in any case."""
+    """True if the dependency in the row completed, or its dependent runs in any case."""
     succeeded = finished[row["needs"]].status is Status.COMPLETED
     return succeeded or row["on_dependency_failure"] == "run"
 
@@ -67,7 +67,7 @@ def is_met(row: Row, finished: dict[UUID, FinishedTask]) -> bool:
 def command_for_dependent(
     task: Task, dependencies: list[Row], finished: dict[UUID, FinishedTask]
 ) -> Command:
-    """Returns the command for a dependent when these dependencies have finished."""
+    """Returns the command for a dependent of these finished dependencies: fail, skip or count."""
     for row in dependencies:
         if not is_met(row, finished):
             return command_for_failed_dependency(
@@ -78,14 +78,14 @@ def command_for_dependent(
 
 
 def command_for_failed_dependency(dependency: UUID, status: Status, policy: str | None) -> Command:
-    """Returns the command for a task whose dependency did not complete."""
+    """Returns the command that skips or fails a task whose dependency did not complete."""
     reason = f"its dependency, task {dependency}, is {status}"
     if policy == "skip" or status is Status.SKIPPED:
         return commands.Skip(reason=reason)
     return commands.FailWithoutAttempt(code="dependency_failed", message=reason)
 
 
-def start_on_turn(task: Task) -> Command | None:
+def turn_command(task: Task) -> Command | None:
     """Returns the command that ends a task's wait for its turn.
 
     With `turn:act`, the next hold is `act`.
@@ -93,20 +93,20 @@ def start_on_turn(task: Task) -> Command | None:
     return commands.ClearHold(hold="act") if task.hold == "turn:act" else commands.ClearHold()
 
 
-def skip_child(task: Task) -> Command | None:
+def skip_command(task: Task) -> Command | None:
     """Returns the command for an open child of a finished group: skip, or cancel if it ran."""
     if task.status in LEASED or task.attempt > 0:
         return commands.Cancel(reason="its group has ended")
     return commands.Skip(reason="its group ended before its turn")
 
 
-def cancel_child(task: Task) -> Command | None:
+def cancel_command(task: Task) -> Command | None:
     """Returns the command that cancels an open child of a finished group."""
     del task
     return commands.Cancel(reason="its group has ended")
 
 
-def hold_if_paused(task: Task) -> Command | None:
+def pause_command(task: Task) -> Command | None:
     """Returns the command that pauses a new task of a paused flow or group.
 
     `None` if its hold is `paused` already. Without the command, a task that waits for its turn
@@ -125,7 +125,7 @@ def activation_request(row: Row, step: NextStep) -> ActivationRequest:
         group=row["group_id"],
         slot=row["slot"],
         key=step.key,
-        of=row["key"],
+        predecessor_key=row["key"],
         follows=result_source(row),
         groups=context.groups,
         prompt=step.prompt,
@@ -146,7 +146,10 @@ def result_source(row: Row) -> UUID | None:
 
 
 def group_successor(plan: Plan, group: Group) -> str | None:
-    """Returns the key that follows a group in its slot; `None` if it is the next child anyway."""
+    """Returns the key that follows a completed group in its slot.
+
+    `None` without a `next`, or if the next child of the sequence has this key anyway.
+    """
     spec = plan.groups.get(group.key) or plan.tasks[group.key]
     key: str | None = spec.next
     context = context_of(group.context)
@@ -162,7 +165,7 @@ def group_activation_request(group: Group, key: str) -> ActivationRequest:
         group=group.parent,
         slot=group.slot,
         key=key,
-        of=group.key,
+        predecessor_key=group.key,
         follows=group.follows,
         groups=context.groups,
     )

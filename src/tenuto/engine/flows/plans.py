@@ -33,7 +33,7 @@ class PlanCache:
         self._by_flow: dict[UUID, _CachedPlan] = {}
 
     def load_plan(self, flow: UUID) -> Script[Plan]:
-        """Returns the plan of an existing flow."""
+        """Returns the plan of an existing flow, cached or read."""
         return (yield from self._load(flow)).plan
 
     def cached_plan(self, flow: UUID) -> Plan | None:
@@ -47,7 +47,7 @@ class PlanCache:
         return None if cached is None else (cached.flow, cached.input)
 
     def load_input(self, flow: UUID) -> Script[Any]:
-        """Returns the input of a flow."""
+        """Returns the input of an existing flow, cached or read."""
         return (yield from self._load(flow)).input
 
     def _load(self, flow: UUID) -> Script[_CachedPlan]:
@@ -59,7 +59,7 @@ class PlanCache:
             cached = self._cache_plan(plan, rows[0]["input"], flow_of(rows[0]))
         return cached
 
-    def add_new_flow(self, plan: Plan, row: dict[str, Any]) -> None:
+    def cache_new_flow(self, plan: Plan, row: dict[str, Any]) -> None:
         """Caches the plan of a flow that is about to be inserted with these columns."""
         flow = Flow(
             id=row["id"],
@@ -96,10 +96,10 @@ class PlanCache:
         return (yield from self._load(flow)).dependent_groups
 
     def load_results(self, flow: UUID, texts: Iterable[str | None]) -> Script[dict[str, Any]]:
-        """Returns the latest results, by key, that these JSON texts refer to."""
+        """Returns the existing results, by key, that these JSON texts refer to: the latest ones."""
         keys: set[str] = set()
         for text in texts:
-            if may_have_references(text):
+            if has_reference_marker(text):
                 keys |= referenced_keys(decode_json(text))
         if not keys:
             return {}
@@ -109,10 +109,10 @@ class PlanCache:
 
 def _dependent_groups(plan: Plan) -> frozenset[str]:
     """Returns the keys of groups that have a child with dependencies."""
-    waiting = {key for key, new in plan.tasks.items() if new.depends_on}
-    return frozenset(key for key, group in plan.groups.items() if waiting & set(group.children))
+    dependents = {key for key, new in plan.tasks.items() if new.depends_on}
+    return frozenset(key for key, group in plan.groups.items() if dependents & set(group.children))
 
 
-def may_have_references(text: str | None) -> bool:
-    """True if JSON text may refer to a result: a cheap test for the marker's text."""
+def has_reference_marker(text: str | None) -> bool:
+    """True if JSON text contains the marker of a reference, perhaps as mere text."""
     return text is not None and _REFERENCE_MARK in text

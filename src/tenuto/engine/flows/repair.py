@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.core import Core
+from tenuto.engine.flows import groups
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.rows import group_of
 from tenuto.model.flows.plan import find_cycle
@@ -24,7 +25,7 @@ SETTLED_AFTER = timedelta(minutes=5)
 
 
 class FlowRepair:
-    """Repairs flows. Each `*_once` returns the number of repaired rows."""
+    """Repairs flows of all workspaces."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -46,7 +47,10 @@ class FlowRepair:
         return failed
 
     async def recount_once(self, actor: str) -> int:
-        """Corrects wrong counts of open children; returns how many. Logs each as an error."""
+        """Corrects groups with a wrong count of open children; returns how many were found.
+
+        Logs each as an error.
+        """
         params = {"before": self._core.now() - SETTLED_AFTER, "most": MAX_REPAIRS}
         rows = await self._core.store.fetch(Statement("groups_miscounted", params))
         for row in rows:
@@ -63,7 +67,7 @@ def _fail_cycle(ids: list[UUID], cascade: Cascade) -> Script[int]:
 
 
 def _correct_open_count(counted: Row, cascade: Cascade) -> Script[None]:
-    """Corrects a group's open children if its row is unchanged; finishes it if none is left."""
+    """Corrects a group's `open` count if it is unchanged; finishes the group if its join is met."""
     rows = yield Statement("groups_locked", {"ids": [counted["id"]]})
     group: Group = group_of(rows[0])
     if group.status not in GROUP_OPEN or group.open != counted["open"]:
@@ -71,8 +75,8 @@ def _correct_open_count(counted: Row, cascade: Cascade) -> Script[None]:
     log.error("group %s counted %d open children, not %d", group.id, group.open, counted["actual"])
     corrected = msgspec.structs.replace(group, open=counted["actual"])
     message = f"corrected the count of open children from {group.open} to {counted['actual']}"
-    yield cascade.group_change(corrected, "group_recounted", "ERROR", message)
+    yield from cascade.write_group(corrected, "group_recounted", "ERROR", message)
     corrected = msgspec.structs.replace(corrected, version=corrected.version + 1)
     status = join_status(corrected)
     if status is not None:
-        yield from cascade.finish_group(corrected, status)
+        yield from groups.finish_group(cascade, corrected, status)

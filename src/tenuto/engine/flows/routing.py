@@ -15,10 +15,11 @@ from tenuto.model.tasks.commands import Command
 from tenuto.store.protocol import Row, Script, Statement
 
 
-def next_step(plans: PlanCache, row: Row) -> Script[NextStep | None]:
-    """Returns what runs next in the slot of a completed task.
+def find_next_step(plans: PlanCache, row: Row) -> Script[NextStep | None]:
+    """Returns what runs next in the slot of a completed task, read from the plan and its control.
 
-    `None` if its slot ends, or if its `next` is the next child of the sequence anyway.
+    `None` if the slot ends, or if the task's `next` is the next child of the sequence anyway.
+    Raises `ControlTaskFailed`.
     """
     if row["kind"] in ("agent", "approval") and row["next"] is None:
         return None
@@ -53,7 +54,7 @@ def _load_control_input(plans: PlanCache, row: Row) -> Script[ControlInput]:
 
 
 def ask_for_approval(item_id: UUID, row: Row, now: datetime) -> Script[Command]:
-    """Creates an inbox item for an approval; returns the command that waits for its answer."""
+    """Creates the inbox item of an approval; returns the command that makes the task wait."""
     control = control_of(row)
     assert isinstance(control, Approval)
     command = commands.AwaitAnswer(

@@ -13,7 +13,7 @@ from tenuto.model.tasks.task import TERMINAL, Status
 from tenuto.store.protocol import Row, Script, Statement
 
 MAX_RANK_STEPS = 64
-"""How many dependency levels down a task's rank is applied to what it waits for."""
+"""How many levels of dependencies receive the rank of a task that depends on them."""
 
 
 class AuditNote(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class AuditNote(msgspec.Struct, frozen=True):
 
 
 def group_statement(group: Group, note: AuditNote, now: datetime, actor: str | None) -> Statement:
-    """Returns the statement that writes a group and its audit event, if any."""
+    """Returns the statement that writes a group, and an audit event if the note has a kind."""
     version = group.version + (note.kind is not None)
     changed = (
         group.id,
@@ -46,7 +46,7 @@ def group_statement(group: Group, note: AuditNote, now: datetime, actor: str | N
 
 
 def flow_statement(flow: Flow, note: AuditNote, now: datetime, actor: str | None) -> Statement:
-    """Returns the statement that writes a flow and its audit event, if any."""
+    """Returns the statement that writes a flow, and an audit event if the note has a kind."""
     version = flow.version + (note.kind is not None)
     changed = (
         flow.id,
@@ -68,7 +68,7 @@ def flow_statement(flow: Flow, note: AuditNote, now: datetime, actor: str | None
 def _event_rows(
     subject: Flow | Group, version: int, note: AuditNote, data: dict[str, Any]
 ) -> list[tuple[Any, ...]]:
-    """Returns the row of the note's audit event; no row if the note has no kind."""
+    """Returns a list with the row of the note's audit event; empty if the note has no kind."""
     if note.kind is None:
         return []
     text = msgspec.json.encode(data).decode()
@@ -108,7 +108,7 @@ def flow_of(row: Row) -> Flow:
 
 
 def is_paused(group: Group) -> Script[bool]:
-    """True if a group, an ancestor group or its flow is paused. The caller has locked the group."""
+    """True if a locked group, an ancestor group or its flow is paused; locks those it reads."""
     while group.status is not GroupStatus.PAUSED:
         if group.parent is None:
             rows = yield Statement("flows_locked", {"ids": [group.flow]})

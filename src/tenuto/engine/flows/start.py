@@ -12,6 +12,7 @@ import msgspec
 from tenuto import tracing
 from tenuto.crash_points import crash_point
 from tenuto.engine.core import Core
+from tenuto.engine.flows import groups
 from tenuto.engine.flows.activation_rows import ActivationRequest
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.deferred import RUNNERS, cancel_flow
@@ -73,7 +74,8 @@ class Flows:
     ) -> UUID:
         """Starts a flow of a definition and returns its id.
 
-        Calls with the same `fire_key` start one flow and return its id.
+        Calls with the same `fire_key` start one flow and return its id. `steps` limits the jumps of
+        the flow's goto tasks.
         """
         plan = await self.build_plan(key)
         return await self.start_plan(
@@ -99,13 +101,13 @@ class Flows:
     ) -> UUID:
         """Starts a flow of a plan and returns its id; see `start`."""
         await self._core.read(check_value(self._workspace, self.caller, input))
-        params = self._flow_row(plan, input, steps, priority, source, fire_key)
+        params = self._build_flow_row(plan, input, steps, priority, source, fire_key)
         params["rerun_of"] = rerun_of
         await self._check_and_create_lanes(plan)
         return await self._run(lambda cascade: self._start_or_existing(cascade, params))
 
     async def rerun(self, flow: UUID, origin: FlowStartArgs, steps: int | None) -> UUID:
-        """Starts another flow with a flow's plan and input; returns its id.
+        """Starts another flow with the plan, input and priority of `flow`; returns its id.
 
         The caller needs the right to use the secrets of each planned task that differs from the
         stored definition of its key.
@@ -126,7 +128,7 @@ class Flows:
         )
 
     def _start_or_existing(self, cascade: Cascade, params: dict[str, Any]) -> Script[UUID]:
-        """Returns the new flow's id, or that of the flow started before with the `fire_key`."""
+        """Inserts a flow and returns its id, or the id of an earlier flow with its `fire_key`."""
         if (yield from self.start_prepared(cascade, params)):
             flow: UUID = params["id"]
             return flow
@@ -141,8 +143,8 @@ class Flows:
     async def prepare(
         self, plan: Plan, flow_input: Any, *, source: str, fire_key: str | None = None
     ) -> dict[str, Any]:
-        """Creates the lanes of a plan; returns the flow's row for `start_prepared`."""
-        params = self._flow_row(plan, flow_input, None, None, source, fire_key)
+        """Creates the lanes of a plan; returns the row of a flow for `start_prepared` to insert."""
+        params = self._build_flow_row(plan, flow_input, None, None, source, fire_key)
         await self._check_and_create_lanes(plan)
         return params
 
@@ -151,7 +153,7 @@ class Flows:
         await check_references(self._core, self._workspace, plan.tasks.values())
         await self._core.lanes.ensure(_required_lanes(plan, self._workspace))
 
-    def _flow_row(
+    def _build_flow_row(
         self,
         plan: Plan,
         flow_input: Any,
@@ -160,7 +162,7 @@ class Flows:
         source: str | None,
         fire_key: str | None,
     ) -> dict[str, Any]:
-        """Returns the row of a new flow; raises `Invalid` for values that cannot be stored."""
+        """Returns the row of a new flow, not inserted yet; caches its plan. Raises `Invalid`."""
         bounds.check_number("steps", DEFAULT_STEPS if steps is None else steps, 1, MAX_STEPS)
         if priority is not None:
             bounds.check_number("priority", priority, 1, 10)
@@ -180,11 +182,11 @@ class Flows:
             "actor": self.actor,
             "now": self._core.now(),
         }
-        self._core.plans.add_new_flow(plan, params)
+        self._core.plans.cache_new_flow(plan, params)
         return params
 
     def start_prepared(self, cascade: Cascade, params: dict[str, Any]) -> Script[bool]:
-        """Inserts a flow and starts its root; returns `False` if its `fire_key` was used before.
+        """Inserts a flow and queues its root; returns `False` if its `fire_key` was used before.
 
         Raises `TooMany` if the flow would exceed the workspace's quota of pending tasks.
         """
@@ -219,7 +221,7 @@ class Flows:
         _check_no_secret_values(new)
         await check_references(self._core, self._workspace, [new])
         plan = await self.build_plan(key, {key: definition})
-        params = self._flow_row(plan, None, None, None, "submit", fire_key)
+        params = self._build_flow_row(plan, None, None, None, "submit", fire_key)
         await self._core.lanes.ensure(_required_lanes(plan, self._workspace))
 
         def script(cascade: Cascade) -> Script[tuple[UUID, bool]]:
@@ -286,7 +288,10 @@ class Flows:
         return rows[0]["id"] if rows else None
 
     async def build_plan(self, key: str, unstored: dict[str, Spec] | None = None) -> Plan:
-        """Returns the checked plan of a definition; `unstored` has definitions not stored yet."""
+        """Returns the checked plan of a definition, with the workspace's complexity rules applied.
+
+        `unstored` has definitions not stored yet. Raises `Invalid`.
+        """
         specs: dict[str, Spec] = dict(unstored or {})
         missing = {key} - set(specs)
         read_keys: set[str] = set(specs)
@@ -309,7 +314,7 @@ class Flows:
         return msgspec.structs.replace(plan, tasks=tasks)
 
     async def _load_specs(self, keys: list[str] | None) -> dict[str, Spec]:
-        """Returns definitions by key: those with these keys, or all for `None`."""
+        """Returns the stored definitions with these keys, or all for `None`; at most `MAX_PLAN`."""
         for key in keys or ():
             bounds.check_text("key", key, bounds.MAX_TEXT)
         params = {"workspace": self._workspace, "keys": keys, "most": MAX_PLAN}
@@ -328,7 +333,7 @@ class Flows:
         await self._run(script)
 
     async def pause(self, flow: UUID) -> None:
-        """Pauses a flow and its tasks; running sessions stop after a last checkpoint."""
+        """Pauses a running flow; its running sessions stop after a last checkpoint."""
         await self._change_flow_status(flow, FlowStatus.RUNNING, FlowStatus.PAUSED, "pause")
 
     async def resume(self, flow: UUID) -> None:
@@ -338,14 +343,17 @@ class Flows:
     async def _change_flow_status(
         self, flow: UUID, source: FlowStatus, target: FlowStatus, action: str
     ) -> None:
-        """Changes a flow's status, `source` only, and applies `action` to its open tasks."""
+        """Changes the status from `source` to `target` and applies `action` to the open tasks.
+
+        Raises `Conflict` for another status.
+        """
 
         def script(cascade: Cascade) -> Script[None]:
             current = yield from self._lock_flow(flow)
             if current.status is not source:
                 raise Conflict(f"flow {flow} is {current.status}; cannot {action} it")
             after = msgspec.structs.replace(current, status=target)
-            yield cascade.flow_change(after, f"flow_{action}d")
+            yield from cascade.write_flow(after, f"flow_{action}d")
             cascade.defer(action, flow, self._workspace, {"of": "flow"})
 
         await self._run(script)
@@ -358,7 +366,7 @@ class Flows:
             current = yield from self._lock_group(group)
             if current.status not in GROUP_OPEN:
                 raise Conflict(f"group {group} is {current.status} and cannot be cancelled")
-            yield from cascade.stop_group(current, GroupStatus.CANCELLED, reason)
+            yield from groups.stop_group(cascade, current, GroupStatus.CANCELLED, reason)
 
         await self._run(script)
 
@@ -373,21 +381,24 @@ class Flows:
     async def _change_group_status(
         self, group: UUID, source: GroupStatus, target: GroupStatus, action: str
     ) -> None:
-        """Changes a group's status, `source` only, and applies `action` to its open tasks."""
+        """Changes the status from `source` to `target` and applies `action` to the open tasks.
+
+        Raises `Conflict` for another status.
+        """
 
         def script(cascade: Cascade) -> Script[None]:
             current = yield from self._lock_group(group)
             if current.status is not source:
                 raise Conflict(f"group {group} is {current.status}; cannot {action} it")
             after = msgspec.structs.replace(current, status=target)
-            yield cascade.group_change(after, f"group_{action}d")
+            yield from cascade.write_group(after, f"group_{action}d")
             cascade.defer(action, group, self._workspace, {"of": "group"})
 
         await self._run(script)
         await self.run_deferred_once()
 
     async def find_open_group(self, name: str) -> UUID:
-        """Returns the id of a group run: the given id, or the newest open run of a key."""
+        """Returns an id as it is; for a key, the id of its newest open run. Raises `NotFound`."""
         with suppress(ValueError):
             return UUID(name)
         bounds.check_text("group", name, bounds.MAX_TEXT)
@@ -413,7 +424,7 @@ class Flows:
         return group_of(rows[0])
 
     async def revive(self, flow: UUID) -> int:
-        """Retries the failed tasks of a flow; returns how many tasks run again at once."""
+        """Retries the failed tasks of a flow; returns how many, without deferred ones."""
 
         def script(cascade: Cascade) -> Script[int]:
             current = yield from self._lock_flow(flow)
@@ -426,7 +437,7 @@ class Flows:
     async def run_deferred_once(self, limit: int = 20, workspace: UUID | None = None) -> int:
         """Runs due deferred work, up to `limit` rows, in one workspace or in all.
 
-        Returns how many rows were run.
+        Returns how many rows were run. Logs and postpones work that fails.
         """
         params = {"now": self._core.now(), "workspace": workspace, "most": limit}
 
@@ -461,7 +472,7 @@ class Flows:
         await self._core.store.transact_one(script)
 
     async def _run_deferred(self, work: UUID) -> int:
-        """Runs one row of deferred work and deletes it; returns 0 if it is gone already."""
+        """Runs and deletes one row of deferred work; returns 1, or 0 if it is gone already."""
 
         def script(cascade: Cascade) -> Script[int]:
             rows = yield Statement("deferred_lock", {"id": work})
@@ -487,7 +498,7 @@ def spec_of(row: Row) -> Spec:
 
 
 def _is_same_submit(stored: str, new: NewTask) -> bool:
-    """True if a stored plan starts with an equal task.
+    """True if the root of a stored plan, in JSON, is an equal task.
 
     The rest of the plan may differ, and so may the capability that the complexity rules added.
     """
@@ -505,7 +516,7 @@ def _check_no_secret_values(new: NewTask) -> None:
 
 
 def _submit_fire_key(new: NewTask) -> str | None:
-    """Returns the fire key that identifies a repeated submit; `None` without id and key."""
+    """Returns the `fire_key` of a task's flow; `None` without an id and an idempotency key."""
     if new.idempotency_key is not None:
         return f"submit:{new.idempotency_key}"
     return None if new.id is None else f"submit-id:{new.id}"

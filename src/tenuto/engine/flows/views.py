@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.core import Core
-from tenuto.engine.flows.graph import MAX_NODES, MAX_WAITS, GraphBuilder, GraphView
+from tenuto.engine.flows.graph import MAX_DEPENDENCIES, MAX_NODES, GraphBuilder, GraphView
 from tenuto.engine.lookup import page_of
 from tenuto.engine.views import Page, task_summary
 from tenuto.model import bounds
@@ -157,7 +157,7 @@ class FlowViews:
         return FlowPage(*page_of(rows, limit, lambda row: _summary(FlowSummary, row)))
 
     async def show(self, flow: UUID) -> FlowView:
-        """Returns one flow with its progress."""
+        """Returns one flow with its progress; raises `NotFound`."""
         row = await self._require_flow(flow)
         counts = await self._fetch("flow_counts", flow=flow)
         [progress] = await self._fetch("flow_progress", flow=flow)
@@ -193,18 +193,18 @@ class FlowViews:
         """Returns the created and planned tasks and groups of a flow as a graph."""
         row = await self._require_flow(flow)
         nodes = await self._fetch("flow_graph", flow=flow, most=MAX_NODES + 1)
-        waits = await self._fetch("flow_dependencies", flow=flow, most=MAX_WAITS + 1)
-        builder = GraphBuilder(await self._load_plan(flow), nodes, waits)
+        dependencies = await self._fetch("flow_dependencies", flow=flow, most=MAX_DEPENDENCIES + 1)
+        builder = GraphBuilder(await self._load_plan(flow), nodes, dependencies)
         return builder.view(planned=row["status"] in FLOW_OPEN)
 
     async def start_args(self, flow: UUID) -> FlowStartArgs:
-        """Returns what a flow was started with, for a rerun."""
+        """Returns the plan, input and priority of a flow; raises `NotFound`."""
         row = await self._require_flow(flow)
         flow_input = await self._core.read(self._core.plans.load_input(flow))
         return FlowStartArgs(await self._load_plan(flow), flow_input, row["priority"])
 
     async def find(self, name: str) -> UUID:
-        """Returns the id of a flow: the given id, or the newest flow of a key."""
+        """Returns an id as it is; for a key, the id of its newest flow. Raises `NotFound`."""
         with suppress(ValueError):
             return UUID(name)
         rows = (await self.page(key=name, limit=1)).flows
@@ -228,7 +228,7 @@ class FlowViews:
         return GroupPage(*page_of(rows, limit, lambda row: _summary(GroupSummary, row)))
 
     async def group(self, group: UUID) -> GroupView:
-        """Returns one run of a group with its progress."""
+        """Returns one run of a group with its progress; raises `NotFound`."""
         row = await self._require_group(group)
         [progress] = await self._fetch("group_progress", group_id=group)
         planned = 0
@@ -251,12 +251,14 @@ class FlowViews:
         """Returns the created and planned tasks and groups of a group run as a graph."""
         row = await self._require_group(group)
         nodes = await self._fetch("group_graph", group_id=group, most=MAX_NODES + 1)
-        waits = await self._fetch("flow_dependencies", flow=row["flow"], most=MAX_WAITS + 1)
-        builder = GraphBuilder(await self._load_plan(row["flow"]), nodes, waits, root=group)
+        dependencies = await self._fetch(
+            "flow_dependencies", flow=row["flow"], most=MAX_DEPENDENCIES + 1
+        )
+        builder = GraphBuilder(await self._load_plan(row["flow"]), nodes, dependencies, root=group)
         return builder.view(planned=row["status"] in GROUP_OPEN)
 
     async def find_group(self, name: str) -> UUID:
-        """Returns the id of a group run: the given id, or the newest run of a key."""
+        """Returns an id as it is; for a key, the id of its newest run. Raises `NotFound`."""
         with suppress(ValueError):
             return UUID(name)
         rows = (await self.groups(key=name, limit=1)).groups
@@ -289,7 +291,7 @@ class FlowViews:
 
 
 def _summary(view_type: Any, row: Row) -> Any:
-    """Returns a view of the type with the columns that have its fields' names."""
+    """Returns a struct of `view_type` with the columns of the row that its fields name."""
     return view_type(**{name: row[name] for name in view_type.__struct_fields__})
 
 
@@ -298,7 +300,7 @@ def _upper(status: str | None) -> str | None:
 
 
 def _check_filter(statuses: Any, status: str | None, key: str | None, limit: int) -> None:
-    """Raises `Invalid` unless the status is one of `statuses` and the others are in range."""
+    """Raises `Invalid` for an unknown status, a wrong limit or a key that is too long."""
     bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
     if key is not None:
         bounds.check_text("key", key, bounds.MAX_NAME)
@@ -309,7 +311,7 @@ def _check_filter(statuses: Any, status: str | None, key: str | None, limit: int
 
 
 def _percent(status: str, progress: Row, planned: int) -> int:
-    """Returns the mean progress of created and planned tasks; below 100 until it finished."""
+    """Returns the mean percentage of created and planned tasks; at most 99 until finished."""
     if status == FlowStatus.COMPLETED:
         return 100
     total = progress["tasks"] + planned

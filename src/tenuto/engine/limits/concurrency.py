@@ -244,7 +244,7 @@ def check_ancestors(parent: Task, concurrency: Concurrency) -> Script[None]:
 
 def _quarantine_statement(corrupt: CorruptRow, cascade: "Cascade") -> Statement:
     """Returns the statement that takes an invalid row out of the queue."""
-    params = {"id": corrupt.task, "message": str(corrupt), "now": cascade.decision_context().now}
+    params = {"id": corrupt.task, "message": str(corrupt), "now": cascade.now}
     return Statement("quarantine", {**params, "actor": "engine"})
 
 

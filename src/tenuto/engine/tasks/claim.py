@@ -14,7 +14,7 @@ from tenuto.engine.agents.lanes import OpenLanes
 from tenuto.engine.core import Core, KnownAttempt
 from tenuto.engine.flows.chains import claim_snapshot
 from tenuto.engine.flows.inputs import InputBuilder
-from tenuto.engine.flows.plans import may_have_references
+from tenuto.engine.flows.plans import has_reference_marker
 from tenuto.engine.limits import rate_limits
 from tenuto.engine.limits.rate_limits import RateLimitedClaim
 from tenuto.engine.tenancy.encryption import DecryptedInput, TaskSecrets
@@ -377,7 +377,7 @@ class TaskClaimer:
                 continue
             if may_have_secrets(input_text) or may_have_secrets(env):
                 secret_rows.append(row)
-            if flow is not None or may_have_references(input_text):
+            if flow is not None or has_reference_marker(input_text):
                 flow_rows.append(row)
         # Secrets first: text that a referenced result inserts must not be read as a secret name.
         if secret_rows:

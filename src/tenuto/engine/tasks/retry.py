@@ -12,8 +12,9 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.agents.subtask_tree import close_inbox_statement
+from tenuto.engine.flows import groups
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.flows.outcomes import hold_if_paused, next_child_params
+from tenuto.engine.flows.outcomes import next_child_params, pause_command
 from tenuto.engine.flows.rows import flow_of, group_of, is_by_engine, is_paused
 from tenuto.model.errors import Conflict
 from tenuto.model.flows.progress import (
@@ -106,7 +107,7 @@ class TaskRetry:
         context = self._cascade.decision_context()
         yield close_inbox_statement(task, context.now, context.actor, kept=BUDGET)
         if position.is_paused:
-            yield from self._cascade.apply_to_each([task], hold_if_paused)
+            yield from self._cascade.apply_to_each([task], pause_command)
         if self._with_dependents:
             yield from self._retry_dependents([task])
 
@@ -204,7 +205,7 @@ class TaskRetry:
         )
         self.reopened += len(changed)
         if paused := [task for task in ids if positions[task].is_paused]:
-            yield from self._cascade.apply_to_each(paused, hold_if_paused)
+            yield from self._cascade.apply_to_each(paused, pause_command)
 
     def _reopen_slot(self, task: UUID, *, was_counted: bool) -> Script[_RetryPosition]:
         """Counts the task's slot as open again, and returns its position; see `_reopen_group`.
@@ -247,7 +248,7 @@ class TaskRetry:
             )
             if was_counted:
                 turn = slot if is_sequence_running and group.turn is None else group.turn
-                yield self._cascade.group_change(
+                yield from self._cascade.write_group(
                     _with_open_slot(group, turn, was_failure=was_failure)
                 )
             paused = yield from is_paused(group)
@@ -262,7 +263,7 @@ class TaskRetry:
         reopened = yield from self._recount(group, slot)
         if group.kind == "sequential":
             reopened = yield from self._restart_sequence(reopened, waiting_children)
-        yield self._cascade.group_change(reopened, "group_reopened")
+        yield from self._cascade.write_group(reopened, "group_reopened")
         if reopened.made < reopened.total:
             self._cascade.defer("expand", group.id, group.workspace)
         has_turn_ahead = reopened.turn is not None and reopened.turn < slot
@@ -281,7 +282,7 @@ class TaskRetry:
         if not rows or group.turn is None or rows[0]["slot"] >= group.turn:
             return group
         if rows[0]["id"] in waiting_children:
-            with_turn = yield from self._cascade.give_turn_to_next(from_start)
+            with_turn = yield from groups.give_turn_to_next(self._cascade, from_start)
             return msgspec.structs.replace(group, turn=with_turn.turn)
         return msgspec.structs.replace(group, turn=rows[0]["slot"])
 
@@ -340,17 +341,17 @@ class TaskRetry:
             unmet = {row["id"]: row["n"] for row in unmet_rows}
             position = _RetryPosition(is_counted=True, has_turn_ahead=True, is_paused=paused)
             yield from self._reopen_tasks(tasks, unmet, dict.fromkeys(tasks, position))
-        groups = sorted(row["id"] for row in rows if row["is_group"])
-        if groups:
-            group_rows = yield Statement("groups_locked", {"ids": groups})
+        group_ids = sorted(row["id"] for row in rows if row["is_group"])
+        if group_ids:
+            group_rows = yield Statement("groups_locked", {"ids": group_ids})
             for row in group_rows:
                 child = group_of(row)
                 # Children that were added to the group while it waited.
                 yield from self._reopen_skipped(child, paused=paused)
                 counted = yield from self._recount(child, None)
                 waiting = msgspec.structs.replace(counted, status=GroupStatus.WAITING)
-                yield self._cascade.group_change(waiting, "group_reopened")
-        return {*tasks, *groups}
+                yield from self._cascade.write_group(waiting, "group_reopened")
+        return {*tasks, *group_ids}
 
     def _reopen_inner_dependencies(self, tasks: set[UUID]) -> Script[list[UUID]]:
         """Reopens failed dependencies among the tasks; returns the tasks without any other."""
@@ -377,12 +378,12 @@ class TaskRetry:
         after = msgspec.structs.replace(flow, open=flow.open + 1, failed=failed)
         if flow.status in FLOW_OPEN:
             if was_counted:
-                yield self._cascade.flow_change(after)
+                yield from self._cascade.write_flow(after)
             return _RetryPosition(is_counted=True, is_paused=flow.status is FlowStatus.PAUSED)
         if not self._with_dependents or flow.status is not FlowStatus.FAILED:
             return _NO_POSITION
         reopened = msgspec.structs.replace(after, status=FlowStatus.RUNNING, finished_at=None)
-        yield self._cascade.flow_change(reopened, "flow_reopened")
+        yield from self._cascade.write_flow(reopened, "flow_reopened")
         return _RetryPosition(is_counted=True)
 
 

@@ -13,7 +13,7 @@ from tenuto import tracing
 from tenuto.crash_points import crash_point
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.flows.plans import may_have_references
+from tenuto.engine.flows.plans import has_reference_marker
 from tenuto.engine.limits.pending_quota import check_pending
 from tenuto.engine.rows import (
     ENV_COLUMN,
@@ -459,7 +459,7 @@ def _is_literal(body_cells: tuple[Any, ...]) -> bool:
 
 def _check_no_references(texts: Iterable[str | None]) -> None:
     """Raises `Invalid` if the input of a task without dependencies refers to a result."""
-    if any(map(may_have_references, texts)):
+    if any(map(has_reference_marker, texts)):
         text = "input refers to the result of a task; add this task to dependsOn"
         raise Invalid(text, "reference_invalid", field="input")
 
