@@ -89,7 +89,7 @@ def test_invalid_duration_is_refused(text: str) -> None:
 def test_untrusted_text_is_escaped_on_a_terminal(
     cli: Orchestrate, die: Die, words: list[str]
 ) -> None:
-    dead = die(title=EVIL, said=EVIL, error=EVIL)
+    dead = die(title=EVIL, output=EVIL, error=EVIL)
     answer = cli(*words, *([] if words[-1] == "list" else [dead]))
     output = answer.out + answer.err
     assert not set(output) & (set(HARMFUL) - {"\n"})
@@ -125,7 +125,7 @@ def test_terminal_gets_colours_unless_disabled(cli: Orchestrate) -> None:
 
 
 def test_terminal_gets_a_progress_bar_during_follow(cli: Orchestrate, die: Die) -> None:
-    dead = die(title=EVIL, said=EVIL, error=EVIL)
+    dead = die(title=EVIL, output=EVIL, error=EVIL)
     output = on_terminal(cli, "task", "status", "--follow", dead)
     assert "━" in output
     assert "\x1b[2J" not in output

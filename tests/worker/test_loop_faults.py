@@ -34,7 +34,7 @@ async def test_heartbeat_loop_continues_after_an_error(
 
     monkeypatch.setattr(Engine, "worker_heartbeat", faulty)
     unexpected = not isinstance(fault, Conflict)
-    async with working(sqlite_url, {}, own_heart=False, faulty=unexpected):
+    async with working(sqlite_url, {}, own_loop=False, faulty=unexpected):
         await eventually(lambda: len(heartbeats) > 4)
 
 
