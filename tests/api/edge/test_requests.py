@@ -196,7 +196,7 @@ async def test_response_that_cannot_be_stored_is_returned(
 ) -> None:
     created = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
     rerun, headers = f"{TASKS}/{created}/rerun", {"Idempotency-Key": "k8"}
-    store = type(api.service.store)
+    store = type(api.service.store.for_workspace(DEFAULT_WORKSPACE))
     once = store.transact_one
 
     async def away(self: Any, script: Any) -> Any:
