@@ -195,7 +195,7 @@ async def connection_identities(engine: Engine) -> "dict[str, Identity]":
 
 
 def create_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:
-    """Creates the broker of hints that the URL names, not yet open."""
+    """Creates the broker for the URL's scheme, not yet open; raises `Invalid` if unknown."""
     context = BrokerContext(url=url, name=name, clock=store.clock, store=store, listen=listen)
     wakeups: Wakeups = BROKERS.load(scheme_of(url))(context)
     return wakeups

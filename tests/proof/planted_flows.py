@@ -21,7 +21,8 @@ from tenuto.engine.flows.outcomes import FinishedTask
 from tenuto.engine.flows.plans import PlanCache
 from tenuto.engine.tasks.dependencies import SubmitDependencies
 from tenuto.engine.tasks.finish import AttemptFinisher, _CompletionResult
-from tenuto.model.flows.progress import Flow, Group
+from tenuto.model.flows.groups import Group
+from tenuto.model.flows.progress import Flow
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.task import Status
 from tenuto.store.batching import Answers

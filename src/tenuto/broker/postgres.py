@@ -169,7 +169,7 @@ class PostgresWakeups:
 
 
 def create(context: BrokerContext) -> Wakeups:
-    """Creates the broker in the store's database; in this process only behind a pooler.
+    """Creates a broker over the store's direct connector; without one, in this process only.
 
     Notifications do not pass a pooler, so the store must have an address that bypasses it.
     """

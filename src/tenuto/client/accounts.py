@@ -130,7 +130,7 @@ class Workspaces(Resource):
     noun = "a workspace"
 
     async def list(self) -> Sequence[WorkspaceView]:
-        """Returns the workspaces that the caller is a member of."""
+        """Returns the workspaces that the caller is a member of; needs a server."""
         return await self._get(list[WorkspaceView], "workspaces")
 
     async def get(self, workspace: UUID | str) -> WorkspaceView:

@@ -252,7 +252,7 @@ class BlockingSecrets(BlockingResource[NamedSecrets | RemoteSecrets]):
         return self._wait(self._resource.list())
 
     def delete(self, name: str) -> None:
-        """Deletes a secret; tasks that name it can no longer start. Raises `NotFound`."""
+        """Deletes a secret; tasks that name it fail to start. Raises `NotFound`."""
         return self._wait(self._resource.delete(name))
 
 
@@ -357,7 +357,7 @@ class BlockingFlows(BlockingResource[Flows]):
         return self._wait(self._resource.graph(flow))
 
     def wait(self, flow: ID, timeout: float | None = None) -> FlowView:
-        """Waits until the flow finishes and returns it."""
+        """Waits until the flow finishes and returns it; raises `FlowFailed` unless it completed."""
         return self._wait(self._resource.wait(flow, timeout))
 
     def cancel(self, flow: ID, reason: str | None = None) -> FlowView:
@@ -645,7 +645,7 @@ class BlockingWorkspaces(BlockingResource[Workspaces]):
     """The workspaces (tenants) that the caller is a member of."""
 
     def list(self) -> Sequence[WorkspaceView]:
-        """Returns the workspaces that the caller is a member of."""
+        """Returns the workspaces that the caller is a member of; needs a server."""
         return self._wait(self._resource.list())
 
     def get(self, workspace: UUID | str) -> WorkspaceView:

@@ -166,7 +166,7 @@ class AsyncClient:
         return Stats(await engine.counts(), len(alive), len(agents), await engine.spending())
 
     async def health(self) -> dict[str, Any]:
-        """Returns the health of the server and its coordinator; needs a server."""
+        """Returns the health of server and coordinator, or raises `Unavailable`; needs a server."""
         if not isinstance(self.engine, RemoteEngine):
             raise server_required_error("health")
         ask = ApiRequest(method="GET", path="/health/coordinator", repeatable=True)

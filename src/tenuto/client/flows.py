@@ -17,7 +17,7 @@ from tenuto.engine.flows.views import FlowSummary, FlowView, GroupSummary, Group
 from tenuto.engine.views import TaskSummary
 from tenuto.model.errors import Conflict, NotFound, Unavailable
 from tenuto.model.flows.definition import GroupSpec, Join, Order
-from tenuto.model.flows.progress import GROUP_OPEN
+from tenuto.model.flows.groups import GROUP_OPEN
 from tenuto.model.limits.budgets import Budget
 
 SERVER_POLL_S = 1.0
@@ -87,9 +87,9 @@ class Flows:
         return await self._engine.flow_views.graph(await self._resolve_id(flow))
 
     async def wait(self, flow: ID, timeout: float | None = None) -> FlowView:  # noqa: ASYNC109
-        """Waits until the flow finishes and returns it.
+        """Waits until the flow finishes and returns it; raises `FlowFailed` unless it completed.
 
-        Raises `FlowFailed` if its status is not COMPLETED, `TimeoutError` after `timeout` seconds.
+        Raises `TimeoutError` after `timeout` seconds.
         """
         flow_id = await self._resolve_id(flow)
         return await _wait_until_finished(

@@ -177,7 +177,7 @@ class Coordinator:
         return leadership is not None
 
     async def _record_lost_leadership(self, leadership: Leadership | None) -> None:
-        """Stores the new epoch; records an event if another led although this one did not resign.
+        """Stores this coordinator's epoch (`None`: not leading); records an unexpected loss.
 
         This happens after a suspension, for example. Two may have worked at the same time then.
         Nothing is done twice, because every duty decides on locked rows, but operators should know.

@@ -97,6 +97,7 @@ class HttpGateway:
             raise GatewayError(f"its response to a spawn is invalid: {error}") from error
 
     async def kill(self, session_key: str) -> str:
+        """Kills a session; returns `killed`, or `gone` if it is unknown; raises `GatewayError`."""
         path = f"/api/agents/sessions/{quote(session_key, safe='')}/kill"
         status, reply = await self._post(path, b"{}", KILL_TIMEOUT_S)
         if status in _GONE:

@@ -226,7 +226,7 @@ def hot_row(
     wait_until: datetime | None = None,
     waiter_count: int | None = None,
 ) -> tuple[Any, ...]:
-    """Returns the row of a new task's frequently updated columns (table `task`)."""
+    """Returns the row of table `task`; only the arguments, not `new`, make it wait for others."""
     is_scheduled = new.run_at is not None and new.run_at > now
     is_waiting = is_scheduled or hold is not None or bool(unmet)
     status = Status.WAITING if is_waiting else Status.PENDING

@@ -123,7 +123,7 @@ def _rename_keys(fields: dict[str, Any], rename: Any) -> dict[str, Any]:
 
 
 def _rename_nested(value: Any, rename: Any) -> Any:
-    """Returns the value with the keys of all mappings in it renamed."""
+    """Returns the value with renamed keys; below its top mappings only in `_NESTED_FIELDS`."""
     if isinstance(value, list):
         return [_rename_nested(item, rename) for item in value]
     return _rename_keys(value, rename) if isinstance(value, dict) else value

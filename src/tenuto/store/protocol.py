@@ -87,7 +87,7 @@ class Store(Protocol):
         """Runs a script of exactly one statement, a transaction by itself; returns its result."""
 
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
-        """Runs statements without results in one transaction, each as soon as it is built.
+        """Runs statements without results in one transaction; SQLite collects them all first.
 
         With a database server, the next statement is built while the server runs the previous one.
         """

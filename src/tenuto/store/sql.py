@@ -57,7 +57,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tenuto.model.flows.progress import GROUP_OPEN, GroupStatus
+from tenuto.model.flows.groups import GROUP_OPEN, GroupStatus
 from tenuto.model.tasks.task import LEASED, TERMINAL, Status, Task
 from tenuto.store import task_columns
 from tenuto.store.dialects import Dialect

@@ -1,4 +1,4 @@
-"""Sends due webhook messages: one batch, or continuously while a coordinator runs."""
+"""Signs and sends due webhook messages: one batch, or continuously while a coordinator runs."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ async def deliver_once(deliveries: Deliveries, sender: Sender, slots: int = SLOT
 
 
 async def _deliver(deliveries: Deliveries, sender: Sender, due: DueDelivery) -> None:
-    """Sends one message and records the result; unrecorded, it is sent again after its lease."""
+    """Sends one message and records the result; raises if unrecorded: it is sent again."""
     headers = signature.headers(due.secrets, str(due.id), deliveries.clock.now(), due.body)
     result = await sender.post(due.url, headers, due.body)
     crash_point("webhooks.sent")

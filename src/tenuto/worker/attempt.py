@@ -238,7 +238,7 @@ class AttemptRunner:
                 await self._engine.confirm_gone(fence, self._receipt or {"state": "ended"})
 
     async def _report_until_stored(self, report: ReportOutcome) -> None:  # noqa: C901  one branch per kind of error
-        """Reports the outcome, retrying until the engine stores or refuses it.
+        """Reports until stored or refused; a lost lease, stop or error replaces the outcome.
 
         If the lease is lost, reports only that the session has stopped.
         """

@@ -59,7 +59,7 @@ class SessionCapacity:
         return 1
 
     def on_start_failed(self) -> None:
-        """Records that the machine, not the task, prevented the start of a session."""
+        """Pauses starts after the machine refused one; then `free_sessions` allows one trial."""
         if self._pause_s and not self._trial_allowed:
             return  # a session that was started together with the first that failed
         self._trial_allowed = False

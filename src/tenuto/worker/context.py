@@ -289,7 +289,7 @@ class Context:
         return self._steps
 
     async def _retry_while_unavailable(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Returns the result of `call`, retried while the store is unavailable.
+        """Returns the result of `call`; retries outages until the attempt is asked to stop.
 
         An outage must not make a handler run again. Every report of an attempt can be repeated: its
         fence, number or key identifies it.

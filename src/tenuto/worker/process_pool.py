@@ -34,7 +34,7 @@ class WorkerPool:
         self._count = n
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Runs the workers until `stop` is set and they are drained."""
+        """Runs the workers, restarting crashed ones, until `stop` is set; then drains them."""
         await asyncio.gather(*(self._keep_running(number, stop) for number in range(self._count)))
 
     async def _keep_running(self, number: int, stop: asyncio.Event) -> None:

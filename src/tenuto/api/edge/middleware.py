@@ -86,7 +86,7 @@ class _UnreadBodyGuard:
         return message
 
     async def send(self, message: Any) -> None:
-        """Sends a message; announces that the connection closes if the body is unread."""
+        """Sends a message; if the body is unread, announces the close; `finish` must follow."""
         if message["type"] == "http.response.start" and not self._is_read:
             self._closes_connection = True
             message["headers"] = [*message["headers"], (b"connection", b"close")]

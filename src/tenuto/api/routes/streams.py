@@ -232,7 +232,7 @@ async def _stream_bytes(
 async def _new_messages(
     ctx: InjectedContext, reader: StreamSubscriber, read_new: ReadNew
 ) -> AsyncIterator[list[bytes]]:
-    """Yields new messages after each wake-up, and an empty list after `RECHECK_S` without one.
+    """Yields new messages, or an empty list when idle; ends once the stream must end.
 
     Ends under the same conditions as the stream.
     """

@@ -142,7 +142,7 @@ class Demo:
         await asyncio.gather(*(worker.wait() for worker in self._workers))
 
     async def _show_until_finished(self) -> None:
-        """Shows the tasks until all have finished; meanwhile kills a worker and cancels a task."""
+        """Shows the tasks until all finish or time is up; kills a worker and cancels a task."""
         deadline = self._engine.clock.elapsed() + TIMEOUT_S
         with _open_view() as view:
             while self._engine.clock.elapsed() < deadline:

@@ -102,7 +102,7 @@ def _check_target(command_target: "Target") -> list[Check]:
 
 
 async def _check_sqlite() -> list[Check]:
-    """Reports the version of SQLite."""
+    """Returns one check, always ok, with the version of SQLite."""
     from tenuto.store.sqlite.store import SqliteStore
 
     store = SqliteStore(":memory:")

@@ -88,7 +88,7 @@ def build_filter(now: datetime, filters: dict[str, Any]) -> Any:
 
 
 def request_rows(view: "TaskView") -> list[tuple[str, str | None]]:
-    """Returns (label, text) of a task's request and result; `None` for fields without a value."""
+    """Returns (label, text) of a task's request and result; `None` or empty: no value."""
     from tenuto.cli.render import format_json, format_time
 
     return [

@@ -1,4 +1,7 @@
-"""`orchestrate task list`, `show`, `status`, `logs`, `attempts`, `explain`: read-only commands."""
+"""`orchestrate task list`, `show`, `status`, `logs`, `attempts`, `explain`: read-only commands.
+
+Their rows come from `Engine.list` and its neighbours (`engine/tasks/query.py`), or over HTTP.
+"""
 
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -97,7 +100,7 @@ def print_view(options: GlobalOptions, view: "TaskView") -> None:
 
 
 def _state_fields(view: "TaskView") -> list[tuple[str, str | None]]:
-    """Returns (label, text) of a task's status and progress; `None` for fields without a value."""
+    """Returns (label, text) of a task's status and progress; `None` or empty: no value."""
     from tenuto.cli.render import format_time
 
     percent = "" if view.progress_percent is None else f"{view.progress_percent}% "

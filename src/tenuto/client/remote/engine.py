@@ -117,7 +117,7 @@ class RemoteEngine(RemoteWorkerEngine, EngineCalls):
         limit: int = 1000,
         dry_run: bool = False,
     ) -> ActionResult:
-        """Applies one action to every task that matches the filter."""
+        """Applies an action to up to `limit` matching tasks; returns changed and refused ids."""
         body = {
             "action": action,
             "filter": filter_body(where),
@@ -131,7 +131,7 @@ class RemoteEngine(RemoteWorkerEngine, EngineCalls):
         )
 
     async def find(self, text: str) -> UUID:
-        """Returns the id of the task with this id or beginning of an id."""
+        """Returns the id of the task whose id begins with `text`; a full id is not looked up."""
         try:
             return UUID(text)
         except ValueError:

@@ -292,7 +292,7 @@ def _lane_of(row: Row) -> Lane | None:
 
 
 def _lanes_by_limits(agent: AgentProfile, loaded: _WorkspaceLanes) -> dict[LimitNames, _TimedLanes]:
-    """Returns the agent's lanes by the rate limits that apply; the key () is for none."""
+    """Returns the agent's lanes, also closed ones, by their rate limits; the key () is for none."""
     by_limits: dict[LimitNames, _TimedLanes] = {(): []}
     for lane in loaded.lanes:
         if is_eligible(agent, lane.requirements):

@@ -152,7 +152,7 @@ class PushSessions:
         ]
 
     async def record_not_started(self, fence: Fence, failure: Failure, actor: str) -> None:
-        """Records that the gateway spawned no session. A session that has reported continues."""
+        """Ends an attempt without a session: a retry that is no try, or the requested stop."""
         command = commands.NotStarted(fence=fence, failure=failure)
         command = redact_command(command, await self._secrets.redactor(fence))
         rows = await self._core.store.fetch(Statement("push_status", {"id": fence.task}))

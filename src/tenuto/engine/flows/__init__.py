@@ -4,7 +4,7 @@ definitions: stores definitions; applies YAML files.
 start: starts, pauses, resumes and cancels flows and groups; runs deferred work.
 plans: caches the plans of flows.
 advance: writes all follow-ups of finished tasks in one transaction (`Cascade`).
-groups: starts, finishes and stops groups; gives turns to their children.
+groups: starts groups, finishes them when their join decides (`model/flows/groups.py`), stops them.
 outcomes: pure rules: what one finished task or group leads to.
 activation: creates tasks and group runs inside a flow.
 activation_rows: builds the rows of an activation, without reading or writing.

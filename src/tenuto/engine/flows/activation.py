@@ -39,16 +39,14 @@ from tenuto.engine.rows import (
 from tenuto.model.agents.matching import Requirements, lane_id
 from tenuto.model.bounds import MAX_LANES
 from tenuto.model.flows.definition import Foreach
+from tenuto.model.flows.groups import GROUP_OPEN, Group, GroupStatus
 from tenuto.model.flows.plan import Plan
 from tenuto.model.flows.progress import (
     FLOW_OPEN,
-    GROUP_OPEN,
     MAX_CASCADE_ROWS,
     ActivationContext,
     Flow,
     FlowStatus,
-    Group,
-    GroupStatus,
 )
 from tenuto.model.tasks.fingerprint import fingerprint
 from tenuto.model.tasks.submission import NewTask, requirements

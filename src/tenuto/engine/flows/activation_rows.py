@@ -9,8 +9,9 @@ import msgspec
 from tenuto.engine.rows import FlowPosition
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import Foreach, Order
+from tenuto.model.flows.groups import Group, GroupStatus
 from tenuto.model.flows.plan import Plan
-from tenuto.model.flows.progress import ActivationContext, Flow, Group, GroupStatus, fill_template
+from tenuto.model.flows.progress import ActivationContext, Flow, fill_template
 from tenuto.model.tasks.submission import NewTask
 from tenuto.store.protocol import Row
 

@@ -6,7 +6,8 @@ from uuid import UUID
 from tenuto.engine.flows.outcomes import turn_command
 from tenuto.engine.flows.rows import group_of
 from tenuto.engine.rows import decode_json
-from tenuto.model.flows.progress import GROUP_OPEN, MAX_CASCADE_ROWS, Group, GroupStatus
+from tenuto.model.flows.groups import GROUP_OPEN, Group, GroupStatus
+from tenuto.model.flows.progress import MAX_CASCADE_ROWS
 from tenuto.store.protocol import Row, Script, Statement
 
 if TYPE_CHECKING:

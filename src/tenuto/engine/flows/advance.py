@@ -42,18 +42,15 @@ from tenuto.engine.limits.concurrency import PermitChanges
 from tenuto.engine.rows import CorruptRow, changes_statement, parse_task
 from tenuto.model.agents.matching import Requirements
 from tenuto.model.errors import TenutoError
+from tenuto.model.flows.groups import Group, SlotResult, join_status, slot_result
 from tenuto.model.flows.progress import (
     FLOW_OPEN,
     MAX_CASCADE_ROWS,
     ControlTaskFailed,
     Flow,
     FlowStatus,
-    Group,
     NextStep,
-    SlotResult,
     flow_end_status,
-    join_status,
-    slot_result,
 )
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.commands import Command, DecisionContext
@@ -175,7 +172,7 @@ class Cascade:
         self._control_tasks += tasks
 
     def queue_stop_of_children(self, group: Group, *, cancel: bool) -> None:
-        """Queues a finished group's open children: to be cancelled if `cancel`, else skipped."""
+        """Queues an ended group's open children: cancelled if `cancel` or started, else skipped."""
         self._stopping.append((group, cancel))
 
     def queue_outcome(self, outcome: SlotOutcome) -> None:
@@ -246,7 +243,7 @@ class Cascade:
     def _notify_individually(
         self, rows: list[Row], by_id: dict[UUID, FinishedTask]
     ) -> Script[None]:
-        """Applies to each dependent the command for its finished dependencies, one per row."""
+        """Applies one command to each dependent; `rows` has a row per dependent and dependency."""
         rows_by_task: defaultdict[UUID, list[Row]] = defaultdict(list)
         for row in rows:
             rows_by_task[row["id"]].append(row)

@@ -15,7 +15,8 @@ from tenuto.engine.flows.rows import flow_of, group_of
 from tenuto.engine.limits import budgets, concurrency
 from tenuto.engine.rows import decode_json
 from tenuto.engine.tasks import retry
-from tenuto.model.flows.progress import GROUP_OPEN, MAX_CASCADE_ROWS, Flow, FlowStatus
+from tenuto.model.flows.groups import GROUP_OPEN
+from tenuto.model.flows.progress import MAX_CASCADE_ROWS, Flow, FlowStatus
 from tenuto.model.limits.budgets import HOLD as BUDGET
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.commands import Command

@@ -197,7 +197,7 @@ class Definitions:
     async def _apply(
         self, manifest: Manifest, dry_run: bool, versions: Mapping[str, int]
     ) -> ApplyResult:
-        """Applies a manifest checked against `versions` by key (0: not stored); returns changes."""
+        """Stores a manifest and starts its flows; `versions` are the ones it was checked with."""
         flows = {} if dry_run else await self._prepare_flows(manifest)
 
         def script(cascade: Cascade) -> Script[ApplyResult]:

@@ -13,8 +13,9 @@ from uuid import UUID
 import msgspec
 
 from tenuto.model.flows.definition import Condition, Foreach, Goto, GroupSpec
+from tenuto.model.flows.groups import GROUP_OPEN
 from tenuto.model.flows.plan import Plan
-from tenuto.model.flows.progress import GROUP_OPEN, is_next_child
+from tenuto.model.flows.progress import is_next_child
 from tenuto.model.tasks.task import TERMINAL
 from tenuto.store.protocol import Row
 
@@ -108,7 +109,7 @@ class GraphBuilder:
         return GraphView(nodes=nodes, edges=self._edges, truncated=self._truncated)
 
     def count_planned(self) -> int:
-        """Returns how many more tasks will run if all succeed, without conditional ones."""
+        """Adds the planned nodes; returns how many of them are tasks that run if all succeed."""
         self._add_all_planned()
         certain = (self._nodes[node_id] for node_id in self._certain)
         return sum(node.status == PLANNED and not node.is_group for node in certain)
@@ -132,7 +133,7 @@ class GraphBuilder:
         return by_slot
 
     def _first_key_in_slot(self, parent: str | None, slot: int) -> str | None:
-        """Returns the key that starts a slot; `None` if the plan does not name it."""
+        """Returns the key that starts a slot of node id `parent`; `None` if it is not planned."""
         spec = None if parent is None else self._group_spec(self._nodes.get(parent))
         if spec is None or slot >= len(spec.children):
             return self._plan.root if parent is None else None

@@ -1,4 +1,7 @@
-"""Starts, finishes and stops runs of groups within a cascade; gives turns to their children."""
+"""Starts, finishes and stops runs of groups within a cascade; gives turns to their children.
+
+A group finishes when its join decides so: `join_status` in `model/flows/groups.py`.
+"""
 
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -15,13 +18,7 @@ from tenuto.engine.flows.outcomes import (
     turn_command,
 )
 from tenuto.engine.flows.rows import group_of
-from tenuto.model.flows.progress import (
-    GROUP_OPEN,
-    Group,
-    GroupStatus,
-    join_status,
-    with_ended_slots,
-)
+from tenuto.model.flows.groups import GROUP_OPEN, Group, GroupStatus, join_status, with_ended_slots
 from tenuto.store.protocol import Script, Statement
 
 if TYPE_CHECKING:

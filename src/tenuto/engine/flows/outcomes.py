@@ -7,15 +7,9 @@ import msgspec
 
 from tenuto.engine.flows.activation_rows import ActivationRequest
 from tenuto.engine.flows.rows import context_of
+from tenuto.model.flows.groups import Group, GroupStatus, SlotResult, slot_result
 from tenuto.model.flows.plan import Plan
-from tenuto.model.flows.progress import (
-    Group,
-    GroupStatus,
-    NextStep,
-    SlotResult,
-    is_next_child,
-    slot_result,
-)
+from tenuto.model.flows.progress import NextStep, is_next_child
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.commands import Command
 from tenuto.model.tasks.task import LEASED, Status, Task
@@ -78,7 +72,7 @@ def command_for_dependent(
 
 
 def command_for_failed_dependency(dependency: UUID, status: Status, policy: str | None) -> Command:
-    """Returns the command that skips or fails a task whose dependency did not complete."""
+    """Returns the skip of a dependent if `policy` or `status` is a skip; otherwise its failure."""
     reason = f"its dependency, task {dependency}, is {status}"
     if policy == "skip" or status is Status.SKIPPED:
         return commands.Skip(reason=reason)

@@ -11,8 +11,8 @@ from tenuto.engine.core import Core
 from tenuto.engine.flows import groups
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.rows import group_of
+from tenuto.model.flows.groups import GROUP_OPEN, Group, join_status
 from tenuto.model.flows.plan import find_cycle
-from tenuto.model.flows.progress import GROUP_OPEN, Group, join_status
 from tenuto.model.tasks import commands
 from tenuto.store.protocol import Row, Script, Statement
 

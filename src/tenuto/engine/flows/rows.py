@@ -8,7 +8,8 @@ from uuid import UUID
 import msgspec
 
 from tenuto.model.flows.definition import Control
-from tenuto.model.flows.progress import ActivationContext, Flow, FlowStatus, Group, GroupStatus
+from tenuto.model.flows.groups import Group, GroupStatus
+from tenuto.model.flows.progress import ActivationContext, Flow, FlowStatus
 from tenuto.model.tasks.task import TERMINAL, Status
 from tenuto.store.protocol import Row, Script, Statement
 

@@ -26,15 +26,9 @@ from tenuto.model import bounds
 from tenuto.model.agents.matching import Requirements
 from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
 from tenuto.model.flows.definition import DEFAULT_STEPS, MAX_STEPS, GroupSpec
+from tenuto.model.flows.groups import GROUP_OPEN, Group, GroupStatus
 from tenuto.model.flows.plan import MAX_PLAN, Plan, Spec, build_plan, target_keys
-from tenuto.model.flows.progress import (
-    FLOW_OPEN,
-    GROUP_OPEN,
-    Flow,
-    FlowStatus,
-    Group,
-    GroupStatus,
-)
+from tenuto.model.flows.progress import FLOW_OPEN, Flow, FlowStatus
 from tenuto.model.limits.complexity import with_required_capability, with_subagent_capability
 from tenuto.model.tasks.fingerprint import fingerprint, fingerprints
 from tenuto.model.tasks.submission import NewTask, check, requirements
@@ -424,7 +418,7 @@ class Flows:
         return group_of(rows[0])
 
     async def revive(self, flow: UUID) -> int:
-        """Retries the failed tasks of a flow; returns how many, without deferred ones."""
+        """Retries failed and cancelled tasks of a flow; returns how many it reopened now."""
 
         def script(cascade: Cascade) -> Script[int]:
             current = yield from self._lock_flow(flow)

@@ -14,8 +14,9 @@ from tenuto.engine.lookup import page_of
 from tenuto.engine.views import Page, task_summary
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound
+from tenuto.model.flows.groups import GROUP_OPEN, GroupStatus
 from tenuto.model.flows.plan import Plan
-from tenuto.model.flows.progress import FLOW_OPEN, GROUP_OPEN, FlowStatus, GroupStatus
+from tenuto.model.flows.progress import FLOW_OPEN, FlowStatus
 from tenuto.model.tasks.task import Status
 from tenuto.store.protocol import Row, Statement
 

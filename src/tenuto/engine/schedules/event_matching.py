@@ -276,7 +276,7 @@ class TriggerRunner:
         return _EventSubjects(subjects, cause_rows)
 
     async def _task_subjects(self, events: Sequence[Row]) -> dict[UUID, _EventSubject]:
-        """Returns the subjects of task events, and of custom events that a task published."""
+        """Returns subjects by event `task`: of task events, and of custom events by tasks."""
         published = {event["task"]: event for event in events if event["kind"] == PUBLISHED}
         causes: dict[UUID, UUID] = {}
         if published:

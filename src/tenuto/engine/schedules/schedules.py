@@ -256,7 +256,7 @@ class Schedules:
     def _new_row(
         self, name: str, target: str, spec: ScheduleSpec, input_json: str | None
     ) -> ScheduleRow:
-        """Returns the row of a new schedule, whose times count from now; stores nothing."""
+        """Returns a new schedule's row, not stored; `next_at` is `None` if no time is left."""
         now = self._core.now()
         last = initial_cursor(spec, now)
         return ScheduleRow(

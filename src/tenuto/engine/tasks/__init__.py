@@ -2,7 +2,7 @@
 
 submit: validates and inserts new tasks.
 claim: claims tasks for an agent.
-report: heartbeats, progress, checkpoints and log lines of attempts.
+report: renews leases by heartbeats; progress, checkpoints and log lines of attempts.
 finish: stores the outcome of an attempt.
 control: cancel, retry, pause and other actions by id or filter.
 edit: changes and deletes tasks.

@@ -116,7 +116,7 @@ class SubmitDependencies:
         self._existing: dict[UUID, Row] = {}
 
     def lock_dependencies(self, ids: Sequence[UUID]) -> Script[None]:
-        """Locks and reads the existing tasks that new tasks need; `Invalid` for a missing one."""
+        """Locks and reads the tasks that the new tasks `ids` need; `Invalid` for a missing one."""
         if self._graph.blocks:
             # Only `blocks` can create a cycle with existing tasks: one submit at a time.
             yield Statement("workspace_lock", {"workspace": self._workspace})

@@ -1,4 +1,4 @@
-"""Stores what running attempts report: heartbeats, progress, checkpoints, log lines, steps.
+"""Renews leases by heartbeats; stores the progress, checkpoints, log lines and steps of attempts.
 
 Every write presents its fence. The task's secrets are redacted before anything is stored, both
 for local workers and for reports over the network.

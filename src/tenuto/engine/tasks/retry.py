@@ -17,15 +17,8 @@ from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.outcomes import next_child_params, pause_command
 from tenuto.engine.flows.rows import flow_of, group_of, is_by_engine, is_paused
 from tenuto.model.errors import Conflict
-from tenuto.model.flows.progress import (
-    FLOW_OPEN,
-    GROUP_OPEN,
-    MAX_CASCADE_ROWS,
-    Flow,
-    FlowStatus,
-    Group,
-    GroupStatus,
-)
+from tenuto.model.flows.groups import GROUP_OPEN, Group, GroupStatus
+from tenuto.model.flows.progress import FLOW_OPEN, MAX_CASCADE_ROWS, Flow, FlowStatus
 from tenuto.model.limits.budgets import HOLD as BUDGET
 from tenuto.model.limits.concurrency import HOLD
 from tenuto.model.tasks import commands
@@ -112,7 +105,7 @@ class TaskRetry:
             yield from self._retry_dependents([task])
 
     def _reopen_dependencies(self, task: UUID) -> Script[int]:
-        """Makes the task wait for its unfinished dependencies again; returns how many there are.
+        """Makes a task wait for its open dependencies; `Conflict` if one failed; returns count.
 
         Raises `Conflict` if a dependency finished without success.
         """
@@ -320,7 +313,7 @@ class TaskRetry:
         )
 
     def _reopen_parent(self, group: Group) -> Script[_RetryPosition]:
-        """Reopens the group's slot in its parent group or flow; returns the slot's position."""
+        """Reopens the group's slot in its parent; `_NO_POSITION` if the parent stays finished."""
         if group.parent is None:
             return (yield from self._reopen_flow(group.flow))
         return (yield from self._reopen_group(group.parent, group.slot))

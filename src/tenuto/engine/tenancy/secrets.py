@@ -95,7 +95,7 @@ class NamedSecrets:
         return [SecretView(**{**row, "use": parse_use(row["use"])}) for row in rows]
 
     async def delete(self, name: str) -> None:
-        """Deletes a secret; tasks that name it can no longer start. Raises `NotFound`."""
+        """Deletes a secret; tasks that name it fail to start. Raises `NotFound`."""
         check_name(name)
 
         def script() -> Script[None]:

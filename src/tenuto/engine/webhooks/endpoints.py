@@ -171,7 +171,7 @@ class WebhookEndpoints:
         return await self.show(webhook, workspace)
 
     async def delete(self, webhook: UUID, workspace: UUID) -> None:
-        """Deletes a webhook and cancels its waiting messages; its deliveries can still be read."""
+        """Deletes a webhook's row; its waiting deliveries become FAILED, and all stay readable."""
 
         def script() -> Script[None]:
             params = {"workspace": workspace, "id": webhook}

@@ -2,6 +2,7 @@
 
 definition: reusable tasks and groups, and the control tasks that steer a flow.
 plan: all definitions that a flow can reach, checked as a whole.
-progress: what runs next, and how groups finish.
+groups: runs of groups, and how `join` decides their outcome.
+progress: what runs next when a part of a flow finishes.
 expressions: conditions in CEL.
 """

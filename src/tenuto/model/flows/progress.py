@@ -1,4 +1,4 @@
-"""Rules for what runs next when a part of a flow finishes, and for how groups and flows finish.
+"""Rules for what runs next when a part of a flow finishes; `groups.py` has those of joins.
 
 Pure; `engine/flows/advance.py` reads and writes the rows. A flow runs in group slots: each child of
 a group has one, and the flow's root has one. A task or group in a slot may have a successor in the
@@ -20,8 +20,6 @@ from tenuto.model.flows.definition import (
     Control,
     Foreach,
     Goto,
-    Join,
-    Order,
     check_no_references,
     get_at_path,
     parse_reference,
@@ -29,20 +27,9 @@ from tenuto.model.flows.definition import (
 )
 from tenuto.model.flows.expressions.parser import compile_expression
 from tenuto.model.flows.plan import Plan
-from tenuto.model.tasks.task import Status
 
 MAX_CASCADE_ROWS = 500
 """Rows that one transaction changes as follow-ups; the rest is deferred."""
-
-
-class GroupStatus(StrEnum):
-    WAITING = "WAITING"
-    RUNNING = "RUNNING"
-    PAUSED = "PAUSED"
-    COMPLETED = "COMPLETED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-    SKIPPED = "SKIPPED"
 
 
 class FlowStatus(StrEnum):
@@ -53,37 +40,7 @@ class FlowStatus(StrEnum):
     CANCELLED = "CANCELLED"
 
 
-GROUP_OPEN = frozenset({GroupStatus.WAITING, GroupStatus.RUNNING, GroupStatus.PAUSED})
 FLOW_OPEN = frozenset({FlowStatus.RUNNING, FlowStatus.PAUSED})
-
-
-class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a group: its row."""
-
-    id: UUID
-    workspace: UUID
-    flow: UUID
-    key: str
-    title: str
-    activation: int
-    parent: UUID | None
-    slot: int
-    kind: Order
-    status: GroupStatus
-    join_policy: Join
-    depth: int
-    total: int
-    made: int
-    open: int
-    succeeded: int
-    failed: int
-    turn: int | None
-    follows: UUID | None
-    context: str | None
-    version: int
-    created_at: datetime
-    updated_at: datetime
-    finished_at: datetime | None
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,52 +63,6 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     updated_at: datetime
     finished_at: datetime | None
-
-
-class SlotResult(StrEnum):
-    """The outcome of a slot, as its group or flow counts it."""
-
-    SUCCESS = "success"
-    FAILURE = "failure"
-    NEITHER = "neither"
-
-
-def slot_result(status: Status | GroupStatus) -> SlotResult:
-    """Returns the slot result of a final status; SKIPPED is neither a success nor a failure."""
-    if status.value == "COMPLETED":
-        return SlotResult.SUCCESS
-    return SlotResult.NEITHER if status.value == "SKIPPED" else SlotResult.FAILURE
-
-
-def with_ended_slots(group: Group, results: list[SlotResult]) -> Group:
-    """Returns the group with its counters after some slots finished; its status is unchanged."""
-    return msgspec.structs.replace(
-        group,
-        open=group.open - len(results),
-        succeeded=group.succeeded + results.count(SlotResult.SUCCESS),
-        failed=group.failed + results.count(SlotResult.FAILURE),
-    )
-
-
-_FINAL_STATUSES: dict[Join, tuple[GroupStatus, GroupStatus]] = {
-    "all_succeeded": (GroupStatus.COMPLETED, GroupStatus.FAILED),
-    "all_done": (GroupStatus.COMPLETED, GroupStatus.COMPLETED),
-    "any_failed": (GroupStatus.SKIPPED, GroupStatus.COMPLETED),
-    "first_succeeded": (GroupStatus.SKIPPED, GroupStatus.FAILED),
-}
-"""A group's final status when all its children have finished: without a failure, and with one."""
-
-
-def join_status(group: Group) -> GroupStatus | None:
-    """Returns the group's final status by its join policy, or `None` if it does not finish now."""
-    if group.join_policy == "first_succeeded" and group.succeeded:
-        return GroupStatus.COMPLETED
-    if group.join_policy == "all_succeeded" and group.kind == "sequential" and group.failed:
-        return GroupStatus.FAILED
-    if group.open > 0:
-        return None
-    on_success, on_failure = _FINAL_STATUSES[group.join_policy]
-    return on_failure if group.failed else on_success
 
 
 def flow_end_status(flow: Flow) -> FlowStatus | None:

@@ -33,7 +33,7 @@ class ClaimPause(msgspec.Struct, frozen=True, kw_only=True):
         return self.until is None or self.until > now
 
     def blocks_lane(self, lane: int, requirements: Requirements) -> bool:
-        """True if the pause keeps every agent from claiming tasks of the lane."""
+        """True if the pause stops the lane for all agents; a pause of one agent never does."""
         match self.kind:
             case "lane":
                 return self.subject == str(lane)

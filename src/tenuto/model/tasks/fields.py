@@ -69,7 +69,7 @@ def fields_of(struct: type[msgspec.Struct]) -> Mapping[str, Field]:
 
 
 def _field(info: msgspec.structs.FieldInfo) -> Field:
-    """Returns the `Field` that annotates a struct's field, with its name, type and default."""
+    """Returns the field's `Field` annotation, or an empty one, with its name, type and default."""
     type_, about = info.type, Field()
     if get_origin(type_) is Annotated:
         type_, *notes = get_args(type_)

@@ -51,6 +51,7 @@ def fingerprints(new: NewTask, secret: str = "") -> tuple[str, ...]:
 
 
 def _hash(value: Any, secret: str) -> str:
+    """Returns the hash of a JSON value and of a text that represents the task's secrets."""
     encoded = msgspec.json.encode(value, order="deterministic")
     return hashlib.blake2b(encoded + secret.encode(), digest_size=16).hexdigest()
 

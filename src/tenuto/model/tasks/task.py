@@ -313,6 +313,7 @@ def queue_expires_at(task: Task) -> datetime | None:
 
 
 def _leased_timers(task: Task) -> list[datetime]:
+    """Returns the deadline of each requested stop; without one, those of timeout and estimate."""
     requests = (task.cancel_requested_at, task.pause_requested_at)
     timers = [stop_deadline(task, at) for at in requests if at is not None]
     if timers:

@@ -45,7 +45,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def parse(url: str, environ: Mapping[str, str]) -> Address:
-    """Returns the parsed address; raises `Invalid` with the reason.
+    """Returns the hosts and the kind of server that the URL names; raises `Invalid`.
 
     The reason never quotes the address: because of an unencoded character, a part of the password
     may be where a host, a port or an option is expected.
@@ -62,7 +62,7 @@ def _malformed_error(problem: str) -> ValueError:
 
 
 def _parse(url: str, environ: Mapping[str, str]) -> Address:
-    """Returns the parsed address; raises `ValueError` if it is malformed."""
+    """Returns the hosts and the kind of server that the URL names; raises `ValueError`."""
     parts, query = _split_url(url)
     user, _, netloc = parts.netloc.rpartition("@")
     hosts = [_decode_host(part) for part in netloc.split(",")] if netloc else []

@@ -132,7 +132,7 @@ class Connector:
             self._cached_addresses[host] = addresses
 
     async def _race(self, hosts: list[Host], options: dict[str, Any]) -> Any:
-        """Connects to the first host that answers as primary; raises the most informative error."""
+        """Connects to the first host that answers in the required role; raises the best error."""
         waiting = deque(hosts)
         attempts: dict[asyncio.Task[Any], Host] = {}
         errors: list[BaseException] = []

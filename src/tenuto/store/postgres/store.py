@@ -166,7 +166,7 @@ class PostgresStore:
         return Connector(self._pooler.runtime, self.connector)
 
     def for_workspace(self, workspace: UUID) -> "PostgresStore":
-        """Returns a store that sees only this workspace; it connects on first use."""
+        """Returns a store for this workspace; it may share connections, which this store closes."""
         assert self._is_system, "a tenant's store serves one workspace only"
         shared = self._shares_connections or self._pooler is not None
         key = None if shared else workspace

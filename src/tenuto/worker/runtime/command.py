@@ -147,7 +147,7 @@ class CommandRuntime:
         return _output_or_raise(end, report, tail)
 
     async def _spawn(self, context: Context) -> Session:
-        """Starts the command of the task or of the agent; raises `CannotStart` if that fails."""
+        """Starts the command of the task or agent; `CannotStart` is also recorded in capacity."""
         work = context.work
         text = work.prompt if work.prompt is not None else msgspec.json.encode(work.input).decode()
         stdin = text if work.prompt is not None or work.input is not None else ""
