@@ -53,7 +53,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> "Any":
-    """Imports a public name when it is first used, because commands must start fast."""
+    """Imports and returns a public name, only when it is used; `AttributeError` for other names."""
     if name not in _MODULES:
         raise AttributeError(f"module 'tenuto' has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415

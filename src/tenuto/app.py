@@ -52,7 +52,7 @@ PARENT_PIPE = "TENUTO_PARENT_PIPE"
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs the coroutine on the fastest event loop that is installed and returns its result.
+    """Tunes the interpreter; runs the coroutine on the fastest installed loop; returns its result.
 
     If another task on the loop raises an exit, for example a task that a handler started, only the
     code that waits for that task fails. The program goes on, because other tasks run here, too.
@@ -75,7 +75,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def _tune_interpreter() -> None:
-    """Configures the interpreter for a process with a single purpose."""
+    """Makes the process collect garbage less often and switch between threads more often."""
     # A worker creates many short-lived objects and hardly any reference cycles: search for cycles
     # less often, and never among the objects that were loaded with the program.
     gc.collect()
@@ -95,10 +95,7 @@ def _fastest_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _wait_until_done(task: "asyncio.Task[T]") -> None:
-    """Waits until the task is done.
-
-    If cancelled, it cancels the task, and raises only if the task then really ends cancelled.
-    """
+    """Waits for the task; if cancelled, cancels it, and raises only if it then ends cancelled."""
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
@@ -109,7 +106,7 @@ async def _wait_until_done(task: "asyncio.Task[T]") -> None:
 
 
 def _is_ctrl_c(error: BaseException) -> bool:
-    """True if a user may have pressed Ctrl-C.
+    """True for a `KeyboardInterrupt`, unless the program has its own handler of SIGINT.
 
     A program with its own handler of SIGINT gets no exception from Ctrl-C.
     """
@@ -119,7 +116,7 @@ def _is_ctrl_c(error: BaseException) -> bool:
 
 
 def process_name(clock: Clock) -> str:
-    """Returns `{host}:{pid}:{uuid}`, which is unique among all processes."""
+    """Returns a new `{host}:{pid}:{uuid}`, which is unique among all processes."""
     return f"{socket.gethostname()}:{os.getpid()}:{clock.new_id()}"
 
 
@@ -140,7 +137,7 @@ def create_configured_store(settings: Settings, *, many_tenants: bool = False) -
 
 
 def create_store(url: str, *, many_tenants: bool = False) -> Store:
-    """Creates the store of a database URL, not yet connected, for use without a pooler."""
+    """Creates the store of a URL, not connected and without a pooler; `Invalid` if none fits."""
     if scheme_of(url) not in STORES:
         raise _database_invalid_error(url)
     store: Store = STORES.load(scheme_of(url))(url, many_tenants=many_tenants)
@@ -155,7 +152,7 @@ def _database_invalid_error(url: str) -> Invalid:
 
 
 def create_sqlite_store(url: str, *, many_tenants: bool = False) -> Store:
-    """Creates the store of a SQLite file, and the file's folder."""
+    """Creates a SQLite file's store, and its folder if missing; raises `Invalid`, `Unavailable`."""
     del many_tenants
     path = sqlite_path(url)
     if path is None:
@@ -178,10 +175,7 @@ def create_postgres_store(url: str, *, many_tenants: bool = False) -> Store:
 
 
 async def connection_identities(engine: Engine) -> "dict[str, Identity]":
-    """Returns the database roles of the engine's connections, by "system" and "tenants".
-
-    Empty for SQLite, which has no roles.
-    """
+    """Returns the database roles of the engine's "system" and "tenants"; empty for SQLite."""
     if isinstance(engine.store, SqliteStore):
         return {}
     from tenuto.store.postgres.store import PostgresStore  # noqa: PLC0415  asyncpg only when used
@@ -205,7 +199,7 @@ def create_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeup
 async def open_store_and_hints(
     settings: Settings, *, listen: bool = False, many_tenants: bool = False
 ) -> AsyncIterator[tuple[Store, Wakeups]]:
-    """Opens the settings' store and its hints; first creates and migrates an embedded database."""
+    """Opens the store and hints for the block; first creates or migrates an embedded database."""
     url = settings.broker or settings.database_url()
     store = create_configured_store(settings, many_tenants=many_tenants)
     try:
@@ -227,7 +221,7 @@ async def open_store_and_hints(
 async def connect(
     settings: Settings, *, actor: str | None = None, listen: bool = False
 ) -> AsyncIterator[Engine]:
-    """Opens an engine on the settings' database. `listen`: it also receives hints."""
+    """Opens an engine on the settings' database for the block. `listen`: it also receives hints."""
     async with open_store_and_hints(settings, listen=listen) as (store, wakeups):
         key_ring = cache(lambda: open_key_ring(settings))
         engine = Engine(store, wakeups, actor=actor, key_ring=key_ring)
@@ -277,10 +271,7 @@ def _set_up_logs_and_metrics(
 
 
 def _serve_metrics(host: str, port: int) -> None:
-    """Serves metrics to Prometheus from a process without an API.
-
-    Raises `Unavailable` if another program uses the port.
-    """
+    """Starts to serve metrics for a process without an API; `Unavailable` if the port is taken."""
     from prometheus_client import start_http_server  # noqa: PLC0415  not for every command
 
     from tenuto.metrics import PROCESS_METRICS  # noqa: PLC0415
@@ -305,7 +296,7 @@ def serve_worker(
 
 
 def serve_coordinator(settings: Settings, metrics_port: int | None = None) -> int:
-    """Runs a coordinator until it is asked to stop and returns the exit code."""
+    """Runs coordinator, webhook deliveries and pushes until a stop; returns the exit code."""
     _set_up_logs_and_metrics("coordinator", settings, metrics_port)
     return run(_run_coordinator(settings))
 
@@ -317,10 +308,7 @@ def serve_api(settings: Settings) -> int:
 
 
 def serve_up(settings: Settings, workers: int) -> int:
-    """Runs coordinator and API here and workers as child processes until it is asked to stop.
-
-    Returns the exit code.
-    """
+    """Runs coordinator and API, and workers as children, until a stop; returns the exit code."""
     _set_up_logs_and_metrics("up", settings)
     return run(_run_up(settings, workers))
 
@@ -342,6 +330,7 @@ def stop_on_signals(on_signal: Callable[[], None] = lambda: None) -> asyncio.Eve
     if os.environ.get(PARENT_PIPE):
         # Standard input is a pipe that only the parent holds open: it ends when the parent exits.
         def on_readable() -> None:
+            """Sets `stop` if standard input has ended; ignores what it contains."""
             if not os.read(0, 4096):
                 loop.remove_reader(0)  # an ended pipe stays readable: once is enough
                 stop.set()
@@ -405,7 +394,7 @@ async def _host_agent(worker: "Worker", supervisor: "Supervisor", options: Worke
 
 
 def _load_handlers(name: str) -> "dict[str | None, Handler]":
-    """Returns the handlers by task type of a user's module; `module:attribute` names a dict."""
+    """Imports `module:attribute`, a dict of handlers by task type; `Invalid` if it is none."""
     handlers = _import_attribute(name)
     is_by_type = isinstance(handlers, dict) and all(
         key is None or isinstance(key, str) for key in handlers
@@ -416,7 +405,7 @@ def _load_handlers(name: str) -> "dict[str | None, Handler]":
 
 
 def _import_attribute(name: str) -> Any:
-    """Returns the object that `module:attribute` names; `Invalid` if the import fails at all."""
+    """Returns what `module:attribute` names (default `handlers`); `Invalid` if the import fails."""
     module_name, _, attribute = name.partition(":")
     sys.path.insert(0, "")
     try:
@@ -428,7 +417,7 @@ def _import_attribute(name: str) -> Any:
 
 @asynccontextmanager
 async def open_service(settings: Settings) -> AsyncIterator["Service"]:
-    """Opens the store, hints and keys that the API needs."""
+    """Opens store, hints and keys for the block, as the service that answers the API."""
     from tenuto.api.service import Service  # noqa: PLC0415  not for every command
     from tenuto.webhooks.url_guard import UrlGuard  # noqa: PLC0415
 
@@ -448,7 +437,7 @@ async def _run_api(settings: Settings) -> int:
 
 
 async def _run_coordinator(settings: Settings) -> int:
-    """Runs a coordinator until a signal stops it; returns the exit code."""
+    """Runs coordinator, webhook deliveries and pushes until a signal; returns the exit code."""
     stop = stop_on_signals()
     async with connect(settings, listen=bool(settings.gateways)) as engine:
         await _run_system_duties(engine, settings, stop)

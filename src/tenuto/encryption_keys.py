@@ -113,7 +113,7 @@ class KeyRing:
         return self._keys[key_id]
 
     def _cipher(self, key_id: str) -> "AESGCM":
-        """Returns the cached cipher of a key."""
+        """Returns a key's cached cipher; `Incompatible` if the reloaded ring lacks the key."""
         from cryptography.hazmat.primitives.ciphers.aead import (  # noqa: PLC0415  as above
             AESGCM,
         )
@@ -124,7 +124,7 @@ class KeyRing:
 
 
 def load_ring(folder: Path, text: str | None) -> KeyRing:
-    """Returns the ring in `text`, else that of the folder's key file; creates a missing file."""
+    """Returns the ring in `text` (`id:base64,...`), else of the key file, created if missing."""
     if text:
         return KeyRing(_parse_keys(text.split(",")))
     if not (folder / FILE).exists():
@@ -178,7 +178,7 @@ def _validate_keys(keys: Keys) -> Keys:
 
 
 def _parse_keys(entries: Iterable[str]) -> Keys:
-    """Parses entries of the form `id:base64`. No error message contains any part of a key."""
+    """Parses entries `id:base64`, in order; raises `Invalid`, which quotes no part of a key."""
     keys: Keys = {}
     for number, entry in enumerate(entries, start=1):
         key_id, _, encoded = entry.strip().partition(":")
@@ -208,7 +208,7 @@ def _read_key_file(folder: Path) -> Keys:
 
 @contextmanager
 def _lock_key_file(folder: Path) -> Iterator[None]:
-    """Locks the folder's key file; no other process changes it during the block."""
+    """Locks the key file for the block; an `OSError` in it becomes `Unavailable` or `Invalid`."""
     try:
         private.make_folder(folder)
         with open(folder / f"{FILE}.lock", "a", opener=private.opener) as lock:

@@ -11,7 +11,7 @@ _TICK_NS = 100_000_000
 
 
 def folder_stamp(path: str, clock: Clock) -> Stamp | None:
-    """Returns a value that is equal while a folder has the same names; `None` just after a change.
+    """Returns a stamp that changes with the names in a folder, or `None` just after it did.
 
     Makes one system call, and none on the files: reading the times of a file makes the next write
     to the file, and its sync, slower. Raises `OSError` if there is no such folder.
@@ -32,7 +32,7 @@ class WatchedFiles:
         """Stamps of their folders at the last check that found the files unchanged."""
 
     def are_unchanged(self) -> bool:
-        """True if none of the files was removed or replaced."""
+        """True if none of the files was removed or replaced since it was first seen."""
         try:
             stamps = [folder_stamp(folder, self._clock) for folder in self._folders]
         except OSError:

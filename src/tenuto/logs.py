@@ -80,7 +80,7 @@ _SECRETS = _SecretMasker()
 
 
 def mask_in_logs(values: Iterable[str]) -> None:
-    """Makes all later log records mask these values."""
+    """Masks these values in later log records; forgets the oldest beyond `MAX_SECRETS`."""
     _SECRETS.add(values)
 
 
@@ -125,7 +125,7 @@ class _RedactingFilter(logging.Filter):
 
 
 def _format_message(record: logging.LogRecord) -> str:
-    """Returns the record's text. An argument may be a foreign object whose `str` fails."""
+    """Returns the record's text, or a note with its origin if an argument cannot be formatted."""
     try:
         return record.getMessage()
     except Exception as error:  # noqa: BLE001  logging must never fail its caller

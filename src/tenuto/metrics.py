@@ -232,7 +232,7 @@ class Metrics:
         return instrument
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
-        """Adds to a counter. A label value that is not among the known ones becomes `other`."""
+        """Adds to a counter; if the metric lists its label values, others become `other`."""
         known_values = BY_NAME[name].values
         label_values = [
             label if not known_values or label in known_values else OTHER for label in labels

@@ -23,7 +23,7 @@ async def run_periodically(
     clock: Clock,
     wake: asyncio.Event | None = None,
 ) -> None:
-    """Calls `once` until `stop` is set; waits `delay_s()` seconds, or for `wake`, in between."""
+    """Calls `once` until `stop` or an error; waits `delay_s()` seconds or for `wake` in between."""
     while not stop.is_set():
         await once()
         await wait_first_event(
@@ -36,7 +36,7 @@ async def run_periodically(
 async def repeat_while_full(
     once: Callable[[], Awaitable[int]], batch_size: int, max_batches: int = MAX_BATCHES
 ) -> int:
-    """Repeats `once` while it returns full batches; returns the sum of the results."""
+    """Repeats `once` until it returns less than a full batch, or `max_batches`; returns the sum."""
     total = 0
     for _ in range(max_batches):
         done = await once()

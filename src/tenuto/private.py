@@ -10,7 +10,7 @@ _OTHERS_MODE_BITS = 0o077
 
 
 def make_folder(path: Path) -> None:
-    """Creates a folder and its missing parents; existing folders keep their modes."""
+    """Creates a private folder and its missing parents; existing folders keep their modes."""
     for missing in reversed([parent for parent in path.parents if not parent.exists()]):
         missing.mkdir(FOLDER_MODE, exist_ok=True)
     path.mkdir(FOLDER_MODE, exist_ok=True)
@@ -22,7 +22,7 @@ def opener(path: str, flags: int) -> int:
 
 
 def mode_if_exposed(path: Path) -> str | None:
-    """Returns the mode, as `0644`, of a path that other users can access; `None` if they cannot."""
+    """Returns the mode, as `0644`, of a path open to other users; `None` if private or missing."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError:
@@ -31,7 +31,7 @@ def mode_if_exposed(path: Path) -> str | None:
 
 
 def privacy_problem(folder: Path, owners: set[int]) -> str | None:
-    """Returns why a folder is not private to one of these users; `None` if it is."""
+    """Returns why a folder is not private to these user ids, or `None`; `OSError` if missing."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return "it is a link or a file, not a folder"

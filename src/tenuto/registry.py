@@ -25,10 +25,7 @@ class Registry:
         return name in self._built_in or bool(self._entry_points(name))
 
     def load(self, name: str) -> Any:
-        """Imports the adapter and returns its factory.
-
-        Raises `Invalid` with the known names if there is none, or if its import fails.
-        """
+        """Imports an adapter and returns its factory; `Invalid` if it is unknown or broken."""
         if path := self._built_in.get(name):
             module, _, attribute = path.partition(":")
             return getattr(importlib.import_module(module), attribute)

@@ -134,7 +134,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Coordinators elect a leader, which does the work; off only to prove it is not needed."""
 
     def data_folder(self) -> Path:
-        """Returns the data folder."""
+        """Returns `data`, else `tenuto` in the user's data folder; `Invalid` if `~` is unknown."""
         if self.data:
             return expand_home("the setting data", self.data)
         base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
@@ -145,7 +145,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return tuple(split_commas(self.task_env))
 
     def allowed_folders(self) -> tuple[Path, ...]:
-        """Returns the folders that tasks may work in; the current folder if none is set."""
+        """Returns the folders that tasks may work in, by default the current one; or `Invalid`."""
         folders = [
             expand_home("the setting task_folders", folder)
             for folder in split_commas(self.task_folders)
@@ -158,15 +158,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return {name.strip(): url.strip() for name, _, url in pairs}
 
     def proxy_networks(self) -> list[IPv4Network | IPv6Network]:
-        """Returns the networks of the proxies whose `X-Forwarded-For` is trusted."""
+        """Returns the proxies whose `X-Forwarded-For` is trusted; or raises `ValueError`."""
         return [ip_network(part.strip()) for part in self.proxies.split(",") if part.strip()]
 
     def callback_url(self) -> str:
-        """Returns the URL at which sessions of gateways reach the API."""
+        """Returns the API URL for sessions of gateways: `public_url`, else host and port."""
         return self.public_url.rstrip("/") or f"http://{self.host}:{self.port}"
 
     def quota_ceiling(self) -> Quota:
-        """Returns the limits that apply to every workspace, whatever its own quota says."""
+        """Returns the limits of every workspace, whatever its own quota says; `None`: no limit."""
         return Quota(
             tasks_per_minute=self.quota_tasks_per_minute or None,
             pending=self.quota_pending or None,
@@ -174,7 +174,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
     def database_url(self) -> str:
-        """Returns the database URL."""
+        """Returns `database`, else the URL of the SQLite file `tenuto.db` in the data folder."""
         return self.database or f"sqlite:///{self.data_folder() / 'tenuto.db'}"
 
 
@@ -207,7 +207,7 @@ def expand_home(name: str, path: str) -> Path:
 
 
 def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:
-    """Loads the effective settings; raises `Invalid`, which names the invalid setting."""
+    """Returns the settings of `file` (default `tenuto.toml`), environment, flags; or `Invalid`."""
     values = _read_file(file or Path("tenuto.toml"))
     for name in Settings.__struct_fields__:
         value = os.environ.get(f"TENUTO_{name.upper()}")
@@ -308,7 +308,7 @@ def _check_gateways(settings: Settings) -> None:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Returns the settings in the file; empty if the file does not exist."""
+    """Returns the settings in the file, empty if there is no file; `Invalid` if it is not TOML."""
     try:
         return tomllib.loads(path.read_text()) if path.is_file() else {}
     except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ import httpx2
 
 @cache
 def ssl_context() -> ssl.SSLContext:
-    """Returns a context that verifies servers by the system's or certifi's certificates.
+    """Returns the cached context, which verifies servers by the system's or certifi's certificates.
 
     Loading the certificates takes 15 ms.
     """
@@ -16,5 +16,5 @@ def ssl_context() -> ssl.SSLContext:
 
 
 def verify_option(url: str) -> ssl.SSLContext | bool:
-    """Returns the option `verify` for requests to the URL; loads nothing for a URL without TLS."""
+    """Returns `verify` for requests to the URL: the cached context for https, false without TLS."""
     return ssl_context() if url.startswith("https:") else False

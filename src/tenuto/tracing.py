@@ -71,7 +71,7 @@ def is_on() -> bool:
 def span(
     name: str, parent: str | None = None, task: object = None
 ) -> AbstractContextManager[object]:
-    """Returns a context manager for a span, a child of `parent` or else of the current span."""
+    """Returns a context for a span below `parent` or the current span; empty if tracing is off."""
     tracer = _active_tracer()
     if tracer is None:
         return _NO_SPAN if parent is None else use_parent_trace(parent)
@@ -148,7 +148,7 @@ def trace_id() -> str | None:
 
 
 def set_up(role: str, *, enabled: bool) -> None:
-    """Starts to send spans by OTLP if `enabled`, or if an `OTEL_*` variable names an endpoint."""
+    """Starts to send spans if `enabled` or an `OTEL_*` endpoint is set; or raises `Invalid`."""
     if not enabled and not any(os.environ.get(name) for name in _ENDPOINT_VARIABLES):
         return
     try:

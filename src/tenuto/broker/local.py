@@ -68,7 +68,7 @@ class LocalWakeups:
         asyncio.get_running_loop().add_reader(own_socket, self._read)
 
     def _bind(self, own_socket: socket.socket) -> bool:
-        """Binds the socket in the folder; false if the last leaving process removed the folder."""
+        """Binds the socket; false if the folder was removed; `Unavailable` if it is not private."""
         with suppress(FileExistsError):
             self._folder.mkdir(private.FOLDER_MODE)
         try:
@@ -88,6 +88,7 @@ class LocalWakeups:
         return True
 
     async def close(self) -> None:
+        """Stops listening; removes the socket, the listeners, and the folder if it is empty."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
@@ -101,9 +102,11 @@ class LocalWakeups:
         await self._local.close()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Calls `listener` with each received topic; returns a function that unsubscribes it."""
         return self._local.subscribe(listener)
 
     def notify(self, topics: Iterable[str]) -> None:
+        """Calls this process's listeners and sends the topics to the others; never fails."""
         topic_list = list(topics)
         self._local.notify(topic_list)
         try:

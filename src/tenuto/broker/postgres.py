@@ -55,10 +55,12 @@ class PostgresWakeups:
         self._closed = asyncio.Event()
 
     async def open(self) -> None:
+        """Connects and listens; does nothing if this process only sends hints."""
         if self._listen:
             await self._connect()
 
     async def close(self) -> None:
+        """Sends pending hints for up to 2 seconds, then disconnects and removes all listeners."""
         self._closed.set()
         if self._tasks:
             # A short-lived process: wait until its hints are sent.
@@ -72,6 +74,7 @@ class PostgresWakeups:
         await self._local.close()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Calls `listener` with each received topic; returns a function that unsubscribes it."""
         return self._local.subscribe(listener)
 
     def reconnect(self) -> None:
@@ -80,6 +83,7 @@ class PostgresWakeups:
             self._connection.terminate()
 
     def notify(self, topics: Iterable[str]) -> None:
+        """Calls this process's listeners now, and sends the topics to the others soon."""
         topic_set = set(topics)
         self._local.notify(topic_set)
         self._pending |= topic_set
@@ -114,7 +118,7 @@ class PostgresWakeups:
         return payload if len(payload) <= _MAX_PAYLOAD else ALL_TOPICS
 
     async def _connect(self) -> None:
-        """Connects unless connected; sending and reconnecting share the connection."""
+        """Connects unless connected, after a pause if it just tried; or raises driver errors."""
         async with self._connecting:
             if self._connection is not None and not self._connection.is_closed():
                 return
@@ -125,7 +129,7 @@ class PostgresWakeups:
                 self._tried_at = self._clock.elapsed()
 
     async def _wait_to_reconnect(self) -> None:
-        """Waits if the last connection was refused or ended soon.
+        """Waits 1 to 3 seconds if the last attempt to connect ended less than 5 seconds ago.
 
         A read-only server is abandoned at each write. A new connection makes all processes look for
         work, which writes: without a delay this would repeat endlessly.
@@ -156,11 +160,12 @@ class PostgresWakeups:
             self._local.deliver(topic)
 
     def _on_connection_lost(self, connection: Any) -> None:
+        """Starts to reconnect, unless the broker is closed or has another connection."""
         if not self._closed.is_set() and connection is self._connection:
             self._spawn(self._reconnect())
 
     async def _reconnect(self) -> None:
-        """Reconnects until it succeeds, then delivers `ALL_TOPICS`."""
+        """Reconnects until that succeeds or it is closed; then delivers `ALL_TOPICS` here."""
         while not self._closed.is_set():
             with suppress(*_CONNECTION_ERRORS):
                 await self._connect()
@@ -169,7 +174,7 @@ class PostgresWakeups:
 
 
 def create(context: BrokerContext) -> Wakeups:
-    """Creates a broker over the store's direct connector; without one, in this process only.
+    """Creates a broker, in-process if no address bypasses the pooler; `Invalid` for SQLite.
 
     Notifications do not pass a pooler, so the store must have an address that bypasses it.
     """

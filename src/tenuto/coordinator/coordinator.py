@@ -55,7 +55,7 @@ class Coordinator:
         self.outage = OutageMonitor(self._alerts, engine.clock, name)
         self.epoch: int | None = None
         """The epoch of its leadership as last confirmed, if it has not resigned."""
-        self._cycle = self._new_cycle()
+        self._cycle = self._empty_cycle()
         self._done_at: dict[str, float] = {}
         """When each duty ended last, in elapsed seconds."""
         self._last_report: CycleReport | None = None
@@ -81,12 +81,13 @@ class Coordinator:
         await self._alerts.close()
 
     def _next_delay(self) -> float:
+        """Returns the seconds until the next cycle; more after each outage in a row."""
         return self.outage.next_delay(self.settings.tick_s)
 
     async def _run_cycle_logged(self) -> None:
-        """Runs one cycle; logs and records its errors instead of raising them."""
+        """Runs one cycle and keeps its report; logs errors, resigns in an outage, never raises."""
         started = self.engine.clock.elapsed()
-        completed, error = self._new_cycle(), None
+        completed, error = self._empty_cycle(), None
         try:
             completed = await self.cycle_once()
         except Unavailable as outage:
@@ -107,7 +108,7 @@ class Coordinator:
         )
 
     async def _handle_outage(self, reason: str) -> None:
-        """Records an outage and resigns; the next cycle waits longer each time."""
+        """Records an outage, which delays the next cycle; tries to resign if it led."""
         self.outage.record_failure(reason)
         led, self.epoch = self.epoch is not None, None
         if led:
@@ -116,12 +117,12 @@ class Coordinator:
                 async with asyncio.timeout(RESIGN_TIMEOUT_S):
                     await self.engine.maintenance.resign(NAME, self.name)
 
-    def _new_cycle(self) -> Cycle:
+    def _empty_cycle(self) -> Cycle:
         return Cycle({count: 0 for duty in self.duties for count in duty.work})
 
     async def cycle_once(self) -> Cycle:
-        """Runs the due duties once, those of the leader only if it leads; returns what was done."""
-        self._cycle = cycle = self._new_cycle()
+        """Runs due duties once, the leader's only if it now leads; returns counts and durations."""
+        self._cycle = cycle = self._empty_cycle()
         due = [duty for duty in self.duties if self._is_due(duty)]
         for duty in due:
             if not duty.leader_only:
@@ -142,7 +143,7 @@ class Coordinator:
         return done_at is None or self.engine.clock.elapsed() - done_at >= duty.every_s
 
     async def _run_duty(self, duty: Duty) -> None:
-        """Runs a duty and records its duration."""
+        """Runs a duty and records its end and duration; renews the leadership during a long one."""
         started = self.engine.clock.elapsed()
         await (self._run_and_lead(duty) if duty.is_long else self._run_work(duty))
         if self._cycle.leading:
@@ -158,7 +159,7 @@ class Coordinator:
             self._cycle.counts[count] = await work(self.duty_context)
 
     async def _try_to_lead(self) -> bool:
-        """Acquires or renews the leadership, or reports standby; true if it leads."""
+        """Acquires or renews the leadership, or reports standby and outages; true if it leads."""
         seconds = max(3 * self.settings.tick_s, 1.0)
         maintenance = self.engine.maintenance
         leadership = await maintenance.acquire_leadership(
@@ -200,7 +201,7 @@ class Coordinator:
         )
 
     async def _run_and_lead(self, duty: Duty) -> None:
-        """Runs a duty that may take minutes, and renews the leadership every tick.
+        """Runs a long duty and renews the leadership every tick; then raises the duty's error.
 
         A renewal without an answer abandons a frozen server, which ends the duty there.
         """
@@ -224,6 +225,6 @@ class Coordinator:
         return None
 
     def _record_answer(self) -> float | None:
-        """Records an answer of the store; returns the seconds of an outage that ended, if any."""
+        """Records an answer; returns the seconds of an ended outage of 2+ cycles, else `None`."""
         self._suspensions.record_answer()
         return self.outage.record_answer()

@@ -92,7 +92,7 @@ class Dispatcher:
         """Gateways with an open circuit that were last probed by a kill."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Dispatches until `stop`, then waits `drain_s` for running calls."""
+        """Dispatches until `stop`; then waits `drain_s` for running calls, and closes clients."""
         unsubscribe = self._sessions.core.wakeups.subscribe(self._on_hint)
         try:
             await run_periodically(
@@ -113,7 +113,7 @@ class Dispatcher:
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     def _on_hint(self, topic: str) -> None:
-        """Wakes the dispatcher for hints about its lanes and gateways."""
+        """Wakes the dispatcher for hints about gateway sessions or lanes of gateways' agents."""
         kind, _, rest = topic.partition(":")
         if kind == "lane":
             if rest.isdigit() and int(rest) not in self._other_lanes:
@@ -123,7 +123,7 @@ class Dispatcher:
             self._wake.set()
 
     def _next_delay(self) -> float:
-        """Returns the seconds until the next poll: few if tasks wait for the rate limit only."""
+        """Returns the seconds until the next poll: less if tasks wait for the rate limit only."""
         if not self._is_limited:
             return self._settings.poll_s
         return max(self._limiter.wait_s(self._clock.now()), 0.01)
@@ -140,7 +140,7 @@ class Dispatcher:
             log.exception("internal error in push dispatch; the next poll retries")
 
     async def once(self) -> int:
-        """Starts as many kills and spawns as allowed; returns their number without waiting."""
+        """Starts due kills and spawns in the background; returns how many, 0 if not leading."""
         self._is_limited = self._waits_for_call = False
         self._limited_probes = set()
         if not await self._config.leads():
@@ -167,13 +167,13 @@ class Dispatcher:
         )
 
     async def _report_gateways(self) -> None:
-        """Records from time to time which gateways this process serves."""
+        """Records which gateways this process serves, unless it did so in the last 30 seconds."""
         if self._clock.elapsed() - self._reported_at > REPORT_GATEWAYS_EVERY_S:
             await self._sessions.gateways.record_served(self._gateways)
             self._reported_at = self._clock.elapsed()
 
     async def _push(self, ready: set[str], probes: set[str]) -> int:
-        """Claims and spawns for the agents of these gateways, in turns; returns the number.
+        """Claims tasks for the gateways' agents in turns and starts their spawns; returns how many.
 
         A gateway on probe gets one spawn; more follow when that succeeded.
         """
@@ -196,7 +196,7 @@ class Dispatcher:
                     continue
                 if not (available := self._limiter.available(self._clock.now())):
                     self._is_limited = True
-                    self._limited_probes = await self._gateways_on_probe(order[number:], busy)
+                    self._limited_probes = await self._gateways_probed_by_kill(order[number:], busy)
                     return pushed
                 claimed = await self._claim_and_spawn(target, available // len(waiting), probes)
                 pushed += claimed
@@ -207,7 +207,7 @@ class Dispatcher:
         self._hinted_lanes.clear()
         return pushed
 
-    async def _gateways_on_probe(
+    async def _gateways_probed_by_kill(
         self, targets: Iterable[PushTarget], busy: set[int]
     ) -> set[str | None]:
         """Returns the gateways last probed by a kill whose agents could claim tasks now."""
@@ -220,7 +220,7 @@ class Dispatcher:
         }
 
     async def _claim_and_spawn(self, target: PushTarget, n: int, probes: set[str]) -> int:
-        """Claims up to max(1, `n`) tasks (a probe: 1) and starts their spawns; returns how many."""
+        """Claims max(1, `n`) tasks at most (a probe: 1), starts their spawns; returns how many."""
         name = target.agent.gateway
         assert name is not None
         probe = name in probes
@@ -298,6 +298,7 @@ class Dispatcher:
         call.add_done_callback(self._on_call_done)
 
     def _on_call_done(self, call: asyncio.Task[None]) -> None:
+        """Forgets an ended call; wakes the dispatcher if a spawn or kill waits for that."""
         self._calls.discard(call)
         if self._waits_for_call:
             self._wake.set()
@@ -320,7 +321,7 @@ class Dispatcher:
         *,
         probe: bool,
     ) -> None:
-        """Calls the gateway for one task and records the session or the failure."""
+        """Requests one task's session; records it or the failure, and the gateway's health."""
         PROCESS_METRICS.count("tenuto_agents_spawned_total")
         fence = task.fence
         try:
@@ -341,10 +342,7 @@ class Dispatcher:
     async def _record_session(
         self, gateway: Gateway, agent: AgentProfile, fence: Fence, session: str
     ) -> None:
-        """Records the session of a spawned attempt.
-
-        If the attempt is over, kills the session, unless the session reported its own end.
-        """
+        """Records a spawned session; kills it if its attempt is over, unless it reported that."""
         actor = self._config.actor
         if await self._sessions.record_session(fence, session, lease_seconds(agent), actor):
             crash_point("dispatch.begun")
@@ -366,29 +364,28 @@ class Dispatcher:
     async def _fail_attempt(
         self, fence: Fence, gateway: Gateway, reason: str, error_class: ErrorClass
     ) -> None:
-        """Records that the attempt could not start."""
+        """Ends an attempt that could not start, with the reason, if it is still ASSIGNED."""
         message = bounds.make_storable(f"gateway {gateway.name}: {reason}", bounds.MAX_ERROR)
         failure = Failure(message=message, error_class=error_class)
         await self._sessions.record_not_started(fence, failure, self._config.actor)
 
     async def _record_success(self, gateway: Gateway) -> None:
-        """Records that the gateway works, once after its last failure."""
+        """Records a success, which closes the circuit, unless the last call was a success, too."""
         if gateway.name not in self._healthy:
             await self._sessions.gateways.record_success(gateway.name)
             self._healthy.add(gateway.name)
 
     async def _record_failure(self, gateway: Gateway, reason: str, *, probe: bool) -> None:
-        """Records a failure of the gateway; logs it if the circuit opens."""
+        """Counts a failure of the gateway; logs it if the gateway's circuit is open after it."""
         self._healthy.discard(gateway.name)
         until = await self._sessions.gateways.record_failure(gateway.name, reason, probe=probe)
         if until is not None:
             log.warning("gateway %s: circuit open until %s: %s", gateway.name, until, reason)
 
     async def _start_kills(self, ready: set[str], probes: set[str]) -> int:
-        """Starts kills of sessions that must stop; returns how many.
+        """Starts kills of sessions to stop at `ready` gateways, and one at each in `probes`.
 
-        `ready` has the names of gateways that answer. Removes from `probes` the gateways that it
-        probes.
+        Returns how many. Removes from `probes` the gateways that it probes.
         """
         names = ready | probes
         if not names:
@@ -424,7 +421,7 @@ class Dispatcher:
     async def _kill_and_confirm(
         self, gateway: Gateway, session: SessionToKill, *, probe: bool
     ) -> None:
-        """Kills a session and records the receipt; after an error the next poll tries again."""
+        """Kills a session, if its key is known, and records the receipt; logs gateway errors."""
         if session.session_key is None:
             receipt = {"state": "unknown", "how": "no session was recorded; its lease expired"}
         else:
@@ -446,7 +443,7 @@ class Dispatcher:
 
 
 def round_robin(targets: Iterable[PushTarget], number: int) -> list[PushTarget]:
-    """Returns the targets with workspaces in turns; `number` moves the start to the next one."""
+    """Returns all targets, workspaces in turns; `number` rotates workspaces and their targets."""
     by_workspace: dict[UUID, list[PushTarget]] = defaultdict(list)
     for target in targets:
         by_workspace[target.agent.workspace].append(target)

@@ -65,13 +65,13 @@ class Duty(msgspec.Struct, frozen=True):
 
 
 async def run_deferred_work(ctx: DutyContext) -> int:
-    """Runs deferred work of cascades; each row is done once. Returns the number of rows."""
+    """Runs due deferred work of cascades, postpones what fails; returns the number of rows run."""
     flows = Flows(ctx.engine.system, ctx.engine.workspace, ctx.name)
     return await repeat_while_full(flows.run_deferred_once, 1)
 
 
 async def expire(ctx: DutyContext) -> int:
-    """Expires leases, except exempt ones; returns their number."""
+    """Ends attempts whose lease has expired, except exempt ones; returns their number."""
     maintenance = ctx.engine.maintenance
     batches = chain([maintenance.expire_once], repeat(maintenance.expire_shared))
 
@@ -89,7 +89,7 @@ async def expire(ctx: DutyContext) -> int:
 
 
 async def promote(ctx: DutyContext) -> int:
-    """Promotes tasks with a due timer, except those with exempt leases; returns their number."""
+    """Applies due timers of tasks, for example retries, except exempt ones; returns how many."""
     maintenance = ctx.engine.maintenance
 
     async def promote_shared() -> int:
@@ -105,7 +105,7 @@ async def promote(ctx: DutyContext) -> int:
 
 
 async def mark_stale_agents(ctx: DutyContext) -> int:
-    """Marks stale and terminated agents, except just after a suspension; returns their number."""
+    """Marks silent agents stale, ends drained ones; returns how many, 0 just after a suspension."""
     if ctx.suspensions.lease_exemption() == EVERY_LEASE:
         return 0
     agents = AgentMaintenance(ctx.engine.system)
@@ -118,7 +118,7 @@ async def run_schedules(ctx: DutyContext) -> int:
 
 
 async def relay(ctx: DutyContext) -> int:
-    """Passes new events to alerts, triggers and all subscribers; returns how many were passed."""
+    """Passes new events to alerts, triggers, subscribers; logs their errors; returns the sum."""
     relayed = await ctx.engine.maintenance.relay_once(ALERTS, _log_severe_events, errors=True)
     relays: dict[str, Callable[[], Awaitable[int]]] = {TRIGGER_CURSOR: partial(run_triggers, ctx)}
     relays |= {
@@ -166,18 +166,18 @@ async def _log_severe_events(events: Sequence[Row]) -> None:
 
 
 async def archive(ctx: DutyContext) -> int:
-    """Archives old finished tasks; returns their number."""
+    """Archives a batch of tasks that finished over 7 days ago; returns their number."""
     return await ctx.engine.maintenance.archive_once(ctx.name)
 
 
 async def prune(ctx: DutyContext) -> int:
-    """Deletes old payloads, events, deliveries, health samples and more; returns their number."""
+    """Deletes old payloads, events and more, and marks lost workers; returns the number of rows."""
     pruned = await ctx.engine.maintenance.prune_once()
     return pruned + await AgentMaintenance(ctx.engine.system).prune_once()
 
 
 async def repair(ctx: DutyContext) -> int:
-    """Repairs dependency cycles and wrong counters; returns the number of repaired rows."""
+    """Fails tasks of dependency cycles, corrects wrong counters and permits; returns how many."""
     flows = FlowRepair(ctx.engine.system)
     repaired = await flows.fail_cycles_once(ctx.name)
     repaired += await flows.recount_once(ctx.name)

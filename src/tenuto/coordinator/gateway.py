@@ -84,6 +84,7 @@ class HttpGateway:
         await self._client.aclose()
 
     async def spawn(self, body: Mapping[str, Any], secrets: Iterable[str] = ()) -> str:
+        """Spawns a session and returns its key; raises `SpawnRejected` or `GatewayError`."""
         content = msgspec.json.encode(body)
         status, reply = await self._post("/api/agents/spawn", content, self.deadline_s)
         if 400 <= status < 500 and status not in _NOT_ABOUT_TASK:
@@ -107,7 +108,7 @@ class HttpGateway:
         raise GatewayError(self._error_text(status, reply))
 
     async def _post(self, path: str, content: bytes, deadline_s: float) -> tuple[int, bytes]:
-        """Posts to the gateway; returns status and body, or raises `GatewayError`."""
+        """Posts; returns status and body, also of an error status; else raises `GatewayError`."""
         try:
             async with (
                 asyncio.timeout(deadline_s),

@@ -26,7 +26,7 @@ POST_DELAYS_S = (1.0, 5.0, 0.0)
 
 
 def retry_delay(failures: int) -> float:
-    """Returns the seconds to wait after `failures` failed cycles in a row."""
+    """Returns the seconds to wait after `failures` (1 or more) failed cycles in a row."""
     return RETRY_DELAYS_S[min(failures, len(RETRY_DELAYS_S)) - 1]
 
 
@@ -49,7 +49,7 @@ class AlertSender:
         self._posts: set[asyncio.Task[None]] = set()
 
     def send(self, alert: Alert) -> None:
-        """Logs an alert now and posts it in the background, in the order of the alerts."""
+        """Logs an alert; posts it to the URL, if any, in the background, after earlier alerts."""
         level = logging.CRITICAL if alert.alert == "database_down" else logging.WARNING
         log.log(level, "%s: %s", alert.alert, alert.message)
         if self._url:
@@ -58,7 +58,7 @@ class AlertSender:
             post.add_done_callback(self._posts.discard)
 
     async def _post(self, body: bytes) -> None:
-        """Posts an alert, with retries, after the alerts before it."""
+        """Posts an alert after earlier ones, in up to 3 attempts; logs failures, never raises."""
         async with self._post_lock:
             for delay in POST_DELAYS_S:
                 if (reason := await self._try_post(body)) is None:
@@ -105,11 +105,11 @@ class OutageMonitor:
         PROCESS_METRICS.put("tenuto_database_down_seconds", 0)
 
     def next_delay(self, usual_s: float) -> float:
-        """Returns the seconds until the next cycle; more after each failure in a row."""
+        """Returns the seconds until the next cycle: `usual_s`, but more while cycles fail."""
         return retry_delay(self.failures) if self.failures else usual_s
 
     def record_failure(self, reason: str) -> None:
-        """Records that the store did not answer; sends one alert if the outage is long."""
+        """Counts a failed cycle; sends one alert per outage that lasts more than 5 minutes."""
         now = self._clock.elapsed()
         if not self.failures:
             self._started_at, self._since = now, self._clock.now()
@@ -123,7 +123,7 @@ class OutageMonitor:
             )
 
     def record_answer(self) -> float | None:
-        """Records an answer; returns the outage in seconds if more than one cycle failed."""
+        """Ends an outage, with an alert if it was long; returns its seconds if 2+ cycles failed."""
         if not self.failures:
             return None
         away_s = self._clock.elapsed() - self._started_at

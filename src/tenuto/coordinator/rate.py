@@ -26,11 +26,11 @@ class RateLimiter:
         return max(0, self.burst - len(self._granted))
 
     def grant(self, n: int, now: datetime) -> None:
-        """Counts `n` sessions, at a time after their claim ended."""
+        """Counts `n` sessions as granted; `now` is a time after their claim ended."""
         self._granted.extend([now] * n)
 
     def wait_s(self, now: datetime) -> float:
-        """Returns the seconds until a session may be granted again."""
+        """Returns the seconds until a session may be granted; 0 if one may be granted now."""
         if self.available(now):
             return 0.0
         return (self._granted[0] + self._window - now).total_seconds()

@@ -55,7 +55,7 @@ class SuspensionDetector:
         return elapsed, now
 
     def _was_suspended(self, elapsed: float, now: datetime) -> bool:
-        """True if the last answer is more than an interval ago, or the clock was set by more."""
+        """True before the first answer, an interval after the last, or if the clock was set."""
         if self._last_answer is None:
             return True
         heartbeat_s = max(self._settings.heartbeat_s, 2 * self._settings.tick_s)

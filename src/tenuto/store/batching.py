@@ -70,9 +70,9 @@ class Batcher:
         """Callers in a row that shared no batch."""
 
     def submit(self, kind: WriteKind, item: Any, key: int | None = None) -> Awaitable[Any]:
-        """Queues or writes the item; returns an awaitable of its result, ready when it is durable.
+        """Queues a write; returns an awaitable of its durable result. A batch has each `key` once.
 
-        Two items with one key never share a statement. Keys are hashed often, so ids are integers.
+        Keys are hashed often, so ids are integers.
         """
         if self._queue or not (self._skips_batch(kind) or self._can_wait_for_batch(kind)):
             return self._enqueue(kind, item, key)
@@ -118,18 +118,18 @@ class Batcher:
         self._start_next_batch()
 
     def _skips_batch(self, kind: WriteKind) -> bool:
-        """True if an item is faster without waiting for a batch."""
+        """True if kinds do not mix and an item can be written now, which needs no batch."""
         if kind.alone and not self._store.mixes:
             return len(self._running) < self._store.writers
         return kind.at_once and not self._store.mixes and not self._running
 
     def _can_wait_for_batch(self, kind: WriteKind) -> bool:
-        """True if a caller may wait one tick for others: kinds mix and no write is running."""
+        """True if a write may wait a tick for others: kinds mix, none runs, this does not lead."""
         idle = not (self._starting or self._running)
         return idle and self._store.mixes and not kind.leads
 
     async def _run_single(self, kind: WriteKind, item: Any) -> Any:
-        """Writes one item without a batch, in the caller's own asyncio task; returns its result."""
+        """Writes one item without a batch, in the caller's task; returns or raises its result."""
         caller = object()
         self._running.add(caller)
         try:
@@ -145,7 +145,7 @@ class Batcher:
         return answer
 
     def _finish_single(self, caller: object) -> None:
-        """Removes a caller without a batch and starts the next batch."""
+        """Removes a caller that wrote without a batch; starts the next batch, if writes wait."""
         self._running.discard(caller)
         self._start_next_batch()
 
@@ -174,7 +174,7 @@ class Batcher:
         self._start_next_batch()
 
     def _dequeue_batch(self) -> list[_QueuedWrite]:
-        """Removes the next batch from the queue; writes that cannot join keep their order."""
+        """Removes and returns the next writes that can share a batch; drops cancelled ones."""
         batch: list[_QueuedWrite] = []
         postponed: list[_QueuedWrite] = []
         keys: set[int | None] = set()
@@ -201,7 +201,7 @@ class Batcher:
         return first.leads and write.kind.alone and len(batch) == 1
 
     async def _run_batch(self, batch: list[_QueuedWrite]) -> None:
-        """Commits a batch, or passes the error to its callers; retries internal errors singly."""
+        """Commits a batch or fails its callers; after an internal error, runs each write alone."""
         try:
             await self._commit_batch(batch)
         except Unavailable as error:
@@ -217,7 +217,7 @@ class Batcher:
             raise
 
     async def _commit_batch(self, batch: list[_QueuedWrite]) -> None:
-        """Runs the transaction of a batch and passes the results to its callers."""
+        """Commits a batch, starts the next one, then passes results or errors to the callers."""
         if not self._store.mixes and await self._try_single_statement(batch[0], batch[1:]):
             return
         groups: dict[WriteKind, list[_QueuedWrite]] = {}
@@ -267,7 +267,7 @@ class Batcher:
 def _combine_scripts(
     items: list[tuple[WriteKind, list[Any]]], *, single: bool
 ) -> Script[list[Answers]]:
-    """Returns one script that runs those of all kinds; its result has one list per kind."""
+    """Returns a script of all kinds, with a result list per kind. `single`: uses `kind.single`."""
     answers: list[Answers] = []
     for kind, group in items:
         answer = None

@@ -51,16 +51,10 @@ class Store(Protocol):
     """The clock whose time is written to this store."""
 
     def for_workspace(self, workspace: UUID) -> "Store":
-        """Returns the store for one tenant; in a database with roles it sees that workspace only.
-
-        It is closed together with this store.
-        """
+        """Returns a store that sees this workspace only; it is closed together with this store."""
 
     def for_maintenance(self) -> "Store":
-        """Returns the same store with timeouts of minutes, for work on whole tables.
-
-        It is closed together with this store.
-        """
+        """Returns a store with timeouts of minutes, which is closed together with this store."""
 
     async def open(self) -> None:
         """Connects; raises `Incompatible` unless the schema fits this program."""
@@ -81,7 +75,7 @@ class Store(Protocol):
         """Runs one read in its own snapshot; returns its rows."""
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
-        """Runs a script in one transaction; returns its result once the transaction is durable."""
+        """Runs a script as a transaction, again after deadlock; returns its result once durable."""
 
     async def transact_one(self, script: Callable[[], Script[T]]) -> T:
         """Runs a script of exactly one statement, a transaction by itself; returns its result."""

@@ -43,7 +43,7 @@ class Migration(msgspec.Struct, frozen=True):
 
 
 def migrations() -> list[Migration]:
-    """Returns all migrations in order. A file can contain `-- compat: N`; the default is 1."""
+    """Reads all migration files, ordered by number; `compat` is 1 without a line `-- compat: N`."""
     numbered = []
     for path in resources.files("tenuto.store").joinpath("migrations").iterdir():
         if match := re.fullmatch(r"(\d{4})_(\w+)\.sql", path.name):

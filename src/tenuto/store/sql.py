@@ -281,7 +281,7 @@ def _parse_steps(chunk: str, render: Callable[[str], str]) -> Iterable[Step]:
 
 
 def _returning_columns(text: str) -> tuple[str, ...]:
-    """Returns the column names of a RETURNING clause."""
+    """Returns the column names of the last `returning` clause; empty if there is none."""
     _, keyword, clause = text.rpartition("returning")
     if not keyword:
         return ()
@@ -332,10 +332,7 @@ ConstantColumns = frozenset[tuple[str, int]]
 
 
 def for_postgres(query: Query, constant: ConstantColumns = frozenset()) -> PostgresQuery:
-    """Returns all steps as one statement of common table expressions.
-
-    Columns in `constant` are passed as single values instead of arrays.
-    """
+    """Returns all steps as one statement of CTEs; `constant` columns are values, not arrays."""
     labels = {step.label for step in query.steps}
 
     def expand(text: str) -> str:

@@ -57,7 +57,7 @@ def sql_type(field: Field) -> str:
 
 
 def _columns_of(part: Part) -> tuple[Column, ...]:
-    """Returns the columns of one part: those of the request, then those of the engine."""
+    """Returns the columns of one part: those of the engine, then those of the request."""
     requested = (field for field in FIELDS.values() if field.column == part)
     columns = tuple(Column(field.name, sql_type(field)) for field in requested)
     return _ENGINE_COLUMNS[part] + columns
@@ -95,13 +95,13 @@ def expand(macro: str, argument: str) -> str:
 
 
 def _insert_value(table: str, column: Column) -> str:
-    """Returns the SQL value of a column in an insert from the rows `table`."""
+    """Returns a column's SQL value in an insert from the rows `table`, its default for null."""
     name = f"{table}.{column.name}"
     return name if column.default is None else f"coalesce({name}, {column.default})"
 
 
 def filter_conditions() -> str:
-    """Returns the conditions of the filters that select equal values of a column."""
+    """Returns the SQL of all equality filters, each used only if its parameter is given."""
     tables = {name: "task" if is_hot(field) else "body" for name, field in _filter_fields().items()}
     return "\n".join(f"[{name}: and {table}.{name} = :{name}]" for name, table in tables.items())
 

@@ -45,7 +45,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def parse(url: str, environ: Mapping[str, str]) -> Address:
-    """Returns the hosts and the kind of server that the URL names; raises `Invalid`.
+    """Returns the hosts and kind of server of the URL, defaults from `PG*` variables; or `Invalid`.
 
     The reason never quotes the address: because of an unencoded character, a part of the password
     may be where a host, a port or an option is expected.
@@ -62,7 +62,7 @@ def _malformed_error(problem: str) -> ValueError:
 
 
 def _parse(url: str, environ: Mapping[str, str]) -> Address:
-    """Returns the hosts and the kind of server that the URL names; raises `ValueError`."""
+    """Parses the URL, with `PG*` variables as defaults; raises `ValueError` if it is invalid."""
     parts, query = _split_url(url)
     user, _, netloc = parts.netloc.rpartition("@")
     hosts = [_decode_host(part) for part in netloc.split(",")] if netloc else []
@@ -85,7 +85,7 @@ def _parse(url: str, environ: Mapping[str, str]) -> Address:
 
 
 def _split_url(url: str) -> tuple[SplitResult, dict[str, str]]:
-    """Returns the parts of an address, and its options by name."""
+    """Returns the parts of an address, and its options by name; `ValueError` if malformed."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -104,7 +104,7 @@ def _split_url(url: str) -> tuple[SplitResult, dict[str, str]]:
 
 
 def _parse_hosts(text: str | None) -> list[tuple[str, str]]:
-    """Returns host and port of each entry in a list; IPv6 without brackets has no port."""
+    """Returns name and port, which may be empty, of each host in a comma-separated list."""
     return [
         (part, "") if part.count(":") > 1 and not part.startswith("[") else _split_port(part)
         for part in (text.split(",") if text else [])
@@ -112,7 +112,7 @@ def _parse_hosts(text: str | None) -> list[tuple[str, str]]:
 
 
 def _add_ports(hosts: list[tuple[str, str]], ports: list[str], default: str) -> Iterable[Host]:
-    """Yields each host with its port; a single port applies to all hosts."""
+    """Yields hosts with the port of `ports` (one is for all), else their own, else `default`."""
     defaults = ports or default.split(",")
     for port in defaults:
         _parse_port(port)
@@ -153,9 +153,9 @@ def _parse_port(text: str) -> int:
 
 
 def _parse_target_attrs(target_attrs: str | None) -> bool | None:
-    """Returns true if only a primary is acceptable, `None` if there is no option.
+    """Returns true if only a primary will do, false for `any`, `None` for none; or `ValueError`.
 
-    Raises `ValueError` for options that require a standby, and unknown ones.
+    The error is for options that require a standby, and unknown ones.
 
     `read-write` counts as `primary`: connections for reading start read-only, and the driver would
     mistake their server for a read-only one.

@@ -13,25 +13,25 @@ _TIMEOUT_S = 60
 
 
 async def create_schema(url: str, name: str) -> str:
-    """Creates an empty schema of that name in the database; returns its address."""
+    """Creates an empty schema; returns the URL with it as `search_path`. Raises `Unavailable`."""
     await _run_on_server(url, f'create schema "{name}"')
     return f"{url}{'&' if '?' in url else '?'}search_path={name}"
 
 
 async def drop_schema(url: str, name: str) -> None:
-    """Drops a schema with everything in it."""
+    """Drops a schema, if it exists, with everything in it."""
     await _run_on_server(url, f'drop schema if exists "{name}" cascade')
 
 
 async def create_database(url: str, name: str) -> str:
-    """Creates an empty database of that name on the server; returns its address."""
+    """Creates an empty database on the server; returns its URL. Raises `Unavailable`."""
     await _run_on_server(url, f'create database "{name}"')
     parts = urlsplit(url)
     return urlunsplit(parts._replace(path=f"/{name}"))
 
 
 async def drop_database(url: str, name: str) -> None:
-    """Drops a database, even if clients are connected to it."""
+    """Drops a database, if it exists, even if clients are connected to it."""
     await _run_on_server(url, f'drop database if exists "{name}" with (force)')
 
 
@@ -46,7 +46,7 @@ async def terminate_connections(url: str) -> int:
 
 
 async def _run_on_server(url: str, statement: str) -> Any:
-    """Runs one statement on a new connection, in the login's own role; returns its first value."""
+    """Runs one statement on a new connection; returns its first value; raises `Unavailable`."""
     try:
         connection = await Connector(url).connect({}, command_timeout=_TIMEOUT_S)
         try:

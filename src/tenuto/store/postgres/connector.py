@@ -74,10 +74,7 @@ class Connector:
         self._abandoned.callbacks.append(callback)
 
     def abandon_server(self) -> None:
-        """Abandons a server that does not answer or is no longer the primary: runs all callbacks.
-
-        Does nothing within `_ABANDON_INTERVAL_S` of the last time.
-        """
+        """Abandons a failed server: runs all callbacks, unless it did within the last second."""
         now = asyncio.get_running_loop().time()
         if now - self._abandoned.last_at < _ABANDON_INTERVAL_S:
             return
@@ -196,10 +193,7 @@ async def _lookup_addresses(host: Host) -> list[Host]:
 
 
 def most_informative(errors: Iterable[BaseException]) -> BaseException:
-    """Returns the most informative error.
-
-    The order: errors of the server, of TLS, of a standby or starting server, of the network.
-    """
+    """Returns the error of a server, else of TLS, of a standby, of the network, else a timeout."""
 
     def rank(error: BaseException) -> int:
         """Returns a smaller number for an error that says more."""
@@ -223,7 +217,7 @@ def _close_late(attempt: "asyncio.Task[Any]") -> None:
 
 
 def _enable_keepalive(connection: Any) -> None:
-    """Enables keepalive, so that the kernel detects a lost machine within seconds."""
+    """Enables TCP keepalive, so that the kernel detects a lost machine within seconds."""
     sock = connection._transport.get_extra_info("socket")  # noqa: SLF001  the driver has no public access
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return

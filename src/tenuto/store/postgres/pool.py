@@ -78,7 +78,7 @@ class Pool:
         return connection
 
     async def acquire(self, timeout_s: float) -> Any:
-        """Lends a connection until `release`; raises `TimeoutError` if none is free in time."""
+        """Lends a connection until `release`, perhaps a new one; `TimeoutError` if none is free."""
         while True:
             if (connection := self.take_idle()) is not None:
                 return connection
@@ -96,7 +96,7 @@ class Pool:
                 raise
 
     def _can_connect(self) -> bool:
-        """True if one more connection may be created.
+        """True if one more connection may be created; after a stall, only one at a time.
 
         After a stalled connection was terminated: only one at a time, until a use succeeds. A
         server whose commits wait for a standby does not end the sessions of terminated
@@ -119,7 +119,7 @@ class Pool:
             self._wake_next()
 
     def release(self, connection: Any, *, broken: bool) -> None:
-        """Returns a connection to the pool; it is closed if a transaction is still open."""
+        """Takes a connection back; terminates it if broken, abandoned or still in a transaction."""
         self._used.discard(connection)
         broken = broken or (not connection.is_closed() and connection.is_in_transaction())
         if broken or (self._abandoned and connection in self._abandoned):
@@ -130,11 +130,11 @@ class Pool:
         self._wake_next()
 
     def abandon_server(self) -> None:
-        """Abandons the server for all pools of the store: the next connections are new ones."""
+        """Abandons the server for all pools of the store, unless one was in the last second."""
         self._connector.abandon_server()
 
     def _discard_connections(self) -> None:
-        """Terminates idle connections to an abandoned server; none of the others is lent again."""
+        """Terminates idle connections, if repeatable also used ones; lends no old one again."""
         self._generation += 1
         idle, self._idle = self._idle, []
         for connection in idle:
@@ -164,7 +164,7 @@ class Pool:
             raise asyncpg.InterfaceError("the pool is closed")
 
     async def _create(self) -> Any:
-        """Creates a connection and lends it; frees its place if that fails."""
+        """Creates and lends a connection, starts the watchdog; frees the place if that fails."""
         self._creating += 1
         connection = None
         try:
@@ -188,7 +188,7 @@ class Pool:
             self._check_open()
 
     async def _connect_checked(self) -> Any:
-        """Returns a new connection that passed the role check."""
+        """Returns a new connection that passed the role check, or raises that check's error."""
         connection = await self._connector.connect(
             self._parameters, max_cached_statement_lifetime=0, statement_cache_size=200
         )
@@ -207,10 +207,7 @@ class Pool:
         return connection
 
     def _check_progress(self) -> None:
-        """Terminates stalled connections and abandons their server.
-
-        Schedules the next check, also after an error.
-        """
+        """Terminates stalled connections, abandons their server, and schedules the next check."""
         try:
             if self._terminate_stalled():
                 self.abandon_server()
@@ -220,7 +217,7 @@ class Pool:
             )
 
     def _terminate_stalled(self) -> bool:
-        """Terminates connections in use without progress; true if there were any."""
+        """Terminates used connections without progress for 6 checks; true if there were any."""
         before, self._progress = self._progress, {}
         has_stalled = False
         for connection in self._used:

@@ -62,7 +62,7 @@ class Session(msgspec.Struct, frozen=True):
 
 
 def statement_timeout(timeout_s: float) -> dict[str, str]:
-    """Returns the server's statement timeout for a client that waits `timeout_s` seconds."""
+    """Returns the server's setting for a statement timeout of 80% of the client's `timeout_s`."""
     return {"statement_timeout": f"{timeout_s * _SERVER_SHARE * 1000:.0f}ms"}
 
 

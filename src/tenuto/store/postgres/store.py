@@ -238,7 +238,7 @@ class PostgresStore:
         await asyncio.gather(*(pool.close() for pool in filter(None, [self._owner, *pools])))
 
     async def sync_clock(self) -> None:
-        """Reads the database's clock again when the last reading is old."""
+        """Reads the database's clock if that is used and the last reading is over 15 s old."""
         clock = self._database_clock
         if clock is not None and clock.is_stale():
             async with self._connection(read=True) as connection:
@@ -247,7 +247,7 @@ class PostgresStore:
                 clock.store_reading(now, before, clock.elapsed())
 
     async def migrate(self) -> list[int]:
-        """Applies the missing migrations in one transaction and returns their numbers."""
+        """Applies missing migrations, returns their numbers; `Invalid` without a direct address."""
         if self.direct is None:
             raise Invalid(
                 "migrations need a connection past the pooler; set database_direct to the address"
@@ -352,7 +352,7 @@ class PostgresStore:
         return _Transaction(connection, self._write_opening)
 
     async def transact_one(self, script: Callable[[], Script[T]]) -> T:
-        """Runs a script of one statement without `begin`; repeats it after a deadlock."""
+        """Runs a script of one statement, mostly without `begin`; repeats it after a deadlock."""
         if self._write_opening:
             return await self.transact(script)
         if self._database_clock is not None and self._database_clock.is_stale():
@@ -471,6 +471,7 @@ class _Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Commits; after an error rolls back, unless the connection is unusable."""
         if error is None:
             await self._connection.execute("commit")
         elif not isinstance(error, errors.UNUSABLE) and isinstance(error, Exception):
@@ -485,6 +486,7 @@ class _PooledConnection:
         self._connection: Any = None
 
     async def __aenter__(self) -> Any:
+        """Returns the lent connection, after up to 10 s; maps the driver's errors."""
         try:
             self._connection = self._pool.take_idle() or await self._pool.acquire(_ACQUIRE_S)
         except Exception as error:
@@ -499,6 +501,7 @@ class _PooledConnection:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Releases the connection, abandons a leaving server, and maps the driver's errors."""
         if error is None:
             self._pool.mark_healthy()
             self._pool.release(self._connection, broken=False)

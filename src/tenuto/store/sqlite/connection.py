@@ -149,7 +149,7 @@ class _PreparedQuery:
         return self._decode_rows(rows.cells, rows.description)
 
     def _decode_rows(self, rows: list[Any], description: Any) -> list[Row]:
-        """Returns the rows by column name; decodes only columns that the query returns."""
+        """Returns the rows by column name; columns outside the query's answer stay encoded."""
         if not rows:
             return []
         if self._decoders is None:
@@ -249,7 +249,7 @@ class Connection:
         self._json_selects: dict[str, tuple[str, Any]] = {}
 
     def _require_own_database(self, path: str) -> None:
-        """Raises `Invalid` for a database of another program, before anything in it is changed."""
+        """Closes the file and raises `Invalid` if it is the database of another program."""
         rows = self.raw.execute("select name from sqlite_master where type = 'table'")
         names = {row[0] for row in rows}
         if names and "schema_migration" not in names:
@@ -296,7 +296,7 @@ class Connection:
             self.raw.text_factory = str
 
     def read(self, statement: Statement) -> list[Row]:
-        """Runs a statement outside a transaction; returns its rows."""
+        """Runs a statement outside a transaction; returns its rows, with invalid UTF-8 replaced."""
         try:
             return list(self.run(statement))
         except sqlite3.OperationalError as error:

@@ -87,7 +87,8 @@ class SqliteStore:
         return SqliteTenant(self, workspace)
 
     def for_maintenance(self) -> "SqliteStore":
-        return self  # SQLite has no statement timeouts
+        """Returns this store: SQLite has no statement timeouts."""
+        return self
 
     async def open(self) -> None:
         """Raises `Incompatible` unless the file's schema fits; creates a missing file, empty."""
@@ -160,7 +161,7 @@ class SqliteStore:
         return await self._run_on_writer(lambda: self._transact(script, wait=True))
 
     def _try_lock_writer(self) -> bool:
-        """True if the caller's thread may write; then it holds `_writing`."""
+        """True if the caller may write on its own thread now: it then holds the lock `_writing`."""
         if self._inline or self._closing or self.clock.elapsed() < self._in_thread_until:
             return False
         return self._writing.acquire(blocking=False)
@@ -193,7 +194,7 @@ class SqliteStore:
                     self._enqueue(self._preallocate_wal)
 
     def _preallocate_wal(self) -> None:
-        """Extends the journal to its usual size: a disk is slower to sync a file that grows.
+        """Extends the journal to its usual size, since growth is slow; never again after an error.
 
         It runs within a transaction, so no other process appends. SQLite reads only up to the last
         valid frame, and zeros are never valid.
@@ -308,7 +309,7 @@ class SqliteStore:
             return self._commit(connection, body, wait=wait)
 
     def _commit(self, connection: Connection, body: Callable[[Connection], T], *, wait: bool) -> T:
-        """Runs `body` in one transaction under the lock file; returns its result."""
+        """Runs `body` in one locked transaction; without `wait`, `WriterBusy` if it would wait."""
         if self._lock_file is not None:
             try:
                 fcntl.flock(self._lock_file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -446,7 +447,7 @@ class SqliteTenant:
         await self._store.stream(self._bind(statement) async for statement in statements)
 
     def _bind(self, statement: Statement) -> Statement:
-        """Returns the statement with the workspace, if its query has that parameter."""
+        """Returns the statement with the workspace added, if its query has that parameter."""
         if statement.query not in self._workspace_queries:
             return statement
         workspace = statement.params.get("workspace")
