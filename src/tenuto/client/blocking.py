@@ -260,7 +260,7 @@ class BlockingDefinitions(BlockingResource[Definitions | RemoteDefinitions]):
     """The definitions of one workspace, on behalf of one actor."""
 
     def put(self, spec: Spec, version: int | None = None) -> DefinitionView:
-        """Stores a definition under its key and returns it."""
+        """Stores a definition and returns it; `Conflict` if a given `version` is outdated."""
         return self._wait(self._resource.put(spec, version))
 
     def get(self, key: str) -> DefinitionView:
@@ -272,15 +272,15 @@ class BlockingDefinitions(BlockingResource[Definitions | RemoteDefinitions]):
         return self._wait(self._resource.page(limit, cursor))
 
     def delete(self, key: str, version: int | None = None) -> None:
-        """Deletes a definition; its flows continue with their plans."""
+        """Deletes a definition; raises `NotFound`, or `Conflict` if a given `version` is outdated."""
         return self._wait(self._resource.delete(key, version))
 
     def export(self, keys: Sequence[str] = ()) -> str:
-        """Returns definitions as YAML that loads back to equal ones; without keys, all."""
+        """Returns definitions as YAML, all without `keys`; raises `NotFound` for an unknown key."""
         return self._wait(self._resource.export(keys))
 
     def apply_files(self, files: Files, *, dry_run: bool = False) -> ApplyResult:
-        """Stores definitions and rules and starts flows in one transaction; returns what changed."""
+        """Stores the files' definitions and rules, starts flows they name; a dry run only reports."""
         return self._wait(self._resource.apply_files(files, dry_run=dry_run))
 
 

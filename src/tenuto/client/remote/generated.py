@@ -140,7 +140,7 @@ class FlowViewsCalls(RemoteResource):
         limit: int = 100,
         cursor: UUID | None = None,
     ) -> FlowPage:
-        """Returns a page of flows, newest first."""
+        """Returns a page of flows with this status and key, newest first; may raise `Invalid`."""
         return await self._call(
             FlowPage,
             "GET",
@@ -153,13 +153,13 @@ class FlowViewsCalls(RemoteResource):
         return await self._call(FlowView, "GET", f"flows/{flow}")
 
     async def tasks(self, flow: UUID, limit: int = 100, cursor: UUID | None = None) -> Page:
-        """Returns a page of a flow's tasks, newest first."""
+        """Returns a page of a flow's tasks, newest first; raises `NotFound`."""
         return await self._call(
             Page, "GET", f"flows/{flow}/tasks", params={"limit": limit, "cursor": cursor}
         )
 
     async def graph(self, flow: UUID) -> GraphView:
-        """Returns the created and planned tasks and groups of a flow as a graph."""
+        """Returns a flow as a graph, with planned nodes while unfinished; raises `NotFound`."""
         return await self._call(GraphView, "GET", f"flows/{flow}/graph")
 
     async def groups(
@@ -170,7 +170,7 @@ class FlowViewsCalls(RemoteResource):
         limit: int = 100,
         cursor: UUID | None = None,
     ) -> GroupPage:
-        """Returns a page of group runs, newest first."""
+        """Returns a page of group runs by status, key, flow, newest first; may raise `Invalid`."""
         return await self._call(
             GroupPage,
             "GET",
@@ -183,7 +183,7 @@ class FlowViewsCalls(RemoteResource):
         return await self._call(GroupView, "GET", f"groups/{group}")
 
     async def group_graph(self, group: UUID) -> GraphView:
-        """Returns the created and planned tasks and groups of a group run as a graph."""
+        """Returns a group run as a graph, with planned nodes while unfinished; or `NotFound`."""
         return await self._call(GraphView, "GET", f"groups/{group}/graph")
 
 
@@ -191,27 +191,27 @@ class FlowsCalls(RemoteResource):
     """Methods of `Flows`."""
 
     async def cancel(self, flow: UUID, reason: str | None = None) -> None:
-        """Cancels a flow with all its open tasks; running sessions are killed first."""
+        """Cancels a flow and its open tasks; kills sessions. `Conflict` if it has finished."""
         await self._call(FlowView, "POST", f"flows/{flow}/cancel", {"reason": reason})
 
     async def pause(self, flow: UUID) -> None:
-        """Pauses a running flow; its running sessions stop after a last checkpoint."""
+        """Pauses a flow; its sessions stop after a checkpoint. `Conflict` if it is not RUNNING."""
         await self._call(FlowView, "POST", f"flows/{flow}/pause")
 
     async def resume(self, flow: UUID) -> None:
-        """Resumes a paused flow."""
+        """Resumes a flow and its paused tasks; raises `Conflict` if the flow is not PAUSED."""
         await self._call(FlowView, "POST", f"flows/{flow}/resume")
 
     async def cancel_group(self, group: UUID, reason: str | None = None) -> None:
-        """Cancels a run of a group with all its open tasks."""
+        """Cancels a group run and its open tasks and groups; `Conflict` if the run has finished."""
         await self._call(GroupView, "POST", f"groups/{group}/cancel", {"reason": reason})
 
     async def pause_group(self, group: UUID) -> None:
-        """Pauses a run of a group and its tasks."""
+        """Pauses a group run and its open tasks, also nested; `Conflict` if it is not RUNNING."""
         await self._call(GroupView, "POST", f"groups/{group}/pause")
 
     async def resume_group(self, group: UUID) -> None:
-        """Resumes a paused run of a group."""
+        """Resumes a group run and its paused tasks; raises `Conflict` if the run is not PAUSED."""
         await self._call(GroupView, "POST", f"groups/{group}/resume")
 
 

@@ -99,7 +99,7 @@ class ActivationBatch:
         self._groups.append(group)
 
     def run(self, cascade: "Cascade") -> Script[ActivationResult]:
-        """Creates the queued tasks and groups; returns what the cascade has to follow up.
+        """Creates queued tasks and groups, but not in finished flows or groups; returns follow-ups.
 
         Defers a group's children beyond `MAX_CASCADE_ROWS`. Locks the groups, then the flows.
         """
@@ -121,7 +121,7 @@ class ActivationBatch:
     def _lock_groups(
         self, requests: list[ActivationRequest], expanding: list[Group]
     ) -> Script[dict[UUID, Group]]:
-        """Locks the groups of the requests and the queued groups; returns the groups by id."""
+        """Locks the groups of requests and `expanding`, marks paused ones; returns them by id."""
         ids = {request.group for request in requests if request.group is not None}
         ids |= {group.id for group in expanding}
         if not ids:
@@ -156,7 +156,7 @@ class ActivationBatch:
         cascade: "Cascade",
         result: ActivationResult,
     ) -> Script[None]:
-        """Creates the requested tasks and groups of a locked flow, unless the flow has finished."""
+        """Creates requested tasks and groups of a locked, open flow, except refused jumps."""
         if flow.status not in FLOW_OPEN:
             return
         plan = yield from self._plans.load_plan(flow.id)
@@ -182,10 +182,7 @@ class ActivationBatch:
         cascade: "Cascade",
         result: ActivationResult,
     ) -> Script[Flow]:
-        """Writes and returns the flow, with `steps_left` reduced by one per jump.
-
-        Adds the jumps that the budget does not allow to `result.refused`.
-        """
+        """Takes a step per jump, writes and returns the flow; adds jumps beyond to `result`."""
         jumps = [request for request in requests if request.jump]
         refused = jumps[flow.steps_left :]
         result.refused += refused
@@ -208,7 +205,7 @@ class ActivationBatch:
     def _child_for_request(
         self, flow: Flow, plan: Plan, request: ActivationRequest, counts: dict[str, int]
     ) -> NewChild:
-        """Returns the task of a request; counts its activation in `counts`."""
+        """Returns the task of a request, not inserted yet; counts its activation in `counts`."""
         counts[request.key] += 1
         prompts = () if request.prompt is None else (request.prompt,)
         context = ActivationContext(groups=request.groups, prompts=prompts)
@@ -233,10 +230,7 @@ class ActivationBatch:
         return flow.status is FlowStatus.PAUSED or group in self._paused_groups
 
     def first_task_rows(self, plan: Plan, request: ActivationRequest) -> Rows | None:
-        """Returns the rows to insert for a key's first task in a running flow, from caches alone.
-
-        `None` if the activation needs more than these rows.
-        """
+        """Returns the rows of a key's first task, from caches; `None` if more has to be read."""
         cached = self._plans.cached_flow(request.flow)
         if cached is None or request.key not in plan.tasks:
             return None
@@ -264,7 +258,7 @@ class ActivationBatch:
     def _expand_group(
         self, flow: Flow, group: Group, cascade: "Cascade", result: ActivationResult
     ) -> Script[None]:
-        """Creates a group's next children, up to the limit of rows, and defers the others.
+        """Creates an open group's next children, up to the limit of rows, and defers the others.
 
         Adds a group without children to `result.empty_groups`.
         """
@@ -330,10 +324,7 @@ class ActivationBatch:
     def _add_dependencies(
         self, flow: Flow, children: list[NewChild], existing: dict[UUID, Row], cascade: "Cascade"
     ) -> Script[None]:
-        """Counts the children as dependents of existing siblings.
-
-        Defers the notice of siblings that ended without completing, which fail the children.
-        """
+        """Counts children as dependents of existing siblings; defers notices of failed siblings."""
         counts = Counter(
             dep for child in children for dep, _ in child.dependencies if dep in existing
         )
@@ -348,7 +339,7 @@ class ActivationBatch:
     def _nested_group_row(
         self, flow: Flow, plan: Plan, request: ActivationRequest, activation: int, *, has_turn: bool
     ) -> tuple[Any, ...]:
-        """Returns the row of a nested group; with its turn, also queues its children."""
+        """Returns the row of a nested group, to insert; with its turn, also queues its children."""
         status = GroupStatus.RUNNING if has_turn else GroupStatus.WAITING
         group, row = new_group(
             self._clock.new_id(), flow, plan, request, request.key, activation, self._now, status
@@ -358,9 +349,9 @@ class ActivationBatch:
         return row
 
     def add_child(self, group: Group, new: NewTask, cascade: "Cascade") -> Script["AddedChild"]:
-        """Inserts and returns a task that is not in the plan, in a slot after all other children.
+        """Inserts a task outside the plan as last child of a locked group; returns id, slot, lanes.
 
-        The caller has locked the group and writes its counters.
+        The caller writes the group's counters.
         """
         paused = yield from is_paused(group)
         if paused:
@@ -400,10 +391,7 @@ class ActivationBatch:
     def _load_child_specs(
         self, plan: Plan, group: Group, slots: range
     ) -> Script[list[tuple[str, NewTask | None, tuple[Any, int] | None]]]:
-        """Returns (key, definition, (item, index)) per slot.
-
-        The definition is `None` for a group; the item is `None` except in a foreach.
-        """
+        """Returns (key, definition or `None` for a group, a foreach's (item, index)) per slot."""
         spec = plan.groups.get(group.key)
         if spec is not None:
             keys = spec.children[slots.start : slots.stop]
@@ -429,7 +417,7 @@ class ActivationBatch:
         *,
         has_turn: bool,
     ) -> NewChild:
-        """Returns the child for a slot of a group, on hold until it has its turn and no pause."""
+        """Returns a group's task to insert in a slot; on hold without a turn or in a pause."""
         context = ActivationContext(groups=groups)
         if item is not None:
             context = ActivationContext(groups=groups, item=item[0], index=item[1])
@@ -454,7 +442,7 @@ class ActivationBatch:
         )
 
     def _load_siblings(self, plan: Plan, group: Group, slots: range) -> Script[Siblings]:
-        """Returns new ids for the children in these slots, and what they can depend on.
+        """Returns ids for new children in these slots, and the siblings that they can depend on.
 
         If children of the group depend on each other, locks the tasks of all earlier slots.
         """
@@ -481,7 +469,7 @@ class ActivationBatch:
     def _insert_children(
         self, flow: Flow, children: list[NewChild], cascade: "Cascade", result: ActivationResult
     ) -> Script[None]:
-        """Inserts the tasks, records the use of their lanes; adds claimable lanes to `result`."""
+        """Inserts tasks, records lane use; adds claimable lanes and control tasks to `result`."""
         if not children:
             return
         rows = empty_rows()
@@ -513,7 +501,7 @@ class ActivationBatch:
         flow_input: Any,
         waiter_count: int | None = None,
     ) -> None:
-        """Adds a new task's rows to `rows` and its lane to `lanes`, by its requirements."""
+        """Adds a task's rows and lane to `rows` and `lanes`; its default input is `flow_input`."""
         new = child.new
         if new.input is None:
             new = msgspec.structs.replace(new, input=flow_input)

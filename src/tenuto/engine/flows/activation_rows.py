@@ -38,7 +38,7 @@ class ActivationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def run_key(self) -> str:
-        """The key of the new task or group run."""
+        """The key of the new task or group run; for a foreach's run, that of its control task."""
         return self.key if self.foreach is None else self.predecessor_key or self.key
 
 
@@ -163,10 +163,7 @@ def _group_row(group: Group, items: str | None) -> tuple[Any, ...]:
 
 
 def task_for_item(template: NewTask, item: Any, index: int) -> NewTask:
-    """Returns the task for one item of a foreach: the template with its placeholders replaced.
-
-    If a value cannot be inserted, the task's input contains the error.
-    """
+    """Returns a foreach's template filled in for an item; if that fails, the error is its input."""
     value = {"item": item, "index": index} if template.input is None else template.input
     try:
         return msgspec.structs.replace(

@@ -100,7 +100,7 @@ class Cascade:
         """True if work was deferred to a later transaction."""
 
     def run(self, finished: Iterable[FinishedTask] = ()) -> Script[None]:
-        """Writes all follow-ups of these tasks and of all queued requests.
+        """Writes the follow-ups of finished tasks and of queued requests; defers a large rest.
 
         Above `MAX_CASCADE_ROWS`, it writes rows of deferred work instead. The caller has written
         that the tasks have finished.
@@ -115,7 +115,7 @@ class Cascade:
             yield Statement("deferred_add", rows={"work": deferred})
 
     def _update_permits(self) -> Script[None]:
-        """Cancels superseded tasks, with follow-ups; grants permits and defers their follow-ups."""
+        """Cancels superseded tasks and grants free permits; defers the follow-ups of the grants."""
         yield from self.permits.cancel_superseded(self)
         yield from self._run_follow_ups()
         yield from self.permits.grant_free_permits(self)
@@ -155,7 +155,7 @@ class Cascade:
         self._activations.add_request(request)
 
     def add_child(self, group: Group, new: NewTask) -> Script[UUID]:
-        """Inserts a task after all children of an open group, which is locked; returns its id."""
+        """Inserts a task as last child of a locked, open group and counts it; returns its id."""
         child = yield from self._activations.add_child(group, new, self)
         turn = child.slot if group.kind == "sequential" and child.has_turn else group.turn
         yield from self.write_group(msgspec.structs.replace(group, open=group.open + 1, turn=turn))
@@ -172,7 +172,7 @@ class Cascade:
         self._control_tasks += tasks
 
     def queue_stop_of_children(self, group: Group, *, cancel: bool) -> None:
-        """Queues an ended group's open children: cancelled if `cancel` or started, else skipped."""
+        """Queues the stop of a group's open children: cancel if `cancel` or started, else skip."""
         self._stopping.append((group, cancel))
 
     def queue_outcome(self, outcome: SlotOutcome) -> None:
@@ -180,7 +180,7 @@ class Cascade:
         self._outcomes.append(outcome)
 
     def queue_cancel_of_subtasks(self, parents: Iterable[tuple[UUID, UUID]]) -> None:
-        """Queues the subtasks of these tasks to be cancelled; (id, workspace) pairs of parents."""
+        """Queues the cancel of the open subtasks of `parents`, which are (id, workspace) pairs."""
         self._cancelled_parents += parents
 
     def defer(
@@ -193,7 +193,7 @@ class Cascade:
 
     @property
     def touched_lanes(self) -> list[Requirements]:
-        """The lanes whose last use was recorded."""
+        """The lanes whose last use this transaction recorded."""
         return self._activations.touched_lanes
 
     def decision_context(self) -> DecisionContext:
@@ -211,9 +211,9 @@ class Cascade:
         yield from self._queue_follow_ups(finished)
 
     def notify_dependents(self, finished: Sequence[FinishedTask]) -> Script[None]:
-        """Unblocks, fails or skips the tasks that depend on these finished tasks.
+        """Unblocks, fails or skips dependents of these tasks, up to a limit; defers the others.
 
-        Locks up to `MAX_CASCADE_ROWS` dependents and defers the others.
+        A dependent that waits for other tasks too only counts a completed one. Locks dependents.
         """
         by_id = {task.id: task for task in finished if task.awaited}
         if not by_id:
@@ -243,7 +243,7 @@ class Cascade:
     def _notify_individually(
         self, rows: list[Row], by_id: dict[UUID, FinishedTask]
     ) -> Script[None]:
-        """Applies one command to each dependent; `rows` has a row per dependent and dependency."""
+        """Counts, fails or skips each dependent; `rows` has a row per dependent and dependency."""
         rows_by_task: defaultdict[UUID, list[Row]] = defaultdict(list)
         for row in rows:
             rows_by_task[row["id"]].append(row)
@@ -261,10 +261,11 @@ class Cascade:
         queue_controls: bool = False,
         include_finished: bool = False,
     ) -> Script[list[TaskChange]]:
-        """Locks the tasks, applies the command chosen for each and returns the changes.
+        """Applies the command chosen for each task and queues follow-ups; returns the changes made.
 
-        Leaves out finished tasks unless `include_finished`, invalid rows, and tasks whose status
-        does not allow the command. `queue_controls`: queues control tasks that became ready.
+        Locks the tasks. Leaves out those without a command, those whose status does not allow it,
+        invalid rows, and finished tasks unless `include_finished`. `queue_controls`: queues control
+        tasks that became ready.
         """
         rows = yield Statement("tasks_locked", {"ids": ids})
         decided: list[tuple[TaskChange, Command]] = []
@@ -308,7 +309,7 @@ class Cascade:
             self._cancelled_parents.append((after.id, after.workspace))
 
     def _queue_follow_ups(self, finished: Sequence[FinishedTask]) -> Script[None]:
-        """Wakes parents and closes inbox items; queues freed permits, successors, ended slots."""
+        """Wakes parents, closes approvals' inbox items, queues permits, successors, ended slots."""
         rows = [task.position for task in finished if task.position is not None]
         unread = [(task.id, task.workspace) for task in finished if task.position is None]
         if unread:
@@ -341,13 +342,13 @@ class Cascade:
                 self.request_activation(activation_request(row, step))
 
     def _find_next_step(self, row: Row) -> Script[NextStep | None]:
-        """Returns the step of a control task resolved in this cascade, else finds the next step."""
+        """Returns a completed task's next step, remembered or computed; `None` if its slot ends."""
         if row["id"] in self._next_steps:
             return self._next_steps[row["id"]]
         return (yield from find_next_step(self.plans, row))
 
     def _count_ended_slots(self) -> Script[None]:
-        """Counts ended slots in their groups and flows, which it locks; finishes complete ones."""
+        """Counts ended slots in groups and flows, which it locks; finishes these or gives turns."""
         outcomes, self._outcomes = self._outcomes, []
         by_group: defaultdict[UUID, list[SlotOutcome]] = defaultdict(list)
         by_flow: defaultdict[UUID, list[SlotOutcome]] = defaultdict(list)
@@ -365,7 +366,7 @@ class Cascade:
             yield from self._count_flow_slots(by_flow)
 
     def _count_flow_slots(self, by_flow: dict[UUID, list[SlotOutcome]]) -> Script[None]:
-        """Counts ended slots at the top of flows, by flow id; finishes flows without open slots."""
+        """Counts ended slots, by flow id, in open flows; finishes flows without open slots."""
         rows = yield Statement("flows_locked", {"ids": sorted(by_flow)})
         for flow in map(flow_of, rows):
             if flow.status not in FLOW_OPEN:
@@ -442,7 +443,7 @@ class Cascade:
         yield from self.apply_to_each(sorted(decisions), lambda task: decisions[task.id])
 
     def _resolve_control_task(self, row: Row) -> Script[Command]:
-        """Finds the next step of a control task; returns the command that completes or fails it."""
+        """Remembers a control task's next step; returns the command to complete or fail it."""
         try:
             self._next_steps[row["id"]] = step = yield from self._find_next_step(row)
         except ControlTaskFailed as error:

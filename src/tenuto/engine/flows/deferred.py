@@ -75,7 +75,7 @@ def _run_expand(cascade: Cascade, work: Row) -> Script[None]:
 
 
 def _run_rest(cascade: Cascade, work: Row) -> Script[None]:
-    """Queues more open children of a finished group to be cancelled or skipped."""
+    """Queues more open children of a group to be cancelled or skipped, unless it is open again."""
     rows = yield Statement("groups_locked", {"ids": [work["subject"]]})
     group = group_of(rows[0])
     if group.status not in GROUP_OPEN:
@@ -83,7 +83,7 @@ def _run_rest(cascade: Cascade, work: Row) -> Script[None]:
 
 
 def _run_pause(cascade: Cascade, work: Row) -> Script[None]:
-    """Pauses the open tasks of a flow or group that is still paused."""
+    """Pauses open tasks of a flow or group, if it is still paused; defers those over the limit."""
     if (yield from _lock_if_status(work, FlowStatus.PAUSED)):
         yield from _apply_to_open_tasks(
             cascade, work, lambda _: commands.Pause(reason="its flow was paused")
@@ -91,7 +91,7 @@ def _run_pause(cascade: Cascade, work: Row) -> Script[None]:
 
 
 def _run_resume(cascade: Cascade, work: Row) -> Script[None]:
-    """Resumes the open tasks of a flow or group that runs again."""
+    """Resumes tasks of a flow or group, if it runs; checks later those that are still pausing."""
     if not (yield from _lock_if_status(work, FlowStatus.RUNNING)):
         return
     stopping: list[UUID] = []
@@ -117,7 +117,7 @@ def _lock_if_status(work: Row, status: FlowStatus) -> Script[bool]:
 
 
 def _clear_pause_command(task: Task) -> Command | None:
-    """Returns the command that ends the `paused` hold of a task; `None` without this hold."""
+    """Returns the command that ends a task's `paused` hold but keeps `act`; `None` without it."""
     if task.hold is None or task.hold.partition(":")[0] != "paused":
         return None
     return commands.ClearHold(hold="act" if task.hold.endswith(":act") else None)
@@ -126,9 +126,9 @@ def _clear_pause_command(task: Task) -> Command | None:
 def _apply_to_open_tasks(
     cascade: Cascade, work: Row, *choose_commands: Callable[[Task], Command | None]
 ) -> Script[None]:
-    """Applies commands to the open tasks of the work's flow or group.
+    """Applies commands to open tasks of the work's flow or group, or only to those the work names.
 
-    After `MAX_CASCADE_ROWS` tasks, defers the others. Work that names `tasks` applies to these.
+    After `MAX_CASCADE_ROWS` tasks, defers the others.
     """
     data: dict[str, Any] = decode_json(work["data"])
     if "tasks" in data:

@@ -103,11 +103,10 @@ class Definitions:
         self._flows = flows
 
     async def put(self, spec: Spec, version: int | None = None) -> DefinitionView:
-        """Stores a definition under its key and returns it.
+        """Stores a definition and returns it; `Conflict` if a given `version` is outdated.
 
-        Raises `Conflict` if `version` is given and is not the stored one; 0 means not stored.
-        An equal definition keeps its version. The definitions it refers to are needed only when
-        a flow starts.
+        0 means not stored; without `version`, any is replaced. An equal definition keeps its
+        version. The definitions it refers to are needed only when a flow starts.
         """
         check_spec(spec)
         _check_acyclic(await self._load_reachable(target_keys(spec)), spec)
@@ -126,9 +125,9 @@ class Definitions:
         return DefinitionPage(*page_of(rows, limit, _view))
 
     async def delete(self, key: str, version: int | None = None) -> None:
-        """Deletes a definition; its flows continue with their plans.
+        """Deletes a definition; raises `NotFound`, or `Conflict` if a given `version` is outdated.
 
-        Raises `NotFound`, or `Conflict` if `version` is given and is not the stored one.
+        Its flows continue with their plans. Raises `Forbidden` without the right to delete it.
         """
 
         def script() -> Script[None]:
@@ -140,7 +139,7 @@ class Definitions:
         await self._core.store.transact(script)
 
     async def export(self, keys: Sequence[str] = ()) -> str:
-        """Returns definitions as YAML that loads back to equal ones; without keys, all."""
+        """Returns definitions as YAML, all without `keys`; raises `NotFound` for an unknown key."""
         if keys:
             rows = await self._core.store.fetch(self._keys_statement(keys))
             specs = {row["key"]: spec_of(row) for row in rows}
@@ -152,15 +151,14 @@ class Definitions:
         return dump(specs[key] for key in sorted(specs))
 
     async def load_reachable(self, keys: Iterable[str]) -> dict[str, Spec]:
-        """Returns the definitions under the keys and all that they refer to, by key."""
+        """Returns, by key, definitions and all they refer to; those not stored are left out."""
         return {key: stored.spec for key, stored in (await self._load_reachable(keys)).items()}
 
     async def apply_files(self, files: Files, *, dry_run: bool = False) -> ApplyResult:
-        """Stores definitions and rules and starts flows in one transaction; returns what changed.
+        """Stores the files' definitions and rules, starts flows they name; a dry run only reports.
 
-        Raises `Invalid` with all errors in the files.
-
-        Applying the same files again changes nothing.
+        One transaction. Applying the same files again changes and starts nothing. Raises `Invalid`
+        with all errors in the files.
         """
         draft = await asyncio.to_thread(parse_files, files)
 
@@ -179,13 +177,13 @@ class Definitions:
         return await self._retry_on_change(try_once)
 
     async def apply(self, manifest: Manifest, *, dry_run: bool = False) -> ApplyResult:
-        """Stores definitions of a manifest and starts flows in one transaction; returns changes."""
+        """Stores a manifest's definitions and rules, starts its flows; a dry run only reports."""
         for spec in manifest.specs.values():
             check_spec(spec)
         return await self._retry_on_change(lambda: self._apply(manifest, dry_run, {}))
 
     async def _retry_on_change(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Repeats work while others change definitions; `Conflict` after `MAX_TRIES` tries."""
+        """Repeats work while definitions change; returns its result, or raises `Conflict`."""
         for _ in range(MAX_TRIES):
             try:
                 return await work()
@@ -197,7 +195,10 @@ class Definitions:
     async def _apply(
         self, manifest: Manifest, dry_run: bool, versions: Mapping[str, int]
     ) -> ApplyResult:
-        """Stores a manifest and starts its flows; `versions` are the ones it was checked with."""
+        """Stores a manifest and starts its flows, unless `dry_run`; returns the changes.
+
+        Raises `_DefinitionsChanged` if `versions`, the ones it was checked with, are outdated.
+        """
         flows = {} if dry_run else await self._prepare_flows(manifest)
 
         def script(cascade: Cascade) -> Script[ApplyResult]:
@@ -232,9 +233,10 @@ class Definitions:
         version: int | None = None,
         dry_run: bool = False,
     ) -> Script[list[DefinitionChange]]:
-        """Locks the stored definitions and writes those that differ; returns a change for each.
+        """Writes the definitions that differ, none if `dry_run`; returns a change for each spec.
 
-        Raises `_DefinitionsChanged` if `versions`, by key, are outdated.
+        Locks the stored definitions. Raises `_DefinitionsChanged` if `versions`, by key, are
+        outdated, `Conflict` if `version` is.
         """
         keys = {spec.key for spec in specs if spec.key is not None}
         rows = yield self._keys_statement(keys | versions.keys(), "definitions_locked")
@@ -264,7 +266,7 @@ class Definitions:
         results: Sequence[DefinitionChange],
         stored: Mapping[str, Row],
     ) -> Script[None]:
-        """Inserts and updates definitions; raises `_DefinitionsChanged` for a key now taken."""
+        """Inserts and updates as `results` say; `_DefinitionsChanged` if a new key is taken."""
         created, changed = [], []
         for spec, change in zip(specs, results, strict=True):
             cells = (change.kind, encode_spec(spec))
@@ -297,7 +299,7 @@ class Definitions:
     async def _load_page(
         self, limit: int, cursor: UUID | None = None, kind: str | None = None
     ) -> Sequence[Row]:
-        """Returns the rows of a page of definitions, newest first, of one kind or all."""
+        """Returns rows of definitions older than `cursor`, newest first, of one kind or all."""
         params = {"workspace": self._workspace, "before": cursor, "kind": kind, "most": limit}
         return await self._core.store.fetch(Statement("definitions", params))
 
@@ -311,7 +313,7 @@ class Definitions:
         return rows
 
     async def _load_related(self, draft: ManifestDraft) -> dict[str, _StoredVersion]:
-        """Returns the definitions a draft refers to, and stored groups that contain its keys."""
+        """Returns, by key, stored definitions a draft refers to, and groups containing its keys."""
         loaded = await self._load_reachable(draft.undefined_keys())
         declared = draft.declared_keys()
         group_rows = [row for row in await self._load_all("group") if row["key"] not in loaded]
@@ -319,7 +321,7 @@ class Definitions:
         return loaded | await self._load_reachable(parent_keys)
 
     async def _load_reachable(self, keys: Iterable[str]) -> dict[str, _StoredVersion]:
-        """Returns the stored definitions under the keys and all that they refer to, by key."""
+        """Returns, by key, definitions and all they refer to; those not stored are left out."""
         loaded: dict[str, _StoredVersion] = {}
         pending = set(keys)
         while pending:

@@ -97,7 +97,7 @@ class GraphBuilder:
         """Planned nodes whose children and successors are not added yet."""
 
     def view(self, *, planned: bool) -> GraphView:
-        """Returns the graph, with planned nodes if `planned`."""
+        """Returns the graph, with planned nodes if `planned`; parents outside become `None`."""
         if planned:
             self._add_all_planned()
         nodes = [
@@ -118,7 +118,7 @@ class GraphBuilder:
         self._nodes[node.id] = node
 
     def _nodes_by_slot(self) -> dict[str | None, dict[int, list[GraphNode]]]:
-        """Returns the nodes by parent and slot; first the planned child, then by creation."""
+        """Returns nodes but the root by parent id and slot: the planned child, then by creation."""
         by_slot: dict[str | None, dict[int, list[GraphNode]]] = defaultdict(
             lambda: defaultdict(list)
         )
@@ -133,7 +133,7 @@ class GraphBuilder:
         return by_slot
 
     def _first_key_in_slot(self, parent: str | None, slot: int) -> str | None:
-        """Returns the key that starts a slot of node id `parent`; `None` if it is not planned."""
+        """Returns the key that starts a slot of node id `parent` or the flow; `None`: unplanned."""
         spec = None if parent is None else self._group_spec(self._nodes.get(parent))
         if spec is None or slot >= len(spec.children):
             return self._plan.root if parent is None else None
@@ -155,14 +155,14 @@ class GraphBuilder:
                     yield GraphEdge(slots[before][-1].id, slots[after][0].id, "sequence")
 
     def _edge_kind(self, earlier: GraphNode, later: GraphNode) -> EdgeKind:
-        """Returns the kind of the edge between nodes that followed each other in a slot."""
+        """Returns the edge kind between nodes that followed each other; `next` if unknown."""
         for key, kind in self._successors(earlier):
             if key == later.key or (kind == "item" and later.is_group):
                 return kind
         return "next"
 
     def _add_all_planned(self) -> None:
-        """Adds all nodes and edges that can follow unfinished nodes, up to the limit of nodes."""
+        """Adds planned nodes and edges inside and after unfinished nodes, up to the limit."""
         existing = list(self._nodes.values())
         last = {
             nodes[-1].id for slots in self._nodes_by_slot().values() for nodes in slots.values()
@@ -181,7 +181,7 @@ class GraphBuilder:
             self._add_planned_successors(node)
 
     def _add_planned_children(self, group: GraphNode, first: int) -> None:
-        """Adds the children of a group that are not created yet, from slot `first` on."""
+        """Adds a group's planned children from slot `first` on, with edges; none for a foreach."""
         spec = self._group_spec(group)
         if spec is None or first >= len(spec.children):
             return
@@ -208,7 +208,7 @@ class GraphBuilder:
                 self._edges.append(GraphEdge(node.id, target, kind))
 
     def _successors(self, node: GraphNode) -> list[tuple[str, EdgeKind]]:
-        """Returns the keys that can follow a node in its slot, each with the kind of edge."""
+        """Returns (key, edge kind) of what can follow a node in its slot, not the next child."""
         spec = self._group_spec(node) or self._plan.tasks.get(node.key or "")
         if spec is None:
             return []
@@ -234,7 +234,7 @@ class GraphBuilder:
         ]
 
     def _latest_node_id(self, key: str) -> str | None:
-        """Returns the id of the last node with the key; `None` without one."""
+        """Returns the id of the node with the key that was added last; `None` without one."""
         nodes = [node for node in self._nodes.values() if node.key == key]
         return nodes[-1].id if nodes else None
 
@@ -342,7 +342,7 @@ def _render_nodes(
     parent: str | None,
     depth: int,
 ) -> Iterator[str]:
-    """Yields the lines of a group's nodes; nested groups are subgraphs."""
+    """Yields lines of the nodes inside node id `parent`; groups with nodes are subgraphs."""
     indent = "  " * depth
     for node in by_parent.get(parent, ()):
         name, label = names[node.id], _label(node)
@@ -356,7 +356,7 @@ def _render_nodes(
 
 
 def _label(node: GraphNode) -> str:
-    """Returns a node's title and status, escaped for Mermaid."""
+    """Returns a node's title, number if above 1, kind unless `agent`, and status, for Mermaid."""
     suffix = f" #{node.activation}" if (node.activation or 1) > 1 else ""
     kind = "" if node.kind == "agent" else f"{node.kind}, "
     return f"{node.title}{suffix} ({kind}{node.status})".translate(_ESCAPES)

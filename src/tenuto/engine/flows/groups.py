@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 def count_ended_slots(
     cascade: "Cascade", group: Group, outcomes: list[SlotOutcome]
 ) -> Script[None]:
-    """Counts ended slots in a locked group; finishes it, or gives its turn to the next child.
-
-    Does nothing if the group has finished already.
-    """
+    """Counts ended slots in a locked group, if open; finishes it, or gives its turn to the next."""
     if group.status not in GROUP_OPEN:
         return
     after = with_ended_slots(group, [outcome.result for outcome in outcomes])
@@ -49,10 +46,7 @@ def count_ended_slots(
 
 
 def _try_pass_turn(cascade: "Cascade", group: Group) -> Script[bool]:
-    """Writes the group and starts its next child, if that is a task that waits only for its turn.
-
-    Returns `False`, and writes nothing, if it is not.
-    """
+    """Gives the turn to a task that waits only for it, writes the group; `False`: did neither."""
     params = next_child_params(group) | {
         "open": group.open,
         "succeeded": group.succeeded,
@@ -68,9 +62,9 @@ def _try_pass_turn(cascade: "Cascade", group: Group) -> Script[bool]:
 
 
 def give_turn_to_next(cascade: "Cascade", group: Group) -> Script[Group]:
-    """Starts the next child of a sequence; returns the group with its new `turn`, not yet written.
+    """Starts a sequence's next child; returns the group with its `turn`, `None` if none exists yet.
 
-    `turn` is `None` if the next child does not exist yet.
+    The caller writes the returned group.
     """
     rows = yield Statement("next_in_turn", next_child_params(group))
     if not rows:
@@ -90,7 +84,7 @@ def give_turn_to_next(cascade: "Cascade", group: Group) -> Script[Group]:
 
 
 def _give_turn(cascade: "Cascade", task: UUID) -> Script[None]:
-    """Ends a task's wait for its turn; queues a control task to run in this cascade."""
+    """Ends a task's wait for its turn; queues the task if the engine itself runs it."""
     yield from cascade.apply_to_each([task], turn_command)
     cascade.queue_control_tasks(
         (change.task.id, change.task.workspace)
@@ -146,7 +140,7 @@ def stop_groups(cascade: "Cascade", ids: list[UUID], *, cancel: bool) -> Script[
 def stop_group(
     cascade: "Cascade", group: Group, status: GroupStatus, reason: str | None = None
 ) -> Script[None]:
-    """Writes CANCELLED or SKIPPED to an open, locked group; queues the stop of its children."""
+    """Writes CANCELLED or SKIPPED to a locked group; queues its outcome and children's stop."""
     done = msgspec.structs.replace(group, status=status, finished_at=cascade.now, turn=None)
     yield from cascade.write_group(done, f"group_{status.lower()}", message=reason)
     cascade.queue_stop_of_children(done, cancel=status is GroupStatus.CANCELLED)

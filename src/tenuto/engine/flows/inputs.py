@@ -24,7 +24,7 @@ class InputBuilder:
     def build_inputs(
         self, rows: Rows, inputs: Mapping[UUID, Any]
     ) -> Script[dict[UUID, InputOrError]]:
-        """Returns, by task id, the claim's fields that differ from the task's row, or an error.
+        """Returns, by task id, `prompt`, `previous`, `input` if not as in the row; or an error.
 
         `inputs` has each task's input with the values of the secrets that its row only names.
         """
@@ -44,7 +44,7 @@ class InputBuilder:
     def _build_input(
         self, row: Row, input_value: Any, dependency_results: dict[UUID, dict[str, Any]]
     ) -> Script[dict[str, Any]]:
-        """Returns the fields of one task that differ from its row; raises `Invalid`."""
+        """Returns a task's `prompt`, `previous`, `input` if not as in the row; raises `Invalid`."""
         changes: dict[str, Any] = {}
         flow = row["flow"]
         if flow is not None:
@@ -60,7 +60,7 @@ class InputBuilder:
         return changes
 
     def _load_dependency_results(self, rows: Rows) -> Script[dict[UUID, dict[str, Any]]]:
-        """Returns, by task id, the results of completed dependencies, by their ids and keys."""
+        """Returns, by task id, results of completed dependencies, each under its id and key."""
         ids = sorted(row["id"] for row in rows)
         if not ids:
             return {}

@@ -48,7 +48,7 @@ def group_outcome(group: Group, status: GroupStatus) -> SlotOutcome:
 
 
 def is_plain_success(row: Row, finished: dict[UUID, FinishedTask]) -> bool:
-    """True if the dependency in the row completed and its dependent only counts it as met."""
+    """True if the dependency in the row completed and its dependent waits for tasks alone."""
     return bool(row["plain"]) and finished[row["needs"]].status is Status.COMPLETED
 
 
@@ -61,7 +61,7 @@ def is_met(row: Row, finished: dict[UUID, FinishedTask]) -> bool:
 def command_for_dependent(
     task: Task, dependencies: list[Row], finished: dict[UUID, FinishedTask]
 ) -> Command:
-    """Returns the command for a dependent of these finished dependencies: fail, skip or count."""
+    """Returns the command for a dependent: fail or skip if a dependency is unmet, else count."""
     for row in dependencies:
         if not is_met(row, finished):
             return command_for_failed_dependency(
@@ -80,10 +80,7 @@ def command_for_failed_dependency(dependency: UUID, status: Status, policy: str 
 
 
 def turn_command(task: Task) -> Command | None:
-    """Returns the command that ends a task's wait for its turn.
-
-    With `turn:act`, the next hold is `act`.
-    """
+    """Returns the command that ends a wait for the turn; after `turn:act`, the hold is `act`."""
     return commands.ClearHold(hold="act") if task.hold == "turn:act" else commands.ClearHold()
 
 
@@ -101,10 +98,10 @@ def cancel_command(task: Task) -> Command | None:
 
 
 def pause_command(task: Task) -> Command | None:
-    """Returns the command that pauses a new task of a paused flow or group.
+    """Returns the pause of a new task in a paused flow or group; `None` if its hold is `paused`.
 
-    `None` if its hold is `paused` already. Without the command, a task that waits for its turn
-    would run with its turn even while the flow is paused.
+    Without the command, a task that waits for its turn would run with its turn even while the flow
+    is paused.
     """
     if (task.hold or "").partition(":")[0] == "paused":
         return None
@@ -130,7 +127,7 @@ def activation_request(row: Row, step: NextStep) -> ActivationRequest:
 
 
 def result_source(row: Row) -> UUID | None:
-    """Returns the id of the task whose result a successor gets.
+    """Returns the id of the task whose result a successor gets; `None` if there is no such task.
 
     A control task that the engine ran has no result of its own; it passes on its predecessor's.
     """
@@ -140,9 +137,9 @@ def result_source(row: Row) -> UUID | None:
 
 
 def group_successor(plan: Plan, group: Group) -> str | None:
-    """Returns the key that follows a completed group in its slot.
+    """Returns the key to run after a completed group; `None` if it is the next child anyway.
 
-    `None` without a `next`, or if the next child of the sequence has this key anyway.
+    Also `None` without a `next`.
     """
     spec = plan.groups.get(group.key) or plan.tasks[group.key]
     key: str | None = spec.next

@@ -42,7 +42,7 @@ class PlanCache:
         return None if cached is None else cached.plan
 
     def cached_flow(self, flow: UUID) -> tuple[Flow, Any] | None:
-        """Returns a running flow and its input, `None` if they are not cached."""
+        """Returns a flow as it was when cached, as RUNNING, and its input; or `None`."""
         cached = self._by_flow.get(flow)
         return None if cached is None else (cached.flow, cached.input)
 
@@ -60,7 +60,7 @@ class PlanCache:
         return cached
 
     def cache_new_flow(self, plan: Plan, row: dict[str, Any]) -> None:
-        """Caches the plan of a flow that is about to be inserted with these columns."""
+        """Caches the plan and input of a flow that is about to be inserted with these columns."""
         flow = Flow(
             id=row["id"],
             workspace=row["workspace"],
@@ -96,7 +96,7 @@ class PlanCache:
         return (yield from self._load(flow)).dependent_groups
 
     def load_results(self, flow: UUID, texts: Iterable[str | None]) -> Script[dict[str, Any]]:
-        """Returns the existing results, by key, that these JSON texts refer to: the latest ones."""
+        """Returns, by key, the latest results that JSON texts refer to; leaves out missing ones."""
         keys: set[str] = set()
         for text in texts:
             if has_reference_marker(text):

@@ -31,7 +31,7 @@ class FlowRepair:
         self._core = core
 
     async def fail_cycles_once(self, actor: str) -> int:
-        """Fails tasks that depend on each other in a cycle; returns how many."""
+        """Fails waiting tasks that depend on each other in a cycle; returns how many tasks."""
         rows = await self._core.store.fetch(
             Statement("dependency_pairs_waiting", {"most": MAX_PAIRS})
         )
@@ -47,9 +47,9 @@ class FlowRepair:
         return failed
 
     async def recount_once(self, actor: str) -> int:
-        """Corrects groups with a wrong count of open children; returns how many were found.
+        """Corrects wrong counts of open children in running groups; returns how many were found.
 
-        Logs each as an error.
+        Logs each as an error. Leaves out groups changed in the last minutes.
         """
         params = {"before": self._core.now() - SETTLED_AFTER, "most": MAX_REPAIRS}
         rows = await self._core.store.fetch(Statement("groups_miscounted", params))
@@ -67,7 +67,7 @@ def _fail_cycle(ids: list[UUID], cascade: Cascade) -> Script[int]:
 
 
 def _correct_open_count(counted: Row, cascade: Cascade) -> Script[None]:
-    """Corrects a group's `open` count if it is unchanged; finishes the group if its join is met."""
+    """Corrects and logs an `open` count, if unchanged; finishes the group if its join is met."""
     rows = yield Statement("groups_locked", {"ids": [counted["id"]]})
     group: Group = group_of(rows[0])
     if group.status not in GROUP_OPEN or group.open != counted["open"]:

@@ -16,10 +16,9 @@ from tenuto.store.protocol import Row, Script, Statement
 
 
 def find_next_step(plans: PlanCache, row: Row) -> Script[NextStep | None]:
-    """Returns what runs next in the slot of a completed task, read from the plan and its control.
+    """Returns what runs next in a completed task's slot, or `None`; raises `ControlTaskFailed`.
 
     `None` if the slot ends, or if the task's `next` is the next child of the sequence anyway.
-    Raises `ControlTaskFailed`.
     """
     if row["kind"] in ("agent", "approval") and row["next"] is None:
         return None
@@ -35,7 +34,7 @@ def find_next_step(plans: PlanCache, row: Row) -> Script[NextStep | None]:
 
 
 def _load_control_input(plans: PlanCache, row: Row) -> Script[ControlInput]:
-    """Returns the values that a control task can read.
+    """Returns the values that a condition or foreach can read; no values for other tasks.
 
     The result of a control task without a prompt is that of its predecessor.
     """

@@ -66,10 +66,9 @@ class Flows:
         source: str | None = None,
         fire_key: str | None = None,
     ) -> UUID:
-        """Starts a flow of a definition and returns its id.
+        """Starts a flow of a definition; returns its id, or the earlier one's with this `fire_key`.
 
-        Calls with the same `fire_key` start one flow and return its id. `steps` limits the jumps of
-        the flow's goto tasks.
+        Raises `Invalid` for an unknown key. `steps` limits the jumps of the flow's goto tasks.
         """
         plan = await self.build_plan(key)
         return await self.start_plan(
@@ -93,7 +92,10 @@ class Flows:
         fire_key: str | None = None,
         rerun_of: UUID | None = None,
     ) -> UUID:
-        """Starts a flow of a plan and returns its id; see `start`."""
+        """Starts a flow of a plan; returns its id, or the earlier one's with this `fire_key`.
+
+        Creates the plan's lanes. Raises `Forbidden` if the caller may not use a secret in `input`.
+        """
         await self._core.read(check_value(self._workspace, self.caller, input))
         params = self._build_flow_row(plan, input, steps, priority, source, fire_key)
         params["rerun_of"] = rerun_of
@@ -101,10 +103,10 @@ class Flows:
         return await self._run(lambda cascade: self._start_or_existing(cascade, params))
 
     async def rerun(self, flow: UUID, origin: FlowStartArgs, steps: int | None) -> UUID:
-        """Starts another flow with the plan, input and priority of `flow`; returns its id.
+        """Starts a rerun of `flow` with the arguments in `origin`; returns the new flow's id.
 
-        The caller needs the right to use the secrets of each planned task that differs from the
-        stored definition of its key.
+        Raises `Forbidden` if the caller may not use the secrets of a planned task that differs from
+        the stored definition of its key.
         """
         tasks = origin.plan.tasks
         stored = await self._load_specs(sorted(tasks))
@@ -122,7 +124,7 @@ class Flows:
         )
 
     def _start_or_existing(self, cascade: Cascade, params: dict[str, Any]) -> Script[UUID]:
-        """Inserts a flow and returns its id, or the id of an earlier flow with its `fire_key`."""
+        """Inserts and queues a flow; returns its id, or that of the flow with its `fire_key`."""
         if (yield from self.start_prepared(cascade, params)):
             flow: UUID = params["id"]
             return flow
@@ -137,13 +139,13 @@ class Flows:
     async def prepare(
         self, plan: Plan, flow_input: Any, *, source: str, fire_key: str | None = None
     ) -> dict[str, Any]:
-        """Creates the lanes of a plan; returns the row of a flow for `start_prepared` to insert."""
+        """Caches a plan, creates its lanes; returns a flow's row for `start_prepared` to insert."""
         params = self._build_flow_row(plan, flow_input, None, None, source, fire_key)
         await self._check_and_create_lanes(plan)
         return params
 
     async def _check_and_create_lanes(self, plan: Plan) -> None:
-        """Creates the lanes of a plan; raises `NotFound` for an agent that does not exist."""
+        """Creates the lanes of a plan; raises `NotFound` for an unknown agent or parent task."""
         await check_references(self._core, self._workspace, plan.tasks.values())
         await self._core.lanes.ensure(_required_lanes(plan, self._workspace))
 
@@ -156,7 +158,7 @@ class Flows:
         source: str | None,
         fire_key: str | None,
     ) -> dict[str, Any]:
-        """Returns the row of a new flow, not inserted yet; caches its plan. Raises `Invalid`."""
+        """Returns a flow's row to insert, caches its plan; `Invalid` for wrong numbers or input."""
         bounds.check_number("steps", DEFAULT_STEPS if steps is None else steps, 1, MAX_STEPS)
         if priority is not None:
             bounds.check_number("priority", priority, 1, 10)
@@ -180,7 +182,7 @@ class Flows:
         return params
 
     def start_prepared(self, cascade: Cascade, params: dict[str, Any]) -> Script[bool]:
-        """Inserts a flow and queues its root; returns `False` if its `fire_key` was used before.
+        """Inserts a flow, queues its root; does nothing and returns `False` for a used `fire_key`.
 
         Raises `TooMany` if the flow would exceed the workspace's quota of pending tasks.
         """
@@ -193,10 +195,10 @@ class Flows:
         return True
 
     async def submit_as_flow(self, new: NewTask) -> tuple[UUID, bool]:
-        """Starts a flow whose root is this task, with the definitions that it leads to.
+        """Starts a flow whose root is this task; returns the task's id, and `False` if it existed.
 
-        Returns the task's id, and `True` if it is new. Calls with the same idempotency key create
-        one flow.
+        Submits with the same idempotency key or id create one flow. Raises `Conflict` if the first
+        had another task, and `Invalid` for a task with dependencies.
         """
         check(new)
         if new.depends_on or new.blocks:
@@ -233,7 +235,7 @@ class Flows:
         return await self._run(script)
 
     def _existing_root_task(self, fire_key: str, definition: NewTask) -> Script[UUID | None]:
-        """Returns the task an earlier equal submit created; raises `Conflict` if it differs."""
+        """Returns the root task of the flow with `fire_key`, if any; `Conflict` if it differs."""
         params = {"workspace": self._workspace, "fire_key": fire_key}
         rows = yield Statement("flow_root_by_fire_key", params)
         if rows and not _is_same_submit(rows[0]["plan"], definition):
@@ -241,10 +243,10 @@ class Flows:
         return rows[0]["id"] if rows else None
 
     async def add_to_group(self, name: str, new: NewTask) -> tuple[UUID, bool]:
-        """Adds a task to an open run of a group; returns its id, and `True` if it is new.
+        """Adds a task to a group's open run; returns its id, and `False` if it existed already.
 
-        Calls with the same id or idempotency key create one task, even if the group has finished
-        meanwhile.
+        `name` is the run's id, or a key. Calls with the same id or idempotency key create one task,
+        even if the run has finished meanwhile. Raises `NotFound`, or `Conflict` for a finished run.
         """
         check(new)
         _check_no_secret_values(new)
@@ -268,7 +270,7 @@ class Flows:
         return await self._run(script)
 
     def _existing_child(self, new: NewTask) -> Script[UUID | None]:
-        """Returns the task an earlier equal submit created; raises `Conflict` if it differs."""
+        """Returns the task with the id or idempotency key, or `None`; `Conflict` if it differs."""
         if new.id is None and new.idempotency_key is None:
             return None
         identity = [(new.id or self._core.clock.new_id(), new.idempotency_key)]
@@ -282,9 +284,9 @@ class Flows:
         return rows[0]["id"] if rows else None
 
     async def build_plan(self, key: str, unstored: dict[str, Spec] | None = None) -> Plan:
-        """Returns the checked plan of a definition, with the workspace's complexity rules applied.
+        """Returns the plan of a key, with the complexity rules applied; `Invalid` if it cannot run.
 
-        `unstored` has definitions not stored yet. Raises `Invalid`.
+        `unstored` has definitions, by key, that replace or complete the stored ones.
         """
         specs: dict[str, Spec] = dict(unstored or {})
         missing = {key} - set(specs)
@@ -308,7 +310,7 @@ class Flows:
         return msgspec.structs.replace(plan, tasks=tasks)
 
     async def _load_specs(self, keys: list[str] | None) -> dict[str, Spec]:
-        """Returns the stored definitions with these keys, or all for `None`; at most `MAX_PLAN`."""
+        """Returns stored definitions by key, leaves out unknown keys; `None`: up to `MAX_PLAN`."""
         for key in keys or ():
             bounds.check_text("key", key, bounds.MAX_TEXT)
         params = {"workspace": self._workspace, "keys": keys, "most": MAX_PLAN}
@@ -316,7 +318,7 @@ class Flows:
         return {row["key"]: spec_of(row) for row in rows}
 
     async def cancel(self, flow: UUID, reason: str | None = None) -> None:
-        """Cancels a flow with all its open tasks; running sessions are killed first."""
+        """Cancels a flow and its open tasks; kills sessions. `Conflict` if it has finished."""
 
         def script(cascade: Cascade) -> Script[None]:
             current = yield from self._lock_flow(flow)
@@ -327,19 +329,19 @@ class Flows:
         await self._run(script)
 
     async def pause(self, flow: UUID) -> None:
-        """Pauses a running flow; its running sessions stop after a last checkpoint."""
+        """Pauses a flow; its sessions stop after a checkpoint. `Conflict` if it is not RUNNING."""
         await self._change_flow_status(flow, FlowStatus.RUNNING, FlowStatus.PAUSED, "pause")
 
     async def resume(self, flow: UUID) -> None:
-        """Resumes a paused flow."""
+        """Resumes a flow and its paused tasks; raises `Conflict` if the flow is not PAUSED."""
         await self._change_flow_status(flow, FlowStatus.PAUSED, FlowStatus.RUNNING, "resume")
 
     async def _change_flow_status(
         self, flow: UUID, source: FlowStatus, target: FlowStatus, action: str
     ) -> None:
-        """Changes the status from `source` to `target` and applies `action` to the open tasks.
+        """Changes the status, or `Conflict` if not `source`; defers `action` on the open tasks.
 
-        Raises `Conflict` for another status.
+        Then runs due deferred work, of all workspaces.
         """
 
         def script(cascade: Cascade) -> Script[None]:
@@ -354,7 +356,7 @@ class Flows:
         await self.run_deferred_once()
 
     async def cancel_group(self, group: UUID, reason: str | None = None) -> None:
-        """Cancels a run of a group with all its open tasks."""
+        """Cancels a group run and its open tasks and groups; `Conflict` if the run has finished."""
 
         def script(cascade: Cascade) -> Script[None]:
             current = yield from self._lock_group(group)
@@ -365,19 +367,19 @@ class Flows:
         await self._run(script)
 
     async def pause_group(self, group: UUID) -> None:
-        """Pauses a run of a group and its tasks."""
+        """Pauses a group run and its open tasks, also nested; `Conflict` if it is not RUNNING."""
         await self._change_group_status(group, GroupStatus.RUNNING, GroupStatus.PAUSED, "pause")
 
     async def resume_group(self, group: UUID) -> None:
-        """Resumes a paused run of a group."""
+        """Resumes a group run and its paused tasks; raises `Conflict` if the run is not PAUSED."""
         await self._change_group_status(group, GroupStatus.PAUSED, GroupStatus.RUNNING, "resume")
 
     async def _change_group_status(
         self, group: UUID, source: GroupStatus, target: GroupStatus, action: str
     ) -> None:
-        """Changes the status from `source` to `target` and applies `action` to the open tasks.
+        """Changes the status, or `Conflict` if not `source`; defers `action` on the open tasks.
 
-        Raises `Conflict` for another status.
+        Then runs due deferred work, of all workspaces.
         """
 
         def script(cascade: Cascade) -> Script[None]:
@@ -392,7 +394,7 @@ class Flows:
         await self.run_deferred_once()
 
     async def find_open_group(self, name: str) -> UUID:
-        """Returns an id as it is; for a key, the id of its newest open run. Raises `NotFound`."""
+        """Returns an id in `name` unchecked; for a key, its newest open run, or `NotFound`."""
         with suppress(ValueError):
             return UUID(name)
         bounds.check_text("group", name, bounds.MAX_TEXT)
@@ -418,7 +420,10 @@ class Flows:
         return group_of(rows[0])
 
     async def revive(self, flow: UUID) -> int:
-        """Retries failed and cancelled tasks of a flow; returns how many it reopened now."""
+        """Retries a flow's failed and cancelled tasks, many of them later; returns how many now.
+
+        Raises `Conflict` if the flow is COMPLETED or a task waits for one that stays failed.
+        """
 
         def script(cascade: Cascade) -> Script[int]:
             current = yield from self._lock_flow(flow)
@@ -429,9 +434,9 @@ class Flows:
         return await self._run(script)
 
     async def run_deferred_once(self, limit: int = 20, workspace: UUID | None = None) -> int:
-        """Runs due deferred work, up to `limit` rows, in one workspace or in all.
+        """Runs up to `limit` due rows of deferred work, postpones failing ones; returns how many.
 
-        Returns how many rows were run. Logs and postpones work that fails.
+        Without `workspace`, runs those of all workspaces. Logs failures, but raises `Unavailable`.
         """
         params = {"now": self._core.now(), "workspace": workspace, "most": limit}
 
@@ -466,7 +471,7 @@ class Flows:
         await self._core.store.transact_one(script)
 
     async def _run_deferred(self, work: UUID) -> int:
-        """Runs and deletes one row of deferred work; returns 1, or 0 if it is gone already."""
+        """Runs and deletes a row of deferred work; returns 1, or 0 if another process has it."""
 
         def script(cascade: Cascade) -> Script[int]:
             rows = yield Statement("deferred_lock", {"id": work})
@@ -480,12 +485,12 @@ class Flows:
         return await self._run(script)
 
     async def _run(self, script: Callable[[Cascade], Script[T]]) -> T:
-        """Runs a script with a cascade in one transaction; returns its result."""
+        """Runs a script with a cascade in one transaction, then sends hints; returns its result."""
         return await self._core.run_with_cascade(script, self.actor)
 
 
 def spec_of(row: Row) -> Spec:
-    """Returns the definition in a row."""
+    """Returns the definition of a task or group in a row."""
     if row["kind"] == "group":
         return msgspec.json.decode(row["spec"], type=GroupSpec)
     return msgspec.json.decode(row["spec"], type=NewTask)
@@ -503,21 +508,21 @@ def _is_same_submit(stored: str, new: NewTask) -> bool:
 
 
 def _check_no_secret_values(new: NewTask) -> None:
-    """Raises `Invalid` for a task that contains secret values: plans are stored as written."""
+    """Raises `Invalid` if a task's input contains secret values: plans are stored as written."""
     if extract_secrets(new.input)[1]:
         text = "the input of a flow's task must name secrets, not contain their values"
         raise Invalid(text, "secret_in_definition")
 
 
 def _submit_fire_key(new: NewTask) -> str | None:
-    """Returns the `fire_key` of a task's flow; `None` without an id and an idempotency key."""
+    """Returns a `fire_key` made of the task's idempotency key, else of its id, else `None`."""
     if new.idempotency_key is not None:
         return f"submit:{new.idempotency_key}"
     return None if new.id is None else f"submit-id:{new.id}"
 
 
 def encode_input(value: Any) -> str | None:
-    """Returns a flow's input as stored JSON; raises `Invalid` if it cannot be stored."""
+    """Returns a flow's input as JSON, `None` for `None`; `Invalid` for secret values or no JSON."""
     if extract_secrets(value)[1]:
         text = "the input of a flow must name secrets, not contain their values"
         raise Invalid(text, "secret_in_definition")

@@ -150,7 +150,7 @@ class FlowViews:
         limit: int = 100,
         cursor: UUID | None = None,
     ) -> FlowPage:
-        """Returns a page of flows, newest first."""
+        """Returns a page of flows with this status and key, newest first; may raise `Invalid`."""
         _check_filter(FlowStatus, status, key, limit)
         rows = await self._fetch(
             "flow_page", status=_upper(status), key=key, before=cursor, most=limit + 1
@@ -184,14 +184,14 @@ class FlowViews:
         )
 
     async def tasks(self, flow: UUID, limit: int = 100, cursor: UUID | None = None) -> Page:
-        """Returns a page of a flow's tasks, newest first."""
+        """Returns a page of a flow's tasks, newest first; raises `NotFound`."""
         bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
         await self._require_flow(flow)
         rows = await self._fetch("flow_tasks", flow=flow, before=cursor, most=limit + 1)
         return Page(*page_of(rows, limit, task_summary))
 
     async def graph(self, flow: UUID) -> GraphView:
-        """Returns the created and planned tasks and groups of a flow as a graph."""
+        """Returns a flow as a graph, with planned nodes while unfinished; raises `NotFound`."""
         row = await self._require_flow(flow)
         nodes = await self._fetch("flow_graph", flow=flow, most=MAX_NODES + 1)
         dependencies = await self._fetch("flow_dependencies", flow=flow, most=MAX_DEPENDENCIES + 1)
@@ -205,7 +205,7 @@ class FlowViews:
         return FlowStartArgs(await self._load_plan(flow), flow_input, row["priority"])
 
     async def find(self, name: str) -> UUID:
-        """Returns an id as it is; for a key, the id of its newest flow. Raises `NotFound`."""
+        """Returns an id in `name` unchecked; for a key, its newest flow's id, or `NotFound`."""
         with suppress(ValueError):
             return UUID(name)
         rows = (await self.page(key=name, limit=1)).flows
@@ -221,7 +221,7 @@ class FlowViews:
         limit: int = 100,
         cursor: UUID | None = None,
     ) -> GroupPage:
-        """Returns a page of group runs, newest first."""
+        """Returns a page of group runs by status, key, flow, newest first; may raise `Invalid`."""
         _check_filter(GroupStatus, status, key, limit)
         rows = await self._fetch(
             "group_page", status=_upper(status), key=key, flow=flow, before=cursor, most=limit + 1
@@ -249,7 +249,7 @@ class FlowViews:
         )
 
     async def group_graph(self, group: UUID) -> GraphView:
-        """Returns the created and planned tasks and groups of a group run as a graph."""
+        """Returns a group run as a graph, with planned nodes while unfinished; or `NotFound`."""
         row = await self._require_group(group)
         nodes = await self._fetch("group_graph", group_id=group, most=MAX_NODES + 1)
         dependencies = await self._fetch(
@@ -259,7 +259,7 @@ class FlowViews:
         return builder.view(planned=row["status"] in GROUP_OPEN)
 
     async def find_group(self, name: str) -> UUID:
-        """Returns an id as it is; for a key, the id of its newest run. Raises `NotFound`."""
+        """Returns an id in `name` unchecked; for a key, its newest run's id, or `NotFound`."""
         with suppress(ValueError):
             return UUID(name)
         rows = (await self.groups(key=name, limit=1)).groups
@@ -312,7 +312,7 @@ def _check_filter(statuses: Any, status: str | None, key: str | None, limit: int
 
 
 def _percent(status: str, progress: Row, planned: int) -> int:
-    """Returns the mean percentage of created and planned tasks; at most 99 until finished."""
+    """Returns the mean progress of created and planned tasks; at most 99 until finished."""
     if status == FlowStatus.COMPLETED:
         return 100
     total = progress["tasks"] + planned

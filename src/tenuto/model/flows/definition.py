@@ -196,7 +196,7 @@ def referenced_keys(value: Any) -> set[str]:
 
 
 def check_no_references(subject: str, value: Any) -> None:
-    """Raises `Invalid` if a JSON value contains a reference. `subject` names it in the message.
+    """Raises `Invalid`, which names the subject, if JSON refers to a result or a secret.
 
     Results and events are untrusted data. A reference inside of them would be resolved when they
     become part of an input, and could expose a secret.
@@ -214,7 +214,7 @@ def check_no_references(subject: str, value: Any) -> None:
 
 
 def get_at_path(value: Any, path: str | None) -> Any:
-    """Returns the part of a JSON value at a path such as `a.b.0`; raises `Invalid` if missing."""
+    """Returns the part of JSON at a path such as `a.b.0`, all if `None`; `Invalid` if missing."""
     if not path:
         return value
     for segment in path.split("."):

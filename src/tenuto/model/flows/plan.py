@@ -38,7 +38,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def build_plan(root: str, lookup: Lookup) -> Plan:
-    """Returns the plan of all definitions that `root` reaches; raises `Invalid` as `check_plan`."""
+    """Returns the plan of all that `root` reaches; `Invalid` if one is missing or it cannot run."""
     plan = Plan(root, {}, {})
     seen = {root}
     pending = [(root, "the start")]
@@ -98,7 +98,7 @@ def _control_targets(control: Control) -> Iterator[str]:
 
 
 def _parent_groups(plan: Plan) -> dict[str, str]:
-    """Returns the group of each child, both as keys; `Invalid` if a child is in two groups."""
+    """Returns each child's group, as keys; `Invalid` for a child of two groups or of itself."""
     parents: dict[str, str] = {}
     for key, group in plan.groups.items():
         for child in group.children:
@@ -115,7 +115,7 @@ def _parent_groups(plan: Plan) -> dict[str, str]:
 
 
 def _direct_targets(spec: Spec) -> Iterable[str]:
-    """Returns the keys that a definition runs, except by a jump (`goto`)."""
+    """Returns the keys that a definition runs: not its dependencies, nor the target of a `goto`."""
     if isinstance(spec, GroupSpec) or not isinstance(spec.control, Goto):
         dependencies = () if isinstance(spec, GroupSpec) else spec.depends_on
         return [key for key in target_keys(spec) if key not in dependencies or key == spec.next]
@@ -123,7 +123,7 @@ def _direct_targets(spec: Spec) -> Iterable[str]:
 
 
 def _check_cycles(plan: Plan) -> None:
-    """Raises `Invalid` if definitions form a cycle by their targets or their dependencies."""
+    """Raises `Invalid` if definitions form a cycle by targets (not gotos) or by dependencies."""
     successors = {key: list(_direct_targets(plan.spec(key))) for key in (*plan.tasks, *plan.groups)}
     for key, task in plan.tasks.items():
         for dependency in task.depends_on:
@@ -233,10 +233,7 @@ def _all_predecessors(predecessors: dict[str, set[str]], key: str) -> set[str]:
 
 
 def _direct_predecessors(plan: Plan) -> dict[str, set[str]]:
-    """Returns for each key its direct predecessors.
-
-    The end of a group is a node of its own: the group's key followed by ` ends`.
-    """
+    """Returns for each key its direct predecessors; the end of a group is the node `KEY ends`."""
     predecessors: dict[str, set[str]] = {}
 
     def add_edge(later: str, earlier: str) -> None:

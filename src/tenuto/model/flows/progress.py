@@ -103,10 +103,7 @@ class ControlInput(msgspec.Struct, frozen=True, kw_only=True):
 def choose_next_step(
     control: Control | None, next_key: str | None, inputs: ControlInput
 ) -> NextStep | None:
-    """Returns what runs next in the slot of a successful task, or `None`.
-
-    Raises `ControlTaskFailed` if the control task cannot be carried out.
-    """
+    """Returns what runs next in a successful task's slot, or `None`; raises `ControlTaskFailed`."""
     match control:
         case Goto():
             return NextStep(key=control.target, prompt=control.prompt, jump=True)
@@ -167,7 +164,7 @@ class ActivationContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 def fill_template(value: Any, item: Any, index: int) -> Any:
-    """Returns a template's value with `{{item}}`, `{{index}}` and `{"$item": PATH}` filled in."""
+    """Fills in `{{item}}`, `{{index}}`, `{"$item": PATH}`; `Invalid` if the path is missing."""
     if isinstance(value, str):
         if "{{" not in value:
             return value
@@ -184,7 +181,7 @@ def fill_template(value: Any, item: Any, index: int) -> Any:
 
 
 def build_prompt(plan: Plan, context: ActivationContext, own: str | None) -> str | None:
-    """Returns the prompts of the enclosing groups, of the task, and of gotos, or `None`."""
+    """Returns the prompts of groups, outermost first, task and gotos, joined; `None`: no prompt."""
     group_prompts = (plan.groups[key].prompt for key in context.groups if key in plan.groups)
     parts = [part for part in (*group_prompts, own, *context.prompts) if part]
     return "\n\n".join(parts) if parts else None

@@ -68,7 +68,7 @@ Step = Callable[[Evaluation], Any]
 
 
 def kind_of(value: Any) -> str:
-    """Returns CEL's type name of a JSON value; raises `EvaluationError` if it is not JSON."""
+    """Returns CEL's type of a JSON value; `EvaluationError` if not JSON or beyond 64 bits."""
     name = KINDS.get(type(value))
     if name is None:
         raise EvaluationError(f"a {type(value).__name__} is not JSON")
@@ -107,7 +107,7 @@ def arithmetic(
     on_ints: Callable[[int, int], int],
     on_doubles: Callable[[float, float], float] | None,
 ) -> Callable[[Evaluation, Any, Any], Any]:
-    """Returns the operator `sign`; a double on either side converts both to doubles."""
+    """Returns the operator's function; a double converts both sides, other types are an error."""
 
     def apply(_: Evaluation, left: Any, right: Any) -> Any:
         kinds = {kind_of(left), kind_of(right)}
@@ -121,7 +121,7 @@ def arithmetic(
 
 
 def quotient(left: int, right: int) -> int:
-    """Returns the integer quotient, rounded towards zero."""
+    """Returns the integer quotient, rounded towards zero; `EvaluationError` if `right` is 0."""
     if right == 0:
         raise EvaluationError("division by zero")
     result = abs(left) // abs(right)
@@ -129,7 +129,7 @@ def quotient(left: int, right: int) -> int:
 
 
 def remainder(left: int, right: int) -> int:
-    """Returns the remainder of a division towards zero; it has the sign of the left side."""
+    """Returns the remainder, with the sign of `left`; `EvaluationError` if `right` is 0."""
     return left - right * quotient(left, right)
 
 
@@ -146,7 +146,7 @@ add_numbers = arithmetic("+", operator.add, operator.add)
 
 
 def add(evaluation: Evaluation, left: Any, right: Any) -> Any:
-    """Returns the sum of numbers, or two texts or lists joined."""
+    """Returns the sum of numbers, or texts or lists joined; `EvaluationError` for other types."""
     kinds = {kind_of(left), kind_of(right)}
     if kinds == {"string"}:
         evaluation.charge((len(left) + len(right)) // CHARACTERS_PER_STEP)
@@ -278,7 +278,7 @@ def ends_with(evaluation: Evaluation, text: Any, part: Any) -> bool:
 
 
 def size(_: Evaluation, value: Any) -> int:
-    """Returns the number of characters, elements or entries."""
+    """Returns the number of characters, elements or entries; `EvaluationError` for other types."""
     if kind_of(value) not in {"string", "list", "map"}:
         raise_type_mismatch("size", value)
     return len(value)
@@ -470,7 +470,7 @@ class Macro:
         self.position, self.container, self.slot, self.bodies = position, container, slot, bodies
 
     def elements(self, evaluation: Evaluation) -> Iterator[Any]:
-        """Yields each element, after storing it in the macro's variable."""
+        """Yields each element or key, after charging steps and storing it in the variable."""
         container = self.container(evaluation)
         if kind_of(container) not in {"list", "map"}:
             raise EvaluationError(f"{kind_of(container)} has no elements", self.position)
@@ -484,7 +484,7 @@ class Macro:
         return require_bool(self.bodies[0](evaluation), "a condition", self.position)
 
     def all(self, evaluation: Evaluation) -> bool:
-        """True if the condition holds for all elements; stops at the first false one."""
+        """True if the condition holds for all elements; a false one decides, even after errors."""
         return evaluate_short_circuit(
             evaluation,
             self.position,
@@ -493,7 +493,7 @@ class Macro:
         )
 
     def exists(self, evaluation: Evaluation) -> bool:
-        """True if the condition holds for an element; stops at the first true one."""
+        """True if the condition holds for an element; a true one decides, even after errors."""
         return evaluate_short_circuit(
             evaluation,
             self.position,

@@ -87,10 +87,7 @@ class Expression:
     step: Step
 
     def holds(self, variables: Mapping[str, Any]) -> bool:
-        """Returns whether the condition is true for the variables.
-
-        Raises `Invalid` (`expression_failed`) if it cannot be evaluated.
-        """
+        """True if the condition holds; raises `Invalid` if it fails or a variable is missing."""
         for name in sorted(self.used - variables.keys()):
             raise Invalid(f'the variable "{name}" is missing', "expression_failed")
         values = [variables.get(name) for name in self.names]
@@ -104,10 +101,7 @@ class Expression:
 
 
 def compile_expression(text: str, names: frozenset[str]) -> Expression:
-    """Returns the compiled expression.
-
-    Raises `Invalid` if it cannot be parsed, or uses variables other than `names`.
-    """
+    """Returns the compiled expression; `Invalid` for wrong syntax or variables not in `names`."""
     if not text.strip():
         raise Invalid("the expression is empty", "expression_invalid")
     if len(text) > MAX_EXPRESSION:
@@ -122,7 +116,7 @@ def compile_expression(text: str, names: frozenset[str]) -> Expression:
 
 
 def expression_error(message: str, code: str, text: str, position: int | None) -> Invalid:
-    """Returns the error with the line and column of `position`, both counted from 1."""
+    """Returns an `Invalid` with line and column of `position`, from 1; without both for `None`."""
     message = make_storable(message, 300)
     if position is None:
         return Invalid(message, code)
@@ -137,7 +131,7 @@ def raise_invalid(message: str, text: str, position: int) -> NoReturn:
 
 
 def tokenize(text: str) -> list[Token]:
-    """Returns the tokens of the text without blanks; raises `Invalid` for an unknown character."""
+    """Returns the tokens without blanks, then an `end` token; `Invalid` for unknown characters."""
     result: list[Token] = []
     position = 0
     while position < len(text):

@@ -10,10 +10,10 @@ PATTERN_MEMORY = 256 * 1024
 
 
 def compile_pattern(pattern: str) -> Callable[[Evaluation, Any], bool]:
-    """Returns a function that tests if a text contains the pattern.
+    """Returns a function that tests if a text contains the pattern; `ValueError` if it is invalid.
 
-    Raises `ValueError` for an invalid pattern. At worst, RE2 needs time proportional to the length
-    of the text times the size of the pattern. Its memory is limited.
+    At worst, RE2 needs time proportional to the length of the text times the size of the pattern.
+    Its memory is limited.
     """
     import re2  # type: ignore[import-untyped]  # noqa: PLC0415  few expressions need it
 
