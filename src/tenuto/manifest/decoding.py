@@ -59,7 +59,7 @@ class ShapeDecoder:
     def decode_mapping(
         self, node: Node, shape: type[msgspec.Struct], path: str
     ) -> MappingFields | None:
-        """Returns the valid fields of a mapping, or `None` if the node is not a mapping."""
+        """Returns a mapping's valid fields, adds errors for others; `None` for another node."""
         if not node.is_map:
             self.errors.add(node.location, path, f"must be a mapping, not {_value_kind(node)}")
             return None

@@ -141,11 +141,12 @@ class TaskClaimer:
         status: Status = Status.RUNNING,
         caller: Caller | None = None,
     ) -> list[ClaimedTask]:
-        """Claims up to `n` tasks for the agent and returns them, best rank first.
+        """Claims up to `n` tasks, best rank first; raises `Forbidden` for an agent that is ending.
 
-        `caller` decides which secrets the tasks receive; `None` is a program on the database. A
-        caller that may lose the response sends its own `token`, and later passes the token to
-        `claimed_by_token`. A caller that still has to start a session claims with status ASSIGNED.
+        Tasks of an earlier claim with an unknown outcome are returned first. `caller` decides which
+        secrets the tasks receive; `None` is a program on the database. A caller that may lose the
+        response sends its own `token`, and later passes the token to `claimed_by_token`. A caller
+        that still has to start a session claims with status ASSIGNED.
         """
         bounds.check_text("worker", worker, bounds.MAX_TITLE, empty=False)
         bounds.check_number("n", max(n, 0), 0, bounds.MAX_CLAIM)
@@ -271,10 +272,7 @@ class TaskClaimer:
     async def _recover_claim(
         self, agent: AgentProfile, token: str, caller: Caller | None
     ) -> list[ClaimedTask]:
-        """Returns the tasks of one claim with an unknown outcome.
-
-        Raises `Unavailable` while the claim may still commit.
-        """
+        """Returns a claim's tasks, none if it was lost; `Unavailable` while it may still commit."""
         if tasks := await self.claimed_by_token(agent.id, token, caller):
             return tasks
 
@@ -341,7 +339,7 @@ class TaskClaimer:
         return n
 
     def _lock_free_quota(self, request: _ClaimRequest) -> Script[int]:
-        """Returns how many requested tasks the quota allows; locks the workspace if it has one."""
+        """Returns how many tasks the quota allows, possibly < 0; locks a workspace with a quota."""
         n: int = request.params["n"]
         workspace = {"workspace": request.params["workspace"]}
         if self._core.lanes.max_running(workspace["workspace"]) is None:
@@ -355,10 +353,10 @@ class TaskClaimer:
         return min(n, max_running - running)
 
     async def _build_tasks(self, rows: Rows, token: str, claimant: Claimant) -> list[ClaimedTask]:
-        """Returns the claimed tasks with secrets and flow inputs, best rank first; caches them.
+        """Returns tasks with secrets and inputs, best rank first; leaves out and ends broken ones.
 
         Tasks with an invalid row are quarantined, and tasks without their secrets or inputs are
-        reported as not started or failed.
+        reported as not started or failed. The attempts are cached in `known_attempts`.
         """
         tasks = []
         secret_rows = []
@@ -393,7 +391,7 @@ class TaskClaimer:
         return tasks
 
     async def _add_flow_inputs(self, tasks: list[ClaimedTask], rows: Rows) -> list[ClaimedTask]:
-        """Adds group prompts and referenced results; tasks with a missing result fail for good."""
+        """Returns tasks with group prompts and referenced results; fails those that miss one."""
         inputs = {task.fence.task: task.input for task in tasks}
         valid_rows = [row for row in rows if row["id"] in inputs]
         built = await self._core.read(self._input_builder.build_inputs(valid_rows, inputs))
@@ -423,7 +421,7 @@ class TaskClaimer:
     async def _add_secrets(
         self, tasks: list[ClaimedTask], decrypted: dict[UUID, DecryptedInput | TenutoError]
     ) -> list[ClaimedTask]:
-        """Adds the decrypted values; tasks with missing secrets are reported as not started."""
+        """Returns tasks with decrypted secrets; reports those that miss one as not started."""
         complete = []
         for task in tasks:
             result = decrypted.get(task.fence.task)

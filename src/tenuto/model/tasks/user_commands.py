@@ -45,7 +45,7 @@ def pause(task: Task, command: c.Pause, context: DecisionContext) -> TaskChange:
 
 
 def pause_for_budget(task: Task, command: c.PauseForBudget, context: DecisionContext) -> TaskChange:
-    """Requests that the attempt stops; raises `Conflict` if there is none."""
+    """Records a pause request and the hold; `Conflict` without an attempt or during a cancel."""
     if task.status not in LEASED:
         raise Conflict(f"task {task.id} is {task.status}: no attempt is running")
     if task.cancel_requested_at is not None:
@@ -317,7 +317,7 @@ def set_priority(task: Task, command: c.SetPriority, context: DecisionContext) -
 
 
 def assign(task: Task, command: c.Assign, context: DecisionContext) -> TaskChange:
-    """Moves the task to the command's lane; the agent is only recorded in the event."""
+    """Returns the change to the command's lane; `Conflict` if finished. Only notes the agent."""
     if task.status in TERMINAL:
         raise Conflict(f"cannot assign task {task.id}: it is {task.status}")
     data = {"agent": None if command.agent is None else str(command.agent)}
@@ -330,7 +330,7 @@ def edit(task: Task, command: c.Edit, context: DecisionContext) -> TaskChange:
 
 
 def delete_payload(task: Task, command: c.DeletePayload, context: DecisionContext) -> TaskChange:
-    """Archives a finished task; the engine deletes the payload."""
+    """Archives a finished task (others: `Conflict`); the engine deletes the payload."""
     del command
     if task.status not in TERMINAL:
         raise Conflict(f"cannot delete task {task.id}: it is {task.status}; cancel it first")

@@ -137,5 +137,5 @@ def extract_secrets(value: Any) -> tuple[Any, dict[str, str]]:
 
 
 def restore_secrets(value: Any, secrets: Mapping[str, str]) -> Any:
-    """Returns a task's input with these values under `secrets`."""
+    """Returns a task's input with these values under `secrets`; unchanged if there are none."""
     return {**value, KEY: dict(secrets)} if secrets and isinstance(value, dict) else value
