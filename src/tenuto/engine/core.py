@@ -300,10 +300,7 @@ class Core:
         return cascade
 
     def try_decide(self, row: Row, command: Command, actor: str | None) -> Decided:
-        """Returns the change, `None` for a repeat, or the refusal as a value; writes nothing.
-
-        Raises `CorruptRow` if the row is invalid.
-        """
+        """Returns the change, `None` for a repeat, or a refusal; raises only `CorruptRow`."""
         task = parse_task(row)
         try:
             return decide(task, command, self.decision_context(actor))

@@ -160,7 +160,7 @@ def field_types(shape: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _struct_and_item_types(type_: Any) -> tuple[type[msgspec.Struct] | None, Any]:
-    """Returns the struct that a type allows, and the item type of the list that it allows."""
+    """Returns the struct, and the item type of the list, that a type allows; `None` for neither."""
     shape, item_type = None, None
     for alternative in _alternatives(type_):
         if isinstance(alternative, type) and issubclass(alternative, msgspec.Struct):

@@ -205,6 +205,6 @@ def _typed_references(fields: MappingFields) -> Iterator[tuple[str, ChildRef]]:
 
 
 def _first_key_in(error: Invalid, keys: Collection[str]) -> str | None:
-    """Returns the first of `keys` that an error mentions."""
+    """Returns the first key that an error mentions and that is in `keys`; `None` without one."""
     words = [str(error.details.get("key", "")), *error.message.split()]
     return next((word.strip("'\",") for word in words if word.strip("'\",") in keys), None)

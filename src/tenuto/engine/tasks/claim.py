@@ -210,9 +210,10 @@ class TaskClaimer:
         *,
         has_caller_token: bool,
     ) -> Rows:
-        """Claims in a shared transaction and returns the rows of the claimed tasks.
+        """Claims in a shared transaction; returns the tasks' rows, or raises `ClaimOutcomeUnknown`.
 
-        Raises `ClaimOutcomeUnknown` if the store is away and the claim may still have committed.
+        The outcome is unknown if the store is away and the claim may still have committed. Used-up
+        rate limits close lanes in the cache.
         """
         has_quota = self._core.lanes.max_running(agent.workspace) is not None
         has_running_limit = agent.max_concurrent is not None or has_quota
@@ -246,9 +247,10 @@ class TaskClaimer:
     async def _recover_unknown_claims(
         self, agent: AgentProfile, worker: str, n: int, caller: Caller | None
     ) -> list[ClaimedTask]:
-        """Returns up to `n` tasks of claims with an unknown outcome; releases surplus tasks.
+        """Returns up to `n` tasks of claims with an unknown outcome; releases the surplus tasks.
 
-        Raises `Unavailable` while an outcome stays unknown: until then nothing else is claimed.
+        Raises `Unavailable` if an outcome stays unknown and no task was found; until then nothing
+        else is claimed.
         """
         key = (agent.id, worker)
         claims = self._unknown_claims[key]
@@ -320,9 +322,9 @@ class TaskClaimer:
         return answers
 
     def _lock_free_capacity(self, request: _ClaimRequest) -> Script[int | Forbidden]:
-        """Locks workspace and agent; returns how many requested tasks they may run, possibly < 0.
+        """Locks workspace and agent; returns how many tasks they may run, maybe < 0, or an error.
 
-        Returns `Forbidden` if the agent is unknown or accepts no tasks.
+        `Forbidden` is returned if the agent is unknown or accepts no tasks.
         """
         # The count is a separate statement: it must see the writes of the previous lock holder.
         n = yield from self._lock_free_quota(request)

@@ -175,7 +175,7 @@ class TaskController:
         return (await self._submitter.submit_many([request], workspace, actor, rerun_of=task))[0]
 
     async def _load_request(self, task: UUID, workspace: UUID) -> NewTask:
-        """Returns the request fields that a rerun repeats; `Conflict` if they were deleted."""
+        """Returns the request fields that a rerun repeats; `NotFound`, or `Conflict` if deleted."""
         rows = await self._core.store.fetch(
             Statement("task_show", {"workspace": workspace, "id": task})
         )

@@ -148,9 +148,9 @@ class AttemptFinisher:
     def _chained_script_factory(
         self, completion: _Completion
     ) -> Callable[[], Script[_CompletionResult | None]] | None:
-        """Returns a script that completes the task and activates its successor in one statement.
+        """Returns a script that completes a task and activates the next; `None`: needs a cascade.
 
-        Returns `None` if the completion needs a cascade.
+        The script consists of one statement.
         """
         if completion.snapshot is None or completion.usage is not None:
             return None

@@ -85,7 +85,7 @@ def list_statement(
 
 
 def _parse_statuses(names: Sequence[str]) -> tuple[frozenset[str], frozenset[str], bool]:
-    """Returns statuses and last outcomes from a filter's names, and if ARCHIVED is among them."""
+    """Returns statuses, last outcomes, and if ARCHIVED is among the names; else `Invalid`."""
     statuses = set()
     outcomes = set()
     archived = False

@@ -45,7 +45,7 @@ class _RetryPosition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hold(self) -> str | None:
-        """The hold that the reopened task gets."""
+        """The hold that the reopened task gets, `turn` or `paused`; `None` for neither."""
         return "turn" if self.has_turn_ahead else "paused" if self.is_paused else None
 
 
@@ -316,9 +316,9 @@ class TaskRetry:
         return (yield from self._reopen_group(group.parent, group.slot))
 
     def _reopen_skipped(self, group: Group, *, paused: bool) -> Script[set[UUID]]:
-        """Reopens children that were skipped before their turn, to wait for it again.
+        """Reopens children that were skipped before their turn, to wait for it; returns their ids.
 
-        Returns the ids of these tasks and groups.
+        The ids are those of tasks and groups. A task with another failed dependency stays skipped.
         """
         params = {"parent": group.id, "workspace": group.workspace}
         rows = yield from _fetch_all("children_skipped", params)

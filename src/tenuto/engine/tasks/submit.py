@@ -509,10 +509,7 @@ def _lane_index(tasks: Sequence[NewTask], workspace: UUID) -> tuple[list[int], l
 
 
 def _first_indexes(new_tasks: Sequence[NewTask]) -> list[int]:
-    """Returns for each task the index of the first task with the same id or idempotency key.
-
-    Raises `Conflict` if two different tasks share an id or key.
-    """
+    """Returns by task the index of the first with its id or key; `Conflict` if these two differ."""
     if not any(new.id or new.idempotency_key for new in new_tasks):
         return list(range(len(new_tasks)))
     first_by_name: dict[UUID | str, int] = {}

@@ -100,7 +100,7 @@ def check_caller_permanent(caller: Caller) -> None:
 
 
 def token_expiry(requested: datetime | None, issuer_expiry: datetime | None) -> datetime | None:
-    """Returns when a new token expires; `Invalid` if requested after the issuing token's end.
+    """Returns when a new token expires, `None`: never; `Invalid` if later than the issuing token.
 
     Without a requested expiry it expires with the issuing token, if that one expires.
     """
