@@ -89,7 +89,7 @@ class KnownAttempts:
         self._by_task: dict[int, KnownAttempt] = {}
 
     def add(self, task: UUID, attempt: KnownAttempt) -> None:
-        """Adds an attempt unless a newer one of its task is cached; evicts beyond the limit."""
+        """Caches an attempt unless the cached one is newer; evicts the oldest beyond the limit."""
         cached = self._by_task.get(task.int)
         if cached is not None and cached.number > attempt.number:
             return
@@ -98,7 +98,7 @@ class KnownAttempts:
             del self._by_task[next(iter(self._by_task))]
 
     def find(self, fence: Fence) -> KnownAttempt | None:
-        """Returns the attempt with this fence; `None` if it is not cached."""
+        """Returns the cached attempt of the fence's task and number, or `None`; no token check."""
         attempt = self._by_task.get(fence.task.int)
         return attempt if attempt is not None and attempt.number == fence.attempt else None
 
@@ -157,10 +157,10 @@ class Core:
         actor: str | None = None,
         first: Callable[[], Script[object]] | None = None,
     ) -> TaskChange | None:
-        """Applies a command to a task, with its follow-ups, in a transaction that callers share.
+        """Applies a command to a task; returns the change, `None` for a repeat; raises a refusal.
 
-        Returns the change; `None` for a repeated command. Raises the reason of a refusal. `first`
-        runs before the command in the same transaction.
+        Runs with the follow-ups in a transaction that callers share, then sends hints. `first` runs
+        before the command in the same transaction, even if the command is refused.
         """
         queued = QueuedCommand(task, workspace, command, actor, first)
         result: CommandResult = await self.batcher.submit(self._command_kind, queued, key=task.int)
@@ -179,7 +179,7 @@ class Core:
     def chained_completion(
         self, task: UUID, snapshot: ClaimSnapshot, actor: str | None
     ) -> ChainedCompletion | None:
-        """Returns a completion and activation in one statement; `None` if a cascade is needed."""
+        """Plans completion and next activation as one statement; `None` if a cascade is needed."""
         return plan_chained_completion(
             task, snapshot, self.clock, self.plans, self.lanes.is_confirmed, actor
         )
@@ -187,10 +187,7 @@ class Core:
     async def run_with_cascade(
         self, script: Callable[[Cascade], Script[T]], actor: str | None
     ) -> T:
-        """Runs a script and its follow-ups in one transaction, then sends hints.
-
-        Returns the result of the script.
-        """
+        """Runs a script and its follow-ups in one transaction, sends hints, returns its result."""
 
         def script_with_cascade() -> Script[tuple[T, Cascade]]:
             cascade = self.new_cascade(actor)
@@ -225,7 +222,7 @@ class Core:
             self.wakeups.notify(topics)
 
     def _command_script(self, queued: list[QueuedCommand]) -> Script[Answers]:
-        """Locks the tasks, decides all commands, writes the changes; returns a result for each."""
+        """Decides the commands on locked tasks, writes changes; returns a result or error each."""
         for item in queued:
             if item.first is not None:
                 yield from item.first()
@@ -264,9 +261,9 @@ class Core:
         finished: list[FinishedTask],
         actor: str | None,
     ) -> Script[Cascade | None]:
-        """Writes changes of locked tasks and their follow-ups.
+        """Writes changes of locked tasks and follow-ups; returns the cascade, `None` if none ran.
 
-        `finished` has the watched tasks that finished. Returns the cascade; `None` if none ran.
+        `finished` has the watched tasks that finished.
         """
         if decided:
             yield changes_statement(decided)
@@ -303,10 +300,7 @@ class Core:
         return cascade
 
     def try_decide(self, row: Row, command: Command, actor: str | None) -> Decided:
-        """Decides a command on a row; returns a refusal instead of raising it.
-
-        Raises `CorruptRow` if the row is invalid.
-        """
+        """Returns the change, `None` for a repeat, or a refusal; raises only `CorruptRow`."""
         task = parse_task(row)
         try:
             return decide(task, command, self.decision_context(actor))
@@ -337,7 +331,7 @@ class Core:
 
 
 def _command_results(answers: list[Decided], cascade: Cascade | None) -> Answers:
-    """Returns a result or error per caller; the first result has the cascade of all."""
+    """Returns a result or error per answer, in order; the first without error has the cascade."""
     results: list[Any] = []
     for answer in answers:
         if isinstance(answer, TenutoError):

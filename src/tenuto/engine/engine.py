@@ -168,7 +168,7 @@ class Engine:
         return await self._publisher.publish(name, data, task, self.actor)
 
     async def submit(self, new: NewTask) -> Submitted:
-        """Submits a task; it is stored durably when this returns."""
+        """Stores a task durably; a repeat with the same id or key returns the existing task."""
         try:
             if self.caller is not None:
                 await self.core.read(check_tasks(self.workspace, self.caller, [new]))
@@ -199,7 +199,7 @@ class Engine:
             return await self._submitter.find_repeated(new_tasks, self.workspace, error)
 
     async def _submit_to_flow(self, new_tasks: Sequence[NewTask]) -> Submitted:
-        """Submits a task that starts a flow or joins a group."""
+        """Submits one task that starts a flow or joins a group; `Invalid` for several tasks."""
         if len(new_tasks) > 1:
             raise Invalid("submit a task with next, group or control alone", "invalid_value")
         [new] = new_tasks
@@ -221,7 +221,7 @@ class Engine:
         lease_s: int = DEFAULT_LEASE_S,
         token: str | None = None,
     ) -> list[ClaimedTask]:
-        """Claims up to `n` tasks for an agent; with `token`, the caller can repeat the claim."""
+        """Claims up to `n` tasks for an agent; a repeated `token` returns its claim's tasks."""
         started_at = self.clock.now()
         tasks = await self._claimer.claim(agent, worker, n, lease_s, token, caller=self.caller)
         if not tracing.is_on():
@@ -229,14 +229,14 @@ class Engine:
         return [self._with_claim_trace(task, started_at) for task in tasks]
 
     def _with_claim_trace(self, task: ClaimedTask, started_at: datetime) -> ClaimedTask:
-        """Returns the task with the trace context of its claim, which its run continues."""
+        """Records the span of the claim; returns the task with it as trace context for its run."""
         trace_id = tracing.record_span(
             "claim", task.trace_id, started_at, self.clock.now(), task=task.fence.task
         )
         return msgspec.structs.replace(task, trace_id=trace_id)
 
     async def claimed(self, agent: UUID, token: str) -> list[ClaimedTask]:
-        """Returns the tasks that an earlier claim with this token still owns."""
+        """Returns the tasks that the agent still owns from an earlier claim with this token."""
         return await self._claimer.claimed_by_token(agent, token, self.caller)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
@@ -256,14 +256,14 @@ class Engine:
     async def worker_heartbeat(
         self, info: WorkerInfo, fences: Sequence[Fence], lease_s: int
     ) -> HeartbeatResult:
-        """Renews a worker's leases. A remote worker registers itself with the same request."""
+        """Renews leases like `heartbeat`; `info` is unused here, but registers a remote worker."""
         del info  # `record_worker` registers it, after the requests were passed to the attempts
         return await self.heartbeat(fences, lease_s)
 
     async def confirm_gone_sessions(
         self, worker: str, host: str, may_run: Callable[[str, UUID], bool]
     ) -> int:
-        """Records that sessions of unconfirmed attempts on this host are gone; returns how many."""
+        """Records unconfirmed attempts on this host as gone unless `may_run`; returns how many."""
         return await TaskMaintenance(self.core).confirm_gone_on_host(worker, host, may_run)
 
     async def progress(
@@ -273,7 +273,7 @@ class Engine:
         step: str | None = None,
         finish_at: datetime | None = None,
     ) -> None:
-        """Stores the attempt's progress; `None` leaves a value unchanged."""
+        """Stores the attempt's progress, `None` keeps a value; `Conflict` if the lease is lost."""
         await self._reporter.progress(fence, percent, step, finish_at)
 
     async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:
@@ -281,15 +281,15 @@ class Engine:
         return await self._reporter.checkpoint(fence, data, seq)
 
     async def append(self, fence: Fence, lines: Sequence[Line]) -> None:
-        """Adds lines to the attempt's transcript."""
+        """Adds lines to the attempt's transcript up to a size limit; ignores an outdated fence."""
         await self._reporter.append(fence, lines)
 
     async def steps(self, task: UUID) -> dict[str, tuple[Any, UUID | None]]:
-        """Returns the recorded steps of the task by key: the value and the subtask's id."""
+        """Returns the task's recorded steps by key: a value, or `None` and a subtask's id."""
         return await self._reporter.steps(task)
 
     async def record_step(self, fence: Fence, key: str, value: Any) -> None:
-        """Stores a step's value, which all later attempts read."""
+        """Stores a step's value for later attempts; `Conflict` if the key has another value."""
         await self._reporter.record_step(fence, key, value)
 
     async def spawn(self, fence: Fence, key: str, new: NewTask) -> UUID:
@@ -320,7 +320,7 @@ class Engine:
         summary: str | None = None,
         usage: Usage | None = None,
     ) -> Coroutine[Any, Any, None]:
-        """Completes the task with its result."""
+        """Completes the task with its result; `Conflict` if the attempt no longer owns the task."""
         completion = self._finisher.complete(
             fence, self.workspace, output, summary, self.actor, usage
         )
@@ -346,11 +346,11 @@ class Engine:
         return await UsageRecorder(self.core, self.workspace).stats(self.clock.now())
 
     async def not_started(self, fence: Fence, failure: commands.Failure) -> None:
-        """Reports that the session could not be started; the try is not counted."""
+        """Reports a session that could not be started; it counts no try, up to a limit in a row."""
         await self._report(commands.NotStarted(fence=fence, failure=failure))
 
     async def time_out(self, fence: Fence, receipt: dict[str, Any] | None = None) -> None:
-        """Reports that the session was stopped because of its timeout."""
+        """Reports that the session was stopped by its timeout; a retry gets a longer timeout."""
         await self._report(commands.TimedOut(fence=fence, receipt=receipt))
 
     async def park(
@@ -408,18 +408,18 @@ class Engine:
         await self._control(task, commands.Resume())
 
     async def start(self, task: UUID) -> None:
-        """Starts a task before its start time."""
+        """Makes a task PENDING before its start time; `Conflict` if anything else blocks it."""
         await self._control(task, commands.StartNow())
 
     async def retry(self, task: UUID, *, cascade: bool = False) -> None:
-        """Retries a finished task with all tries; `cascade` also reopens its failed dependents."""
+        """Retries a FAILED, DEAD or CANCELLED task; `cascade` also reopens failed dependents."""
         if cascade:
             await self._controller.retry(task, self.workspace, self.actor, with_dependents=True)
         else:
             await self._control(task, commands.Retry())
 
     async def assign(self, task: UUID, agent: UUID | None, *, take: bool = False) -> None:
-        """Restricts a task to one agent; `take` also ends a running attempt's lease."""
+        """Restricts a task to `agent` (`None`: any); if it runs, `Conflict` unless `take`."""
         await self._controller.assign(task, self.workspace, agent, self.actor, take=take)
 
     async def archive(self, task: UUID) -> None:
@@ -427,7 +427,7 @@ class Engine:
         await self._control(task, commands.Archive())
 
     async def reprioritise(self, task: UUID, priority: int) -> None:
-        """Changes a task's priority and so its position in the queue."""
+        """Changes the priority and queue position of a task; `Conflict` if the task is finished."""
         if not 1 <= priority <= 10:
             raise Invalid(f"priority must be between 1 and 10, not {priority}")
         await self._control(task, commands.SetPriority(priority=priority))
@@ -437,7 +437,7 @@ class Engine:
         await self._editor.edit(task, self.workspace, changes, self.actor, version=version)
 
     async def erase(self, task: UUID) -> None:
-        """Deletes the payload of a finished task; its row and audit trail stay."""
+        """Archives a finished task and deletes its payload; its row and audit trail stay."""
         await self._editor.erase(task, self.workspace, self.actor)
 
     async def _control(self, task: UUID, command: commands.Command) -> None:
@@ -491,7 +491,7 @@ class Engine:
         return await self.query.transcript(task, self.workspace, after, limit)
 
     async def logs(self, task: UUID, level: str = "DEBUG", limit: int = 1000) -> Sequence[LogLine]:
-        """Returns the newest audit events and transcript lines from `level` up, oldest first."""
+        """Returns those of the newest events and transcript lines from `level` up, by time."""
         return await self.query.logs(task, self.workspace, level, limit)
 
     async def explain(self, task: UUID) -> Explanation:
@@ -500,7 +500,7 @@ class Engine:
         return await self.query.explain(task, self.workspace, gateways)
 
     async def counts(self) -> dict[str, int]:
-        """Returns the number of tasks by status."""
+        """Returns the number of tasks by status, with 0 for unused statuses."""
         return await self.query.counts(self.workspace)
 
     async def workers(self) -> Sequence[WorkerView]:

@@ -26,7 +26,7 @@ def require_one(rows: Sequence[Row], noun: str, name: UUID | str) -> Row:
 def page_of(
     rows: Sequence[Row], limit: int, view: Callable[[Row], V]
 ) -> tuple[list[V], UUID | None]:
-    """Returns the views of at most `limit` rows, and the cursor of the next page if one follows.
+    """Returns views of up to `limit` rows, and the id of the last if `rows` has more, else `None`.
 
     The query asked for `limit + 1` rows.
     """

@@ -226,7 +226,10 @@ def hot_row(
     wait_until: datetime | None = None,
     waiter_count: int | None = None,
 ) -> tuple[Any, ...]:
-    """Returns the row of table `task`; only the arguments, not `new`, make it wait for others."""
+    """Returns a row of table `task`: WAITING by `hold`, `unmet` or later `run_at`, else PENDING.
+
+    Dependencies and a concurrency key of `new` count only through the arguments.
+    """
     is_scheduled = new.run_at is not None and new.run_at > now
     is_waiting = is_scheduled or hold is not None or bool(unmet)
     status = Status.WAITING if is_waiting else Status.PENDING
@@ -335,10 +338,7 @@ def _build_row(new: NewTask, values: dict[str, Any], builder: _RowBuilder) -> tu
 
 
 def stored_request(row: Row, names: Iterable[str]) -> dict[str, Any]:
-    """Returns the request's fields with these names, from a row of the query `task_show`.
-
-    Raises a `msgspec.MsgspecError` for invalid JSON.
-    """
+    """Returns these request fields of a `task_show` row; raises `MsgspecError` for invalid JSON."""
     return {
         name: _JSON_FIELDS[name].decode(row[name])
         if name in _JSON_FIELDS and row[name] is not None
@@ -353,5 +353,5 @@ def _encode_json(value: Any) -> str | None:
 
 
 def decode_json(text: str | None) -> Any:
-    """Returns the value of stored JSON; `None` for no text."""
+    """Returns the value of stored JSON, `None` for `None`; raises `MsgspecError` if invalid."""
     return None if text is None else msgspec.json.decode(text)

@@ -342,7 +342,7 @@ def task_view(
 
 
 def _view_value(name: str, value: Any) -> Any:
-    """Returns a column's value for a view. Invalid values of a damaged row are shown, too."""
+    """Returns a column's value for a view; for an invalid one a far date or a JSON excerpt."""
     if value is None:
         return None
     if name in _TIME_FIELDS:

@@ -59,7 +59,7 @@ class ShapeDecoder:
     def decode_mapping(
         self, node: Node, shape: type[msgspec.Struct], path: str
     ) -> MappingFields | None:
-        """Returns the valid fields of a mapping, or `None` if the node is not a mapping."""
+        """Returns a mapping's valid fields, adds errors for others; `None` for another node."""
         if not node.is_map:
             self.errors.add(node.location, path, f"must be a mapping, not {_value_kind(node)}")
             return None
@@ -160,7 +160,7 @@ def field_types(shape: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _struct_and_item_types(type_: Any) -> tuple[type[msgspec.Struct] | None, Any]:
-    """Returns the struct that a type allows, and the item type of the list that it allows."""
+    """Returns the struct, and the item type of the list, that a type allows; `None` for neither."""
     shape, item_type = None, None
     for alternative in _alternatives(type_):
         if isinstance(alternative, type) and issubclass(alternative, msgspec.Struct):

@@ -57,7 +57,7 @@ class ManifestErrors:
         self.add(location, path, reason, error.code)
 
     def raise_if_any(self) -> None:
-        """Raises `Invalid` with all errors in order of their locations, if there are any."""
+        """Raises `Invalid` if there are errors; lists the first `MAX_LISTED` by location."""
         if not self._errors:
             return
         errors = sorted(self._errors, key=lambda error: msgspec.structs.astuple(error.location))

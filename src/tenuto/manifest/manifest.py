@@ -29,7 +29,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def specs(self) -> dict[str, Spec]:
-        """Tasks and groups together, in the order of the files."""
+        """All tasks and then all groups, by key."""
         return {**self.tasks, **self.groups}
 
 
@@ -43,7 +43,7 @@ def read_manifest(files: Files, stored: Mapping[str, Spec] | None = None) -> Man
 
 
 def link_draft(draft: ManifestDraft, stored: Mapping[str, Spec]) -> Manifest:
-    """Links a draft with the stored definitions, checks it as a whole, and returns the manifest."""
+    """Links a draft with stored definitions into a manifest; raises `Invalid` with all errors."""
     return _Linker(draft, stored).manifest()
 
 
@@ -205,6 +205,6 @@ def _typed_references(fields: MappingFields) -> Iterator[tuple[str, ChildRef]]:
 
 
 def _first_key_in(error: Invalid, keys: Collection[str]) -> str | None:
-    """Returns the first of `keys` that an error mentions."""
+    """Returns the first key that an error mentions and that is in `keys`; `None` without one."""
     words = [str(error.details.get("key", "")), *error.message.split()]
     return next((word.strip("'\",") for word in words if word.strip("'\",") in keys), None)

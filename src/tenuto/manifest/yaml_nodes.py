@@ -250,9 +250,9 @@ class Composer:
         return name
 
     def _mapping_for(self, open_node: _OpenNode, name: str, location: SourceLocation) -> Node:
-        """Returns the mapping that a name belongs to.
+        """Returns the mapping of a name: the open one, or one in it that lost its indentation.
 
-        It is the open one, or a mapping in it that lost its indentation.
+        The first name of such a mapping creates it and adds a warning.
         """
         if open_node.inner is not None and name in open_node.inner[1]:
             return open_node.inner[0]

@@ -88,9 +88,10 @@ def check_instant(field: str, value: datetime | None) -> None:
 
 
 def to_json_text(field: str, value: Any) -> str | None:
-    """Returns the value as JSON text, `None` for `None`.
+    """Returns the value as JSON text, `None` for `None`; raises `Invalid` if it cannot be stored.
 
-    Raises `Invalid` if it is not JSON, too large, nested too deep or cannot be stored.
+    It cannot be stored if it is not JSON, too large, nested too deep, or has text that no database
+    can store.
     """
     if value is None:
         return None

@@ -39,10 +39,7 @@ DISABLE_AFTER_FAILURES = 84
 
 
 def check_events(patterns: Sequence[str]) -> list[str]:
-    """Returns the patterns sorted and without duplicates.
-
-    Raises `Invalid` for an empty list and for a pattern that no event can match.
-    """
+    """Returns the patterns sorted, each once; `Invalid` if none, or one matches no event."""
     if not patterns:
         raise Invalid("events must contain at least one event", field="events")
     for pattern in patterns:

@@ -67,11 +67,11 @@ class EngineCalls(RemoteResource):
         await self._call(TaskView, "POST", f"agent-tasks/{task}/resume")
 
     async def start(self, task: UUID) -> None:
-        """Starts a task before its start time."""
+        """Makes a task PENDING before its start time; `Conflict` if anything else blocks it."""
         await self._call(TaskView, "POST", f"agent-tasks/{task}/start")
 
     async def retry(self, task: UUID, *, cascade: bool = False) -> None:
-        """Retries a finished task with all tries; `cascade` also reopens its failed dependents."""
+        """Retries a FAILED, DEAD or CANCELLED task; `cascade` also reopens failed dependents."""
         await self._call(TaskView, "POST", f"agent-tasks/{task}/retry", {"cascade": cascade})
 
     async def archive(self, task: UUID) -> None:
@@ -79,7 +79,7 @@ class EngineCalls(RemoteResource):
         await self._call(TaskView, "POST", f"agent-tasks/{task}/archive")
 
     async def erase(self, task: UUID) -> None:
-        """Deletes the payload of a finished task; its row and audit trail stay."""
+        """Archives a finished task and deletes its payload; its row and audit trail stay."""
         await self._call(type(None), "DELETE", f"agent-tasks/{task}")
 
     async def show(self, task: UUID) -> TaskView:
@@ -102,7 +102,7 @@ class EngineCalls(RemoteResource):
         ).lines
 
     async def logs(self, task: UUID, level: str = "DEBUG", limit: int = 1000) -> Sequence[LogLine]:
-        """Returns the newest audit events and transcript lines from `level` up, oldest first."""
+        """Returns those of the newest events and transcript lines from `level` up, by time."""
         return (
             await self._call(
                 _LogPage, "GET", f"agent-tasks/{task}/logs", params={"level": level, "limit": limit}

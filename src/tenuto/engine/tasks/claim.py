@@ -141,11 +141,12 @@ class TaskClaimer:
         status: Status = Status.RUNNING,
         caller: Caller | None = None,
     ) -> list[ClaimedTask]:
-        """Claims up to `n` tasks for the agent and returns them, best rank first.
+        """Claims up to `n` tasks, best rank first; raises `Forbidden` for an agent that is ending.
 
-        `caller` decides which secrets the tasks receive; `None` is a program on the database. A
-        caller that may lose the response sends its own `token`, and later passes the token to
-        `claimed_by_token`. A caller that still has to start a session claims with status ASSIGNED.
+        Tasks of an earlier claim with an unknown outcome are returned first. `caller` decides which
+        secrets the tasks receive; `None` is a program on the database. A caller that may lose the
+        response sends its own `token`, and later passes the token to `claimed_by_token`. A caller
+        that still has to start a session claims with status ASSIGNED.
         """
         bounds.check_text("worker", worker, bounds.MAX_TITLE, empty=False)
         bounds.check_number("n", max(n, 0), 0, bounds.MAX_CLAIM)
@@ -209,9 +210,10 @@ class TaskClaimer:
         *,
         has_caller_token: bool,
     ) -> Rows:
-        """Claims in a shared transaction and returns the rows of the claimed tasks.
+        """Claims in a shared transaction; returns the tasks' rows, or raises `ClaimOutcomeUnknown`.
 
-        Raises `ClaimOutcomeUnknown` if the store is away and the claim may still have committed.
+        The outcome is unknown if the store is away and the claim may still have committed. Used-up
+        rate limits close lanes in the cache.
         """
         has_quota = self._core.lanes.max_running(agent.workspace) is not None
         has_running_limit = agent.max_concurrent is not None or has_quota
@@ -245,9 +247,10 @@ class TaskClaimer:
     async def _recover_unknown_claims(
         self, agent: AgentProfile, worker: str, n: int, caller: Caller | None
     ) -> list[ClaimedTask]:
-        """Returns up to `n` tasks of claims with an unknown outcome; releases surplus tasks.
+        """Returns up to `n` tasks of claims with an unknown outcome; releases the surplus tasks.
 
-        Raises `Unavailable` while an outcome stays unknown: until then nothing else is claimed.
+        Raises `Unavailable` if an outcome stays unknown and no task was found; until then nothing
+        else is claimed.
         """
         key = (agent.id, worker)
         claims = self._unknown_claims[key]
@@ -271,10 +274,7 @@ class TaskClaimer:
     async def _recover_claim(
         self, agent: AgentProfile, token: str, caller: Caller | None
     ) -> list[ClaimedTask]:
-        """Returns the tasks of one claim with an unknown outcome.
-
-        Raises `Unavailable` while the claim may still commit.
-        """
+        """Returns a claim's tasks, none if it was lost; `Unavailable` while it may still commit."""
         if tasks := await self.claimed_by_token(agent.id, token, caller):
             return tasks
 
@@ -322,9 +322,9 @@ class TaskClaimer:
         return answers
 
     def _lock_free_capacity(self, request: _ClaimRequest) -> Script[int | Forbidden]:
-        """Locks workspace and agent; returns how many requested tasks they may run, possibly < 0.
+        """Locks workspace and agent; returns how many tasks they may run, maybe < 0, or an error.
 
-        Returns `Forbidden` if the agent is unknown or accepts no tasks.
+        `Forbidden` is returned if the agent is unknown or accepts no tasks.
         """
         # The count is a separate statement: it must see the writes of the previous lock holder.
         n = yield from self._lock_free_quota(request)
@@ -341,7 +341,7 @@ class TaskClaimer:
         return n
 
     def _lock_free_quota(self, request: _ClaimRequest) -> Script[int]:
-        """Returns how many requested tasks the quota allows; locks the workspace if it has one."""
+        """Returns how many tasks the quota allows, possibly < 0; locks a workspace with a quota."""
         n: int = request.params["n"]
         workspace = {"workspace": request.params["workspace"]}
         if self._core.lanes.max_running(workspace["workspace"]) is None:
@@ -355,10 +355,10 @@ class TaskClaimer:
         return min(n, max_running - running)
 
     async def _build_tasks(self, rows: Rows, token: str, claimant: Claimant) -> list[ClaimedTask]:
-        """Returns the claimed tasks with secrets and flow inputs, best rank first; caches them.
+        """Returns tasks with secrets and inputs, best rank first; leaves out and ends broken ones.
 
         Tasks with an invalid row are quarantined, and tasks without their secrets or inputs are
-        reported as not started or failed.
+        reported as not started or failed. The attempts are cached in `known_attempts`.
         """
         tasks = []
         secret_rows = []
@@ -393,7 +393,7 @@ class TaskClaimer:
         return tasks
 
     async def _add_flow_inputs(self, tasks: list[ClaimedTask], rows: Rows) -> list[ClaimedTask]:
-        """Adds group prompts and referenced results; tasks with a missing result fail for good."""
+        """Returns tasks with group prompts and referenced results; fails those that miss one."""
         inputs = {task.fence.task: task.input for task in tasks}
         valid_rows = [row for row in rows if row["id"] in inputs]
         built = await self._core.read(self._input_builder.build_inputs(valid_rows, inputs))
@@ -423,7 +423,7 @@ class TaskClaimer:
     async def _add_secrets(
         self, tasks: list[ClaimedTask], decrypted: dict[UUID, DecryptedInput | TenutoError]
     ) -> list[ClaimedTask]:
-        """Adds the decrypted values; tasks with missing secrets are reported as not started."""
+        """Returns tasks with decrypted secrets; reports those that miss one as not started."""
         complete = []
         for task in tasks:
             result = decrypted.get(task.fence.task)

@@ -52,7 +52,7 @@ class TaskController:
     async def command(
         self, task: UUID, workspace: UUID, command: commands.Command, actor: str | None
     ) -> TaskChange | None:
-        """Applies a user's command to one task; returns the change, except for some retries.
+        """Applies a user's command to one task; returns the change, `None` for some retries.
 
         Returns `None` for a retry of a task with a flow, concurrency key or dependencies.
         """
@@ -69,7 +69,7 @@ class TaskController:
     async def retry(
         self, task: UUID, workspace: UUID, actor: str | None, *, with_dependents: bool
     ) -> int:
-        """Retries a finished task and returns how many tasks were reopened.
+        """Retries a FAILED, DEAD or CANCELLED task, else `Conflict`; returns the number reopened.
 
         With `with_dependents`, also reopens tasks that failed or were skipped because of the task.
         """
@@ -91,10 +91,10 @@ class TaskController:
         *,
         take: bool = False,
     ) -> None:
-        """Restricts the task to one agent, or lifts the restriction if `agent` is `None`.
+        """Restricts the task to `agent` (`None`: any); `Conflict` if it runs, unless `take`.
 
         With `take`, a running attempt loses its lease at once, so its later reports are refused.
-        Raises `Conflict` for a running task without `take`, and for a finished task.
+        Raises `Conflict` for a finished task, too.
         """
         if agent is not None:
             await AgentRegistry(self._core, workspace).profile(agent)
@@ -146,7 +146,7 @@ class TaskController:
         limit: int = 1000,
         dry_run: bool = False,
     ) -> ActionResult:
-        """Applies one action to up to `limit` tasks that match the filter, newest first.
+        """Applies an action to up to `limit` matching tasks, newest first; collects refusals by id.
 
         With `dry_run`, returns the ids of the matching tasks and changes nothing.
         """
@@ -175,7 +175,7 @@ class TaskController:
         return (await self._submitter.submit_many([request], workspace, actor, rerun_of=task))[0]
 
     async def _load_request(self, task: UUID, workspace: UUID) -> NewTask:
-        """Returns the request that the task was submitted with; `Conflict` if it was deleted."""
+        """Returns the request fields that a rerun repeats; `NotFound`, or `Conflict` if deleted."""
         rows = await self._core.store.fetch(
             Statement("task_show", {"workspace": workspace, "id": task})
         )

@@ -116,7 +116,7 @@ class SubmitDependencies:
         self._existing: dict[UUID, Row] = {}
 
     def lock_dependencies(self, ids: Sequence[UUID]) -> Script[None]:
-        """Locks and reads the tasks that the new tasks `ids` need; `Invalid` for a missing one."""
+        """Locks the existing tasks that the new tasks `ids` need; `Invalid` for a missing one."""
         if self._graph.blocks:
             # Only `blocks` can create a cycle with existing tasks: one submit at a time.
             yield Statement("workspace_lock", {"workspace": self._workspace})
@@ -148,7 +148,7 @@ class SubmitDependencies:
     def add_dependency_rows(
         self, rows: dict[str, list[tuple[Any, ...]]]
     ) -> dict[str, list[tuple[Any, ...]]]:
-        """Returns the rows with dependency rows added; counters and statuses ignore met ones."""
+        """Returns the rows with dependency rows added; met dependencies make no task wait."""
         hot = []
         pairs = []
         for row in rows["hot"]:
@@ -229,7 +229,7 @@ class SubmitDependencies:
             yield from cascade.apply_to_each(sorted(failed), lambda task: failed[task.id])
 
     def _block_others(self, cascade: Cascade, inserted: set[UUID]) -> Script[None]:
-        """Makes existing tasks wait for the inserted tasks that block them.
+        """Makes existing tasks wait for inserted ones; `Conflict` if started, `Invalid` if cyclic.
 
         A repeated submit has stored its dependencies already.
         """

@@ -53,10 +53,7 @@ class TaskEditor:
         *,
         version: int | None = None,
     ) -> None:
-        """Applies all changes to a task, or none.
-
-        Raises `Conflict` (`version_conflict`) if `version` is given and is not the task's version.
-        """
+        """Applies all changes or none; `Conflict` if the task does not have the given `version`."""
         _check_changes(changes)
         fields = changes.changed_fields()
         edits: list[commands.Command] = []
@@ -82,10 +79,7 @@ class TaskEditor:
             self._core.send_cascade_hints(cascade)
 
     async def erase(self, task: UUID, workspace: UUID, actor: str | None) -> None:
-        """Deletes the payload of a finished task: its input, result and texts.
-
-        Raises `Conflict` if an unfinished task may still need its result.
-        """
+        """Archives a finished task, deletes its payload; `Conflict` if a task needs the result."""
         params = {"id": task, "workspace": workspace}
 
         def script() -> Script[None]:

@@ -143,7 +143,7 @@ def _agent_reasons(
     now: datetime,
     active: ActiveGates,
 ) -> tuple[dict[str, list[str]], list[Gate]]:
-    """Returns why each agent cannot claim the task, and the gates that only delay an agent."""
+    """Returns why each agent cannot claim now, by name, and gates that only delay able agents."""
     free_slots: dict[str, int] = {}
     for worker in workers:
         if worker["status"] == "RUNNING":

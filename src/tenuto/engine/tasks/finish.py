@@ -148,9 +148,9 @@ class AttemptFinisher:
     def _chained_script_factory(
         self, completion: _Completion
     ) -> Callable[[], Script[_CompletionResult | None]] | None:
-        """Returns a script that completes the task and activates its successor in one statement.
+        """Returns a script that completes a task and activates the next; `None`: needs a cascade.
 
-        Returns `None` if the completion needs a cascade.
+        The script consists of one statement.
         """
         if completion.snapshot is None or completion.usage is not None:
             return None
@@ -162,7 +162,7 @@ class AttemptFinisher:
     def _chained_script(
         self, completion: _Completion, chained: ChainedCompletion
     ) -> Script[_CompletionResult | None]:
-        """Runs the statement of `_chained_script_factory`; `None` if the row did not match."""
+        """Completes the task by `chained`; returns `None`, doing nothing, if no row matched."""
         fence, result_row = completion.command.fence, _result_row(completion)
         params = {
             "id": fence.task,
@@ -178,10 +178,7 @@ class AttemptFinisher:
         return _CompletionResult(is_stored=True, lanes=woken_lanes | chained.lanes)
 
     def _complete_with_usage(self, completions: list[_Completion]) -> Script[set[UUID]]:
-        """Records the usage sent with completions, and completes their unwatched tasks.
-
-        Returns the ids of the completed tasks.
-        """
+        """Records sent usage and completes its unwatched tasks; returns the ids of these tasks."""
         with_usage = []
         for completion in completions:
             if completion.usage is not None:
@@ -221,9 +218,9 @@ class AttemptFinisher:
     async def apply(
         self, command: commands.AttemptCommand, actor: str | None, usage: Usage | None = None
     ) -> TaskChange | None:
-        """Applies any other command of an attempt (fail, park, begin, ...) and its usage.
+        """Applies any other command of an attempt (fail, park, begin, ...); `None` for a repeat.
 
-        Returns the change; `None` for a repeated command.
+        Also records the usage. Raises `Conflict` if the attempt does not own the task.
         """
         check_report(command)
         _check_usage(usage)

@@ -93,12 +93,15 @@ class TaskMaintenance:
     async def expire_once(
         self, actor: str, workspace: UUID | None = None, *, exempt: LeaseExemption | None = None
     ) -> int:
-        """Ends attempts whose lease has expired, of one workspace or of all, except in `exempt`."""
+        """Ends up to `BATCH` attempts with an expired lease, except in `exempt`; returns how many.
+
+        Without `workspace`, of all workspaces.
+        """
         params = {"now": self._expiry_cutoff(exempt), "workspace": workspace, "most": BATCH}
         return await self._expire(Statement("leases_expired", params), actor)
 
     async def expire_shared(self, actor: str, *, exempt: LeaseExemption | None = None) -> int:
-        """Ends attempts whose lease has expired, with an equal share of the batch per workspace."""
+        """Ends attempts with an expired lease, an equal number per workspace; returns how many."""
         params = {"now": self._expiry_cutoff(exempt), "most": BATCH}
         return await self._expire(Statement("leases_expired_by_workspace", params), actor)
 
@@ -112,10 +115,7 @@ class TaskMaintenance:
         return await self._apply_to_each(query, actor, lambda _task, _now: commands.Expire())
 
     async def expire_worker(self, worker: str, actor: str) -> int:
-        """Ends all attempts of a worker that is known to be dead, in batches, without waiting.
-
-        Returns the number of ended attempts.
-        """
+        """Ends all attempts of a dead worker without waiting for their leases; returns how many."""
         leases = Statement("leases_of_worker", {"worker": worker, "most": BATCH})
         ended = 0
         # A dead worker claims no tasks, so each batch leaves fewer leases.
@@ -128,12 +128,12 @@ class TaskMaintenance:
     async def promote_once(
         self, actor: str, workspace: UUID | None = None, *, exempt: LeaseExemption | None = None
     ) -> int:
-        """Applies the due timers of tasks: retries, start times, TTLs, hung and overdue runs."""
+        """Applies due timers (retry, start, TTL, hung) of a batch; returns tasks changed."""
         params = self._timer_params(exempt) | {"workspace": workspace, "most": BATCH}
         return await self._apply_to_each(Statement("tasks_due", params), actor, due_command)
 
     async def promote_shared(self, actor: str, *, exempt: LeaseExemption | None = None) -> int:
-        """Applies the due timers of tasks, with an equal share of the batch for each workspace.
+        """Applies due timers, an equal share of a batch per workspace; returns tasks changed.
 
         An index finds the first due tasks of each workspace, however many are due in others. This
         costs one index probe per workspace, so callers try a batch by time (`promote_once`) first.
@@ -165,9 +165,10 @@ class TaskMaintenance:
         actor: str,
         choose: Callable[[Task, DecisionContext], Command | None],
     ) -> int:
-        """Applies the command that `choose` returns to each task of a query, in one transaction.
+        """Applies the command of `choose` to each task of a query; returns how many changed.
 
-        Tasks without a command get a later timer. Returns the number of changed tasks.
+        Runs in one transaction. Tasks without a command get a later timer; invalid rows are
+        quarantined.
         """
 
         def script() -> Script[tuple[list[TaskChange], Cascade]]:
@@ -230,7 +231,7 @@ class TaskMaintenance:
         return None if timer is None else max(timer, self._core.now() + RECHECK_AFTER)
 
     async def archive_once(self, actor: str) -> int:
-        """Archives tasks that finished more than `ARCHIVE_AFTER` ago."""
+        """Archives a batch of tasks that finished over `ARCHIVE_AFTER` ago; returns how many."""
         before = self._core.now() - ARCHIVE_AFTER
         rows = await self._core.store.fetch(
             Statement("archivable", {"before": before, "most": BATCH})
@@ -245,7 +246,7 @@ class TaskMaintenance:
         return archived
 
     async def prune_once(self) -> int:
-        """Deletes old payloads, events, deliveries, lanes and workers; marks stale workers LOST."""
+        """Deletes old payloads, events and so on; marks stale workers LOST; returns how many."""
         now = self._core.now()
         statements = [
             Statement("prune_payload", {"before": now - PAYLOAD_AFTER, "most": BATCH}),
@@ -286,10 +287,7 @@ class TaskMaintenance:
     async def confirm_gone(
         self, attempts: Sequence[tuple[UUID, int]], receipt: dict[str, Any], actor: str | None
     ) -> int:
-        """Records that the sessions of these attempts (task, number) are gone.
-
-        Returns how many unconfirmed ends were confirmed.
-        """
+        """Records unconfirmed attempts among these (task, number) as gone; returns how many."""
         params = {
             "receipt": bounds.to_json_text("receipt", receipt),
             "actor": actor,
@@ -305,10 +303,10 @@ class TaskMaintenance:
     async def relay_once(
         self, subscriber: str, sink: Sink, limit: int = BATCH, *, errors: bool = False
     ) -> int:
-        """Passes the next events to a subscriber, then moves its cursor. At least once, in order.
+        """Passes the next events to `sink`, at least once, in order; returns how many it accepted.
 
-        With `errors`, the subscriber gets only events of level ERROR and above, from their own
-        index. Returns the number of accepted events.
+        Then moves the subscriber's cursor. With `errors`, the subscriber gets only events of level
+        ERROR and above, from their own index.
         """
         params: dict[str, Any] = {"name": subscriber, "now": self._core.now()}
 

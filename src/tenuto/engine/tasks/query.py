@@ -85,7 +85,7 @@ def list_statement(
 
 
 def _parse_statuses(names: Sequence[str]) -> tuple[frozenset[str], frozenset[str], bool]:
-    """Returns statuses and last outcomes from a filter's names, and if ARCHIVED is among them."""
+    """Returns statuses, last outcomes, and if ARCHIVED is among the names; else `Invalid`."""
     statuses = set()
     outcomes = set()
     archived = False
@@ -122,9 +122,9 @@ class TaskQueries:
         return [row["id"] for row in rows]
 
     async def find(self, text: str, workspace: UUID) -> UUID:
-        """Returns the id of the task whose id begins with `text`; a full id is not looked up.
+        """Returns the id of the only task with this id prefix; `NotFound` if none or several.
 
-        Raises `NotFound` if no task or several tasks match, or if `text` is too short.
+        A full id is returned without a lookup. Also raises `NotFound` if `text` is too short.
         """
         try:
             return UUID(text)
@@ -151,7 +151,7 @@ class TaskQueries:
         return task_view(row, labels[task], _waiting_for(row, self._core.now()), needs)
 
     async def labels(self, ids: Sequence[UUID]) -> dict[UUID, dict[str, Any]]:
-        """Returns tags, task tags and capabilities, by task and kind."""
+        """Returns the values by task and kind: `label` (tags), `tag` (task tags), `capability`."""
         labels: dict[UUID, dict[str, Any]] = {task: defaultdict(list) for task in ids}
         for row in await self._fetch(Statement("labels_of", {"ids": list(ids)})):
             labels[row["id"]][row["kind"]].append(row["value"])
@@ -199,7 +199,7 @@ class TaskQueries:
     async def logs(
         self, task: UUID, workspace: UUID, level: str = "DEBUG", limit: int = 1000
     ) -> list[LogLine]:
-        """Reads the newest events and transcript lines; returns those from `level` up by time."""
+        """Returns those of the newest events and transcript lines from `level` up, by time."""
         levels = _levels_from(level)
         bounds.check_whole("limit", limit, 1, bounds.MAX_COUNT)
         await self._require_row(task, workspace)
@@ -288,7 +288,7 @@ class TaskQueries:
     async def _active_gates(
         self, workspace: UUID, lane: Lane | None, agents: Mapping[str, AgentProfile], now: datetime
     ) -> ActiveGates:
-        """Returns the pauses, rate limits and quotas that apply to the lane and its agents."""
+        """Returns the workspace's pauses and quota gates, and exhausted rate limits by agent."""
         model = None if lane is None else lane.requirements.model
         rows = await limit_rows(self._core, workspace)
         limits = {
@@ -318,7 +318,7 @@ def _levels_from(level: str) -> tuple[str, ...]:
 
 
 def _waiting_for(row: Row, now: datetime) -> str | None:
-    """Returns the reason for WAITING in one word; `None` for an invalid row, too."""
+    """Returns the reason for WAITING in one word; `None` for another status or an invalid row."""
     try:
         return waiting_for(parse_task(row), now)
     except CorruptRow:

@@ -80,7 +80,7 @@ class AttemptReporter:
     async def heartbeat(
         self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S
     ) -> HeartbeatResult:
-        """Renews all leases in one statement; returns their statuses and the lost ones."""
+        """Renews leases of current fences; returns their statuses, and the other fences as lost."""
         bounds.check_number("lease_s", lease_s, 1, bounds.MAX_LEASE_S)
         valid = [fence for fence in fences if fence.is_possible()]
         if not valid:
@@ -103,7 +103,7 @@ class AttemptReporter:
     async def progress(
         self, fence: Fence, percent: float | None, step: str | None, finish_at: datetime | None
     ) -> None:
-        """Stores the attempt's progress, in whole percent; `None` leaves a value unchanged."""
+        """Stores progress in whole percent, `None` keeps a value; `Conflict` for a lost lease."""
         check_fence(fence)
         check_progress(percent, step, finish_at)
         if percent is not None:
@@ -129,9 +129,10 @@ class AttemptReporter:
         return {"workspace": self._workspace, "now": self._core.now()}
 
     async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:
-        """Replaces the checkpoint and returns its number.
+        """Replaces the checkpoint, returns its number; `Conflict` if `seq` is below the stored one.
 
-        Raises `Conflict` (`checkpoint_stale`) if `seq` is lower than the stored number.
+        Without `seq` the number is the next one. An attempt that repeats its own number changes
+        nothing; another attempt with that number gets `Conflict` (`checkpoint_stale`), too.
         """
         check_fence(fence)
         if seq is not None:
@@ -170,10 +171,10 @@ class AttemptReporter:
         return await self._core.store.transact(script)
 
     async def append(self, fence: Fence, lines: Sequence[Line]) -> None:
-        """Adds lines to the attempt's transcript, up to its size limit.
+        """Adds new lines to the attempt's transcript up to a size limit; ignores an outdated fence.
 
-        The last line of a full transcript says so. Drops lines of an attempt that lost its task,
-        and lines whose number is stored already.
+        The last line of a full transcript says so. Lines whose number is stored already are
+        dropped.
         """
         check_fence(fence)
         for line in lines:
@@ -210,16 +211,13 @@ class AttemptReporter:
         await self._core.store.transact(script)
 
     async def steps(self, task: UUID) -> dict[str, tuple[Any, UUID | None]]:
-        """Returns the recorded steps of all attempts by key: the value and the subtask's id."""
+        """Returns the task's recorded steps by key: a value, or `None` and a subtask's id."""
         params = {"id": task, "workspace": self._workspace}
         rows = await self._core.store.fetch(Statement("steps", params))
         return {row["key"]: (decode_json(row["value"]), row["child"]) for row in rows}
 
     async def record_step(self, fence: Fence, key: str, value: Any) -> None:
-        """Stores a step's value, which all later attempts read.
-
-        Raises `Conflict` (`step_conflict`) if the step has another value.
-        """
+        """Stores a step's value for later attempts; `Conflict` if the key has another value."""
         redactor = await self._task_secrets.redactor(fence)
         check_key(key, redactor)
         text = redactor.redact_json(bounds.to_json_text("value", value))
@@ -237,10 +235,7 @@ class AttemptReporter:
     async def spawn(
         self, fence: Fence, workspace: UUID, key: str, new: NewTask, actor: str | None
     ) -> UUID:
-        """Creates a subtask, once per key, and returns its id.
-
-        Repeated calls with the same key return the same id.
-        """
+        """Creates a subtask and returns its id; for a repeated key, that of the first subtask."""
         redactor = await self._task_secrets.redactor(fence)
         check_key(key, redactor)
         if new.next or new.control or new.group:
@@ -294,10 +289,9 @@ class AttemptReporter:
         )
 
     def lock_owned_task(self, fence: Fence, *, allow_pausing: bool = False) -> Script[Task]:
-        """Locks and returns the task of a current fence.
+        """Locks and returns the fence's task; `Conflict` if lost, or to be cancelled or paused.
 
-        Raises `Conflict` if the attempt no longer owns the task, if a cancel was requested, or,
-        unless `allow_pausing`, if a pause was requested.
+        With `allow_pausing`, a requested pause is no conflict.
         """
         check_fence(fence)
         rows = yield Statement("tasks_locked", {"ids": [fence.task]})

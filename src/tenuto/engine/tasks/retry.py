@@ -45,7 +45,7 @@ class _RetryPosition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hold(self) -> str | None:
-        """The hold that the reopened task gets."""
+        """The hold that the reopened task gets, `turn` or `paused`; `None` for neither."""
         return "turn" if self.has_turn_ahead else "paused" if self.is_paused else None
 
 
@@ -67,10 +67,10 @@ class TaskRetry:
         """True if some dependents will be reopened by deferred work."""
 
     def retry(self, task: UUID) -> Script[None]:
-        """Retries a finished task with all its tries, and its dependents if `with_dependents`.
+        """Retries a FAILED, DEAD or CANCELLED task with all its tries; `Conflict` for others.
 
-        Raises `Conflict` if the task is not FAILED, DEAD or CANCELLED, or if it waits for a task
-        that failed.
+        Raises `Conflict` also if the task waits for a task that failed. Reopens its dependents if
+        `with_dependents`.
         """
         deferred_outcomes = yield Statement("deferred_outcomes_delete", {"ids": [task]})
         position = yield from self._reopen_slot(task, was_counted=not deferred_outcomes)
@@ -105,10 +105,7 @@ class TaskRetry:
             yield from self._retry_dependents([task])
 
     def _reopen_dependencies(self, task: UUID) -> Script[int]:
-        """Makes a task wait for its open dependencies; `Conflict` if one failed; returns count.
-
-        Raises `Conflict` if a dependency finished without success.
-        """
+        """Makes a task wait for open dependencies, returns how many; `Conflict` if one failed."""
         rows = yield Statement("dependencies_locked", {"task": task})
         unmet = [row for row in rows if not row["met"]]
         completed = [row["id"] for row in unmet if row["status"] == Status.COMPLETED]
@@ -319,9 +316,9 @@ class TaskRetry:
         return (yield from self._reopen_group(group.parent, group.slot))
 
     def _reopen_skipped(self, group: Group, *, paused: bool) -> Script[set[UUID]]:
-        """Reopens children that were skipped before their turn, to wait for it again.
+        """Reopens children that were skipped before their turn, to wait for it; returns their ids.
 
-        Returns the ids of these tasks and groups.
+        The ids are those of tasks and groups. A task with another failed dependency stays skipped.
         """
         params = {"parent": group.id, "workspace": group.workspace}
         rows = yield from _fetch_all("children_skipped", params)
@@ -347,7 +344,7 @@ class TaskRetry:
         return {*tasks, *group_ids}
 
     def _reopen_inner_dependencies(self, tasks: set[UUID]) -> Script[list[UUID]]:
-        """Reopens failed dependencies among the tasks; returns the tasks without any other."""
+        """Reopens failed dependencies among the tasks; returns tasks without other failed ones."""
         unmet_rows = yield Statement("dependencies_unmet", {"ids": sorted(tasks)})
         failed_rows = [row for row in unmet_rows if row["failed"]]
         remaining = set(tasks)
@@ -471,7 +468,7 @@ def run_retry_failed_work(cascade: Cascade, work: Row) -> Script[None]:
 
 
 def run_retry_dependents_work(cascade: Cascade, work: Row) -> Script[None]:
-    """Runs deferred work: reopens the remaining dependents of a task."""
+    """Runs deferred work: reopens further dependents of a task, unless the task failed again."""
     rows = yield Statement("tasks_locked", {"ids": [work["subject"]]})
     status = Status(rows[0]["status"]) if rows else None
     if status in _UNSUCCESSFUL:

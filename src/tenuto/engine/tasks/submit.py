@@ -222,7 +222,7 @@ class TaskSubmitter:
         *,
         rerun_of: UUID | None,
     ) -> list[Submitted]:
-        """Inserts many tasks without ids, keys or dependencies, in one streamed transaction."""
+        """Inserts many tasks without ids, keys or dependencies at once, and sends hints."""
         now = self._core.now()
         parts: list[PreparedSubmit] = []
         submitted: list[Submitted] = []
@@ -391,7 +391,7 @@ class TaskSubmitter:
     async def _prepare_plain_tasks(
         self, encrypted: EncryptedTasks, ids: list[UUID], workspace: UUID, actor: str | None
     ) -> PreparedSubmit:
-        """Builds the rows of plain tasks: they require only their type and can start at once."""
+        """Builds the rows of plain tasks, which require only a type; creates missing lanes."""
         rows = empty_rows()
         rows["sealed"] = encrypted.rows
         body, hot = rows["body"], rows["hot"]
@@ -470,7 +470,7 @@ def _needs_lookup(new: NewTask) -> bool:
 
 
 def _fingerprints(encrypted: EncryptedTasks, rules: ComplexityRules) -> list[tuple[str, ...]]:
-    """Returns the fingerprints of tasks with an id or idempotency key; none for other tasks.
+    """Returns each task's fingerprints, in order; empty for a task without id and idempotency key.
 
     They cover the caller's request only: what complexity rules require of an agent may change.
     """
@@ -509,10 +509,7 @@ def _lane_index(tasks: Sequence[NewTask], workspace: UUID) -> tuple[list[int], l
 
 
 def _first_indexes(new_tasks: Sequence[NewTask]) -> list[int]:
-    """Returns for each task the index of the first task with the same id or idempotency key.
-
-    Raises `Conflict` if two different tasks share an id or key.
-    """
+    """Returns by task the index of the first with its id or key; `Conflict` if these two differ."""
     if not any(new.id or new.idempotency_key for new in new_tasks):
         return list(range(len(new_tasks)))
     first_by_name: dict[UUID | str, int] = {}

@@ -55,7 +55,7 @@ class AgentTransition(msgspec.Struct, frozen=True):
 def transition_when_due(
     status: str, running: int, now: datetime, *, lost_tasks: bool
 ) -> AgentTransition:
-    """Returns the change of an agent whose timer is due.
+    """Returns the change of a due agent: to STALE, ERROR or TERMINATED, or only the next check.
 
     An agent without heartbeats becomes STALE. It becomes ERROR when none of its tasks is running
     any more and it lost tasks because of the missing heartbeats; otherwise it stays STALE. A
@@ -138,10 +138,7 @@ def merge_user_profile(
 
 
 def claimable_types(profile: AgentProfile) -> tuple[str, ...] | None:
-    """Returns the task types the agent can claim: those its worker handles and users allow.
-
-    `None` means all types.
-    """
+    """Returns the task types that worker and users let the agent claim; `None` means all types."""
     means = effective_support(profile)
     if means is None or means.task_types is None:
         return profile.task_types
@@ -186,7 +183,7 @@ def _check_list(field: str, items: Sequence[str] | None) -> None:
 
 
 def parse_rules(names: Sequence[str]) -> tuple[Rule, ...]:
-    """Returns the choose rules with these names; raises `Invalid` for an unknown name."""
+    """Returns the choose rules with these names; raises `Invalid` for an unknown name or none."""
     rules = []
     for name in names:
         if name not in RULES:

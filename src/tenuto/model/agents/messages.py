@@ -44,10 +44,7 @@ def message_row(
 
 
 def stored_body(new: NewMessage) -> str:
-    """Returns the body as stored JSON text, with its secret values masked.
-
-    Raises `Invalid` if the message is not valid.
-    """
+    """Checks a message (`Invalid`) and returns its body as JSON text with masked secrets."""
     if not _KIND.fullmatch(new.kind):
         text = (
             "kind must have 1 to 64 small letters, digits, '.', '_' or '-', and begin with a letter"

@@ -80,9 +80,9 @@ def is_exceeded(budget: Budget, used: UsageTotal) -> bool:
 
 
 def higher_budget(budget: Budget, used: UsageTotal, requested: Budget | None) -> Budget:
-    """Returns a higher budget: the requested one, else twice the budget or, if more, the usage.
+    """Returns the requested budget, else a doubled one; `Invalid` if the requested one is used up.
 
-    Raises `Invalid` if the requested budget is already used up.
+    Each cap is doubled or, if more was used, becomes twice the usage.
     """
     if requested is not None:
         check_budget(requested)

@@ -53,7 +53,7 @@ def complexity_of_estimate(
 
 
 def is_hard(new: NewTask, rules: ComplexityRules) -> bool:
-    """True if the task is hard. A task without complexity and estimate does not count as hard."""
+    """True if the task's complexity, or else its estimate, is hard; False if it has neither."""
     if new.complexity is not None:
         return new.complexity in _HARD_LEVELS
     return (
@@ -63,7 +63,7 @@ def is_hard(new: NewTask, rules: ComplexityRules) -> bool:
 
 
 def with_required_capability(new: NewTask, rules: ComplexityRules) -> NewTask:
-    """Returns a hard task with `call_subagent` required if the policy is `require`."""
+    """Returns the task, with `call_subagent` required if it is hard and the policy is `require`."""
     if rules.policy != "require" or not is_hard(new, rules):
         return new
     return with_subagent_capability(new)

@@ -45,5 +45,5 @@ def _lower_limit(quota: Quota, ceiling: Quota, name: str) -> int | None:
 
 
 def parse_quota(text: str | None) -> Quota:
-    """Returns the quota from the JSON text of a workspace's row."""
+    """Returns the quota from the JSON text of a workspace's row; one without caps for `None`."""
     return Quota() if text is None else msgspec.json.decode(text, type=Quota)

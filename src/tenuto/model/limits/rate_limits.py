@@ -85,7 +85,7 @@ def initial_usage(limit: RateLimit, now: datetime) -> RateLimitUsage:
 
 
 def remaining_requests(limit: RateLimit, usage: RateLimitUsage, now: datetime) -> int:
-    """Returns how many requests are allowed now; 0 while the bucket has no token."""
+    """Returns the allowed requests; 0 while no token is left, `MAX_CLAIM` without a limit."""
     if limit.tokens_per_minute is not None and remaining_tokens(limit, usage, now) < 1:
         return 0
     if limit.requests_per_minute is None:
@@ -179,7 +179,7 @@ def applicable_limit_names(
 
 
 def allowed_claims(group: Iterable[str], remaining: Mapping[str, int], n: int) -> int:
-    """Returns how many of `n` tasks the group's limits allow."""
+    """Returns the lowest number that remains of the limits, or `n` without any; 0 if `n` <= 0."""
     return min((remaining[name] for name in group), default=n) if n > 0 else 0
 
 

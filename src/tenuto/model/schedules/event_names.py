@@ -34,9 +34,9 @@ _SOURCE = re.compile(r"trigger:[0-9a-f-]{36}:([0-9]{1,9})")
 def event_names(
     kind: str, previous: str | None = None, new: str | None = None, message: str | None = None
 ) -> tuple[str, ...]:
-    """Returns the event names of an audit row, the main name first.
+    """Returns the event names of an audit row, the main name first; none for events of triggers.
 
-    Events of triggers have no name: a trigger that always fails would trigger itself.
+    With a name, the events of a trigger that always fails would trigger it again.
     """
     if kind == PUBLISHED:
         return () if message is None else (message,)

@@ -433,10 +433,7 @@ def _parse_period(text: str) -> _Period:
 
 
 def _add_months(wall: datetime, months: int) -> datetime:
-    """Returns the same day of a later month, or the last day of that month if it is shorter.
-
-    Raises `ValueError` beyond the calendar.
-    """
+    """Returns the same day of a later month, or its last day; `ValueError` beyond the calendar."""
     years, month = divmod(wall.month - 1 + months, 12)
     year = wall.year + years
     if year > MAX_TIME.year:

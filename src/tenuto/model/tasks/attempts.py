@@ -62,7 +62,7 @@ def complete(task: Task, command: c.Complete, context: DecisionContext) -> TaskC
 
 
 def fail(task: Task, command: c.Fail, context: DecisionContext) -> TaskChange:
-    """Fails the task for good, parks it or schedules a retry, by the rule of the error class."""
+    """Returns the change to FAILED, DEAD, a park or a retry, by error class and `retryable`."""
     failure = command.failure
     rule = RULES[failure.error_class]
     record = attempt_record(task, context, Outcome.FAILED, failure)
@@ -113,7 +113,7 @@ def _park_until_reset(
     resume_at: datetime,
     counters: dict[str, Any],
 ) -> TaskChange:
-    """Parks the task until the provider's limit resets; DEAD if no try is left."""
+    """Returns the change to WAITING until the provider's limit resets, or DEAD without a try."""
     record = attempt_record(task, context, Outcome.PARKED, failure)
     if has_no_try_left(task, counters.get("tries", task.tries)):
         return mark_dead(task, context, record, failure.message, **counters)
@@ -194,7 +194,7 @@ def _consecutive_outcomes(task: Task, outcome: Outcome) -> int:
 
 
 def expire(task: Task, command: c.Expire, context: DecisionContext) -> TaskChange:
-    """Returns the change after a lost lease: a retry, or the requested cancel or pause."""
+    """Returns the change after a lost lease: a retry or DEAD, or the requested cancel or pause."""
     receipt = command.receipt or {"state": "unconfirmed"}
     if task.cancel_requested_at is not None:
         return finish_cancel(task, context, receipt)
@@ -281,7 +281,7 @@ def park(task: Task, command: c.Park, context: DecisionContext) -> TaskChange:
 
 
 def unpark(task: Task, command: c.Unpark, context: DecisionContext) -> TaskChange:
-    """Clears the hold; the task becomes PENDING if it is ready. `Conflict` if it is not parked."""
+    """Returns the change without hold, to PENDING if ready; `Conflict` if it is not parked."""
     if not is_parked(task):
         raise Conflict(f"task {task.id} is not parked by its handler")
     cleared: dict[str, Any] = {"hold": None, "resume_at": None, "wait_until": None}

@@ -111,15 +111,14 @@ HANDLER_HOLDS = frozenset({"children", "approval", "input"})
 
 
 def is_parked(task: Task) -> bool:
-    """True if an attempt parked the task and it still waits. A task that never ran cannot be."""
+    """True if a handler parked the task and it still waits; not for a park at a rate limit."""
     return task.attempt > 0 and (task.hold or "").partition(":")[0] in HANDLER_HOLDS
 
 
 def without_counting_try(task: Task) -> dict[str, Any]:
-    """Returns the counters after an attempt that ends without counting as a try.
+    """Returns the counters after an uncounted end; beyond `FREE_ENDS` in a row, they count.
 
-    At most `FREE_ENDS` such ends in a row are free; a new checkpoint restarts the count. Further
-    ones count as tries.
+    A new checkpoint restarts the count.
     """
     consecutive = 1 if task.checkpoint_seq > task.free_mark else task.free_ends + 1
     tries = task.tries - 1 if consecutive <= FREE_ENDS else task.tries

@@ -32,10 +32,7 @@ from tenuto.model.tasks.task import (
 
 
 def decide(task: Task, command: Command, context: DecisionContext) -> TaskChange | None:
-    """Returns the change that `command` makes to `task` now, or `None` for a repeated message.
-
-    Raises `Conflict` if the command is not allowed now.
-    """
+    """Returns the change by `command`, `None` for a repeat; `Conflict` if it is not allowed now."""
     if isinstance(command, AttemptCommand):
         if _is_repeat(task, command):
             return None

@@ -24,7 +24,7 @@ _TaskV0_1: Any = msgspec.defstruct("_TaskOf01", [(name, Any) for name in _FIELDS
 
 
 def fingerprint(new: NewTask, secret: str = "") -> str:
-    """Returns a hash of the fields of `new` that differ from their defaults.
+    """Returns a hash of the fields of `new`, except `id`, that differ from their defaults.
 
     `secret` represents the task's secret values, which `new` does not contain.
     """

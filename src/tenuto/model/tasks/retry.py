@@ -79,7 +79,7 @@ def backoff(policy: RetryPolicy, tries: int, roll: float) -> float:
 
 
 def increase_timeout(timeout_s: int | None) -> int | None:
-    """Returns twice the run timeout, up to the cap; `None` for `None`."""
+    """Returns twice the run timeout, up to the cap, never less than before; `None` for `None`."""
     if timeout_s is None:
         return None
     return max(timeout_s, min(timeout_s * TIMEOUT_GROWTH, TIMEOUT_CAP_S))

@@ -29,7 +29,7 @@ from tenuto.model.tasks.task import (
 
 
 def pause(task: Task, command: c.Pause, context: DecisionContext) -> TaskChange:
-    """Returns the change to PAUSED; while an attempt owns the task, only records the request."""
+    """Returns the change to PAUSED; for an attempt only the request, `Conflict` during a cancel."""
     if task.status in LEASED:
         if task.cancel_requested_at is not None:
             raise Conflict(f"task {task.id} is being cancelled", "cancel_requested")
@@ -45,7 +45,7 @@ def pause(task: Task, command: c.Pause, context: DecisionContext) -> TaskChange:
 
 
 def pause_for_budget(task: Task, command: c.PauseForBudget, context: DecisionContext) -> TaskChange:
-    """Requests that the attempt stops; raises `Conflict` if there is none."""
+    """Records a pause request and the hold; `Conflict` without an attempt or during a cancel."""
     if task.status not in LEASED:
         raise Conflict(f"task {task.id} is {task.status}: no attempt is running")
     if task.cancel_requested_at is not None:
@@ -67,7 +67,7 @@ def confirm_pause(task: Task, command: c.ConfirmPause, context: DecisionContext)
 
 
 def resume(task: Task, command: c.Resume, context: DecisionContext) -> TaskChange:
-    """Returns the change to PENDING, or to WAITING or RETRY_WAIT if the task still waits."""
+    """Returns the change to PENDING, WAITING or RETRY_WAIT; `Conflict` if no attempt is left."""
     del command
     if task.attempt >= ATTEMPT_CAP:
         raise Conflict(
@@ -187,18 +187,18 @@ def reopen(task: Task, command: c.Reopen, context: DecisionContext) -> TaskChang
 def meet_dependencies(
     task: Task, command: c.DependenciesMet, context: DecisionContext
 ) -> TaskChange:
-    """Subtracts `command.n` unmet dependencies; the task becomes PENDING if it is ready."""
+    """Returns the change with `command.n` fewer unmet dependencies, to PENDING if ready."""
     return _unblock(msgspec.structs.replace(task, unmet=task.unmet - command.n), task, context)
 
 
 def clear_hold(task: Task, command: c.ClearHold, context: DecisionContext) -> TaskChange:
-    """Replaces the hold by `command.hold`; the task becomes PENDING if it is ready."""
+    """Returns the change to the hold `command.hold`, which may be `None`; to PENDING if ready."""
     after = msgspec.structs.replace(task, hold=command.hold, wait_until=None)
     return _unblock(after, task, context)
 
 
 def await_answer(task: Task, command: c.AwaitAnswer, context: DecisionContext) -> TaskChange:
-    """Sets the hold and the deadline of the answer; the status stays."""
+    """Returns the change that sets the hold and the deadline of the answer; the status stays."""
     return build_change(
         task,
         context,
@@ -224,7 +224,7 @@ def _unblock(after: Task, task: Task, context: DecisionContext) -> TaskChange:
 
 
 def add_dependency(task: Task, command: c.AddDependency, context: DecisionContext) -> TaskChange:
-    """Adds one unmet dependency; a PENDING task becomes WAITING."""
+    """Returns the change with one more unmet dependency; a PENDING task becomes WAITING."""
     del command
     status = Status.WAITING if task.status is Status.PENDING else task.status
     return build_change(task, context, "blocked", status=status, unmet=task.unmet + 1)
@@ -292,7 +292,7 @@ def retry(task: Task, command: c.Retry, context: DecisionContext) -> TaskChange:
 
 
 def archive(task: Task, command: c.Archive, context: DecisionContext) -> TaskChange:
-    """Sets `archived_at`; raises `Conflict` unless the task is finished and not archived."""
+    """Returns the change of `archived_at`; `Conflict` if the task is unfinished or archived."""
     del command
     if task.status not in TERMINAL:
         raise Conflict(f"cannot archive task {task.id}: it is {task.status}")
@@ -302,7 +302,7 @@ def archive(task: Task, command: c.Archive, context: DecisionContext) -> TaskCha
 
 
 def set_priority(task: Task, command: c.SetPriority, context: DecisionContext) -> TaskChange:
-    """Sets priority and rank; raises `Conflict` if the task is finished."""
+    """Returns the change of priority and rank; raises `Conflict` if the task is finished."""
     if task.status in TERMINAL:
         raise Conflict(f"cannot change the priority of task {task.id}: it is {task.status}")
     startable_at = max(task.created_at, task.run_at or task.created_at)
@@ -317,7 +317,7 @@ def set_priority(task: Task, command: c.SetPriority, context: DecisionContext) -
 
 
 def assign(task: Task, command: c.Assign, context: DecisionContext) -> TaskChange:
-    """Moves the task to the command's lane; the agent is only recorded in the event."""
+    """Returns the change to the command's lane; `Conflict` if finished. Only notes the agent."""
     if task.status in TERMINAL:
         raise Conflict(f"cannot assign task {task.id}: it is {task.status}")
     data = {"agent": None if command.agent is None else str(command.agent)}
@@ -330,7 +330,7 @@ def edit(task: Task, command: c.Edit, context: DecisionContext) -> TaskChange:
 
 
 def delete_payload(task: Task, command: c.DeletePayload, context: DecisionContext) -> TaskChange:
-    """Archives a finished task; the engine deletes the payload."""
+    """Returns the change that archives the task, `Conflict` if unfinished; the engine deletes."""
     del command
     if task.status not in TERMINAL:
         raise Conflict(f"cannot delete task {task.id}: it is {task.status}; cancel it first")

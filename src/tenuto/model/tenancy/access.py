@@ -100,10 +100,9 @@ def check_caller_permanent(caller: Caller) -> None:
 
 
 def token_expiry(requested: datetime | None, issuer_expiry: datetime | None) -> datetime | None:
-    """Returns when a new token expires: when requested, but no later than the issuing token.
+    """Returns when a new token expires, `None`: never; `Invalid` if later than the issuing token.
 
-    Without a requested expiry it expires with the issuing token. Raises `Invalid` if the requested
-    expiry is later than that.
+    Without a requested expiry it expires with the issuing token, if that one expires.
     """
     if issuer_expiry is None:
         return requested

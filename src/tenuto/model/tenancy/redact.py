@@ -60,7 +60,7 @@ class Redactor:
         return value
 
     def redact_json(self, text: str | None) -> str | None:
-        """Returns the JSON text with its value redacted like `redact_value`."""
+        """Returns the JSON text with its value redacted like `redact_value`; `None` for `None`."""
         if not self._variants or text is None:
             return text
         return msgspec.json.encode(self.redact_value(msgspec.json.decode(text))).decode()

@@ -75,9 +75,9 @@ def referenced_names(value: Any) -> set[str]:
 
 
 def definition_secret_names(value: Any) -> set[str]:
-    """Returns the names of stored secrets that a definition's JSON value refers to.
+    """Returns the secret names a definition's JSON refers to; `Invalid` for an invalid name.
 
-    Raises `Invalid` for a name that only a flow would fill in, because its use cannot be checked.
+    A name that only a flow would fill in is invalid, because its use cannot be checked.
     """
     names: set[str] = set()
     pending = [value]
@@ -118,7 +118,7 @@ def has_secrets(value: Any) -> bool:
 
 
 def extract_secrets(value: Any) -> tuple[Any, dict[str, str]]:
-    """Returns a task's input with masked secrets, and their values by name; checks the values."""
+    """Returns the input with masked secrets, and the values by name; `Invalid` for bad values."""
     if not has_secrets(value):
         return value, {}
     bounds.to_json_text("input", value)
@@ -137,5 +137,5 @@ def extract_secrets(value: Any) -> tuple[Any, dict[str, str]]:
 
 
 def restore_secrets(value: Any, secrets: Mapping[str, str]) -> Any:
-    """Returns a task's input with these values under `secrets`."""
+    """Returns a task's input with these values under `secrets`; unchanged if there are none."""
     return {**value, KEY: dict(secrets)} if secrets and isinstance(value, dict) else value
