@@ -34,9 +34,10 @@ def run(
     only: Sequence[str] = (),
     as_json: bool = False,
 ) -> int:
-    """Measures SQLite, and PostgreSQL if given, and prints figures; returns the exit code.
+    """Measures SQLite, and PostgreSQL if given; prints and stores figures; always returns 0.
 
-    Without `only` it makes all usual measurements. Progress goes to standard error.
+    Without `only` it makes all usual measurements; raises `Invalid` for an unknown one. Progress
+    goes to standard error.
     """
     unknown = set(only) - set(MEASURES)
     if unknown:
@@ -109,7 +110,7 @@ def _print_progress(text: str) -> None:
 async def _measure_rounds(
     store: str, url: str | None, names: Sequence[str], tasks: int, rounds: int
 ) -> Figures:
-    """Returns the median of each figure over the rounds."""
+    """Runs the measurements `rounds` times and returns the median of each figure."""
     samples: dict[str, list[float]] = {}
     for number in range(rounds):
         for name in names:

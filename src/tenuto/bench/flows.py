@@ -87,7 +87,7 @@ CHAINS: dict[str, SubmitWorkload] = {
 
 
 async def measure(bench: Bench) -> Figures:
-    """Measures milliseconds per task, and the ratio to independent tasks."""
+    """Measures milliseconds per task of fan-outs and chains, and the ratio to independent tasks."""
     n = min(bench.tasks, MAX_BULK)
     figures = await _compare(bench, "fan-out", n, SLOTS, FAN_OUTS)
     return figures | await _compare(bench, "chain", n, 1, CHAINS)

@@ -106,7 +106,7 @@ class Bench:
         return (await self.engine.query.counts(self.engine.workspace))["COMPLETED"]
 
     async def register_agent(self, *types: str) -> AgentProfile:
-        """Registers an agent for these task types and returns its profile."""
+        """Registers the agent `prober` for only these task types and returns its profile."""
         profile = AgentProfile(
             id=self.engine.clock.new_id(),
             workspace=self.engine.workspace,
@@ -150,7 +150,7 @@ async def submit_bulk(bench: Bench) -> Figures:
 
 
 async def _drain_rate(bench: Bench, workers: int) -> float:
-    """Submits tasks, starts workers; returns tasks per second from first start to last finish."""
+    """Runs new tasks on new workers, which stay; returns tasks/s, first start to last finish."""
     ids = await bench.submit_tasks(bench.tasks)
     before = await bench.count_completed()
     for _ in range(workers):
@@ -198,7 +198,7 @@ async def _median_drain_rate(bench: Bench) -> float:
 
 
 async def idle(bench: Bench) -> Figures:
-    """Measures latency from submit to start on an idle worker process, its memory and its CPU."""
+    """Measures latency from submit to start on an idle worker; on Linux also its memory and CPU."""
     worker = await bench.start_worker(10)
     waits = []
     for number in range(105):

@@ -36,7 +36,7 @@ def add_echo() -> None:
 
 
 async def main(folder: str, database: str) -> None:
-    """Serves until standard input ends."""
+    """Prints address and token, then serves the API and `ECHO` until standard input ends."""
     add_echo()
     settings = Settings(
         database=database,

@@ -73,7 +73,7 @@ class Client:
 async def submit_and_record(
     engine: Engine, new_tasks: Sequence[NewTask], stop: asyncio.Event
 ) -> bool:
-    """Submits tasks until acknowledged and records their ids; returns False if stopped before."""
+    """Submits tasks, again after outages, and records their ids; False if stopped before that."""
     while not stop.is_set():
         try:
             submitted = await engine.submit_many(new_tasks)

@@ -55,7 +55,7 @@ class Database:
 
 @asynccontextmanager
 async def open_database(plan: ChaosPlan, folder: Path, clock: Clock) -> AsyncIterator[Database]:
-    """Context with the run's new, migrated database."""
+    """Context with the run's new, migrated database; at its end, drops it or stops its server."""
     address = plan.database or "sqlite:"
     if address.startswith("sqlite:"):
         yield await _migrate(Database("SQLite", f"sqlite:///{folder}/chaos.db"))
@@ -96,7 +96,7 @@ async def _create_on_server(address: str, clock: Clock, name: str) -> AsyncItera
 
 
 async def _migrate(database: Database) -> Database:
-    """Migrates the database and checks that the proxy works; returns the database."""
+    """Migrates the database and returns it; raises `Unavailable` if the proxy cannot connect."""
     store = app.create_store(database.url)
     try:
         await store.migrate()
@@ -116,7 +116,7 @@ async def _migrate(database: Database) -> Database:
 
 
 def _server_address(url: str) -> Host:
-    """Returns the server's host and port; the first one if the URL names several."""
+    """Returns the server's host and port: the first in the URL, or localhost."""
     return next(iter(parse(url, os.environ).hosts), Host("localhost", DEFAULT_PORT))
 
 

@@ -67,7 +67,7 @@ class ManagedProcess:
         self.signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Waits for an exited process and closes its standard input."""
+        """Waits until the process has exited and closes its standard input."""
         self._popen.wait()
         if self._popen.stdin is not None:
             self._popen.stdin.close()
@@ -100,7 +100,7 @@ class Deployment:
                 self._start(kind, index)
 
     async def supervise(self, stop: asyncio.Event) -> None:
-        """Replaces exited processes until `stop` is set."""
+        """Replaces exited processes, unless retired, until `stop` is set."""
 
         async def check() -> None:
             self.replace_ended()
@@ -108,7 +108,7 @@ class Deployment:
         await run_periodically(check, lambda: POLL_S, stop, self._clock)
 
     def replace_ended(self) -> None:
-        """Replaces and counts exited processes; kills those that are late for their crash point."""
+        """Counts exited processes, replaces them unless retired; kills those late for a crash."""
         for process in self.alive:
             if process.point is not None and process.deadline < self._clock.elapsed():
                 process.kill()
@@ -127,7 +127,7 @@ class Deployment:
                 self._start(process.kind, process.index)
 
     def running(self, *kinds: str) -> list[ManagedProcess]:
-        """Returns the processes of these kinds that are not stopped by SIGSTOP."""
+        """Returns processes of these kinds not stopped by SIGSTOP; some may have just exited."""
         return [process for process in self.alive if process.kind in kinds and not process.stopped]
 
     async def retire(self, *kinds: str) -> bool:

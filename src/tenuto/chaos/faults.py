@@ -106,7 +106,7 @@ class FaultInjector:
             self._count["kill"] += 1
 
     async def _stop(self, random: SeededRandom, stop: asyncio.Event) -> None:
-        """Stops one or two processes past their leases, then continues them as zombies."""
+        """Suspends one or two processes past their leases, or only briefly if SQLite is locked."""
         kinds = [kind for kind in STOP_KINDS if kind in self._plan.target_kinds]
         candidates = self._deployment.running(random.choose(kinds)) if kinds else []
         targets = candidates[: random.choose((1, 2))]
@@ -122,7 +122,7 @@ class FaultInjector:
             process.stopped = False
 
     async def _crash(self, random: SeededRandom, _stop: asyncio.Event) -> None:
-        """Kills a process, so that its successor kills itself at a crash point."""
+        """Kills a process, or all coordinators: a successor kills itself at a crash point."""
         kind = random.choose([name for name in POINTS if name in self._plan.target_kinds])
         self._deployment.armed[kind] = random.choose(POINTS[kind])
         # Only the leading coordinator reaches its crash points, so all coordinators are replaced.

@@ -36,7 +36,7 @@ class CommitProxy:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def arm(self, *, only_commits: bool) -> None:
-        """Makes the proxy drop the next response: to a COMMIT, or also to any other statement."""
+        """Makes the proxy drop the next response (to a COMMIT, or any statement) and disconnect."""
         self._armed = COMMIT if only_commits else (*COMMIT, SYNC)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -68,7 +68,7 @@ def _row(name: str, value: Any) -> str:
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """Returns the report as JSON data."""
+    """Returns the report as JSON data; of each invariant the number of cases and the first five."""
     result: dict[str, Any] = msgspec.to_builtins(report)
     breaches = result["verdict"].pop("breaches")
     result["verdict"]["breaches"] = {name: len(cases) for name, cases in breaches.items()}

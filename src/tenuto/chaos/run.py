@@ -31,7 +31,7 @@ PrintProgress = Callable[[str], None]
 
 
 def run_plan(plan: ChaosPlan, print_progress: PrintProgress) -> Report:
-    """Runs the plan in a temporary folder, which is deleted afterwards; returns the report."""
+    """Runs the plan in a temporary folder, returns the report; `Invalid` for impossible faults."""
     plan.planned_faults()
     with tempfile.TemporaryDirectory(prefix="tenuto-chaos-", ignore_cleanup_errors=True) as folder:
         return app.run(_run_plan(plan, Path(folder), print_progress))
@@ -91,7 +91,7 @@ class ChaosRun:
         return self._build_report(verdict, exit_counts, settled_s)
 
     async def _inject_faults(self) -> None:
-        """Injects faults until the planned time, or number of tasks and faults, is reached."""
+        """Injects faults until time or number is reached; `Unavailable` if processes only exit."""
         stop = asyncio.Event()
         injecting = asyncio.get_running_loop().create_task(self._faults.run(stop))
         try:

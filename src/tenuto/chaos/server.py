@@ -60,7 +60,7 @@ class Server:
         await self.start()
 
     async def start(self) -> None:
-        """Starts the server and waits until it accepts connections, also after a recovery."""
+        """Starts the server, waits until it accepts connections; `Unavailable` if that fails."""
         settings = [f"-c{name}={value}" for name, value in SETTINGS.items()]
         data = self.folder / "data"
         self._process = self._launch("postgres", "-D", str(data), "-k", str(self.folder), *settings)
@@ -124,7 +124,7 @@ def _stop_with_parent() -> None:
 
 
 def _find_account() -> pwd.struct_passwd | None:
-    """Returns the server's account if run as root, which PostgreSQL refuses; else `None`."""
+    """Returns the account to use if run as root, else `None`; `Unavailable` if there is none."""
     if os.geteuid() != 0:
         return None
     accounts = {entry.pw_name: entry for entry in pwd.getpwall()}
@@ -137,7 +137,7 @@ def _find_account() -> pwd.struct_passwd | None:
 
 
 def _find_binaries() -> Path:
-    """Returns the folder of the newest PostgreSQL: on PATH, of the system, or of the wheel."""
+    """Returns the folder of the newest PostgreSQL on PATH, system or wheel; else `Unavailable`."""
     on_path = shutil.which("initdb")
     candidates = [Path(on_path).resolve()] if on_path and shutil.which("postgres") else []
     candidates += Path("/usr/lib/postgresql").glob("*/bin/initdb")
@@ -165,7 +165,7 @@ def _is_open_to_all(folder: Path) -> bool:
 
 
 def _copy_binaries(binaries: Path, target: Path) -> Path:
-    """Copies the PostgreSQL files to where the server's account can read them."""
+    """Copies PostgreSQL to `target`, readable for the server's account; returns the new folder."""
     package, installation = binaries.parents[1], binaries.parent
     copy = target / package.name / installation.name
     shutil.copytree(installation, copy, ignore=shutil.ignore_patterns("include"))

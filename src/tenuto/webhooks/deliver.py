@@ -20,7 +20,7 @@ ROUNDS = 20
 
 
 async def deliver_once(deliveries: Deliveries, sender: Sender, slots: int = SLOTS) -> int:
-    """Sends up to `slots` due messages in parallel; returns their number when all are recorded."""
+    """Sends up to `slots` due messages and records the results; returns how many, failed too."""
     leased = await deliveries.lease_due(slots)
     await asyncio.gather(*(_deliver(deliveries, sender, due) for due in leased))
     return len(leased)
@@ -80,7 +80,7 @@ class Deliverer:
             log.exception("internal error in webhook deliveries; the next cycle retries")
 
     async def once(self) -> int:
-        """Fans events out and starts due deliveries in free slots; returns how many it started."""
+        """Fans events out; starts due deliveries except for busy webhooks, and returns how many."""
         for _ in range(ROUNDS):
             if await self._deliveries.fan_out_once() < MAX_BATCH:
                 break

@@ -57,7 +57,7 @@ class Sender:
         self._tls = tls
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> SendResult:
-        """Posts the body once; returns a result within the deadline, also for every failure."""
+        """Posts the body; returns a result, also for a failure, within the deadline. No retry."""
         partial = _PartialResponse()
         try:
             async with asyncio.timeout(self.deadline_s):
@@ -81,7 +81,7 @@ class Sender:
         body: bytes,
         partial: _PartialResponse,
     ) -> None:
-        """Posts to the first of up to three addresses that accepts; fills `partial`."""
+        """Posts to up to three addresses until one connects; fills `partial`, or raises."""
         *others, last = checked.addresses[:_MAX_ADDRESSES]
         for address in others:
             try:

@@ -113,13 +113,13 @@ class CheckedUrl(msgspec.Struct, frozen=True):
 
 
 def _parse_address(text: str) -> Address:
-    """Parses an address without its zone; returns an IPv4-mapped address as IPv4."""
+    """Parses an address without its zone, IPv4-mapped as IPv4; raises `ValueError` for a name."""
     address = ip_address(text.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Returns the addresses that the system's resolver finds for a name.
+    """Returns the addresses that the system's resolver finds for a name, or raises `OSError`.
 
     A lookup cannot be cancelled: if its servers do not answer, it uses its thread long after the
     timeout. So each name has at most one thread, and lookups have their own thread pool.
@@ -230,7 +230,7 @@ class UrlGuard:
             self._add_allowed(entry)
 
     def _add_allowed(self, entry: str) -> None:
-        """Adds one entry of the operator's list to the allowed networks or names."""
+        """Adds the operator's entry to the allowed networks or names, or raises `Invalid`."""
         try:
             self._allowed_networks.append(ip_network(entry))
         except ValueError:

@@ -80,7 +80,7 @@ class AttemptRunner:
         return task
 
     def stop(self, reason: StopReason) -> None:
-        """Requests the stop of the session, without waiting; `reason` decides the outcome."""
+        """Requests the session's stop, without waiting; later, only lost or cancel changes why."""
         if self._lease.reason is None or reason in ("lost", "cancel"):
             self._lease.stop_requested_at = self._engine.clock.elapsed()
             self._lease.reason = reason
@@ -138,7 +138,7 @@ class AttemptRunner:
             self._task = None
 
     async def _run_session(self) -> ReportOutcome:
-        """Runs the session to its end and returns the function that reports its outcome."""
+        """Runs the session, up to its timeout; returns the function that reports its outcome."""
         crash_point("worker.before_start")
         self._running = self._task
         if self._work.timeout_s is not None:
@@ -238,7 +238,7 @@ class AttemptRunner:
                 await self._engine.confirm_gone(fence, self._receipt or {"state": "ended"})
 
     async def _report_until_stored(self, report: ReportOutcome) -> None:  # noqa: C901  one branch per kind of error
-        """Reports until stored or refused; a lost lease, stop or error replaces the outcome.
+        """Reports until stored or refused, despite outages; a stop or error replaces the outcome.
 
         If the lease is lost, reports only that the session has stopped.
         """
@@ -281,9 +281,9 @@ class AttemptRunner:
                 return
 
     def _build_failure_report(self, error: Exception) -> ReportOutcome:
-        """Returns the function that reports a refused outcome as a failure.
+        """Returns the function that reports a failure, without a retry if a result is invalid.
 
-        A result that cannot be stored is not retried: it would be refused again.
+        A result that cannot be stored would be refused again.
         """
         is_permanent = self._reports_result and isinstance(error, Invalid)
         subject = "the result" if is_permanent else "what the attempt reported"

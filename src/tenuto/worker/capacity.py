@@ -47,7 +47,7 @@ class SessionCapacity:
         return self._max_sessions
 
     def free_sessions(self, busy: int) -> int:
-        """Returns how many sessions can start beside `busy`; reserves one after a failed start."""
+        """Returns how many sessions can start beside `busy`: 0 or 1, reserved, after a failure."""
         free = max(0, self.max_sessions - busy)
         if not self._pause_s:
             return free
@@ -73,12 +73,12 @@ class SessionCapacity:
             self._next_trial_at = self._now()
 
     def on_started(self) -> None:
-        """Records that a session was started: `free_sessions` is no longer limited to trials."""
+        """Records that a session was started, which ends the trials and pauses of failed starts."""
         self._pause_s = 0.0
 
 
 def _count_open_files() -> int:
-    """Returns the number of open descriptors of this process."""
+    """Returns the number of open descriptors of this process; assumes 64 if it is unknown."""
     try:
         return len(os.listdir("/dev/fd"))  # noqa: PTH208  names alone
     except OSError:

@@ -116,12 +116,12 @@ class Context:
         self.transcript.add(level, text)
 
     async def flush(self) -> None:
-        """Stores all transcript lines so far, unless the store refuses them."""
+        """Stores all transcript lines so far; drops those that the store refuses."""
         if self.transcript is not None:
             await self.transcript.flush()
 
     async def progress(self, percent: float | None = None, step: str | None = None) -> None:
-        """Reports the attempt's progress."""
+        """Reports progress; `None` keeps a value. Raises `Conflict` if the lease is lost."""
         await self._retry_while_unavailable(
             lambda: self._engine.progress(self._work.fence, percent, step)
         )
@@ -148,7 +148,7 @@ class Context:
             await self._retry_while_unavailable(lambda: self._engine.used(self._work.fence, usage))
 
     async def save(self, checkpoint: Any) -> None:
-        """Stores a checkpoint as JSON; the next attempt starts with it."""
+        """Stores a checkpoint as JSON for the next attempt; `Conflict` if the lease is lost."""
         crash_point("worker.before_checkpoint")
         # Numbered here: of two saves whose replies are lost, the later one must win in any order.
         self._checkpoint_seq += 1
@@ -160,9 +160,10 @@ class Context:
         crash_point("worker.checkpoint_saved")
 
     async def step(self, key: str, work: Callable[[], Awaitable[T] | T]) -> T:
-        """Runs `work` once per key and returns its value; every attempt gets the same value.
+        """Returns the value stored under the key; if there is none, runs `work` and stores it.
 
-        The value is stored as JSON and is returned as JSON decodes it.
+        The value is stored as JSON and is returned as JSON decodes it, also in later attempts.
+        Raises `Conflict` if the key belongs to a child task.
         """
         async with self._step_locks[key]:
             steps = await self._load_steps()
@@ -187,7 +188,7 @@ class Context:
         return key in steps
 
     async def spawn(self, key: str, new: NewTask) -> UUID:
-        """Creates a child task once per key and returns its id; later attempts get the same."""
+        """Creates a subtask once per key and returns its id; later attempts get the same one."""
         steps = await self._load_steps()
         if key in steps and steps[key][1] is not None:
             return steps[key][1]  # type: ignore[return-value]  # checked on the line above
@@ -202,10 +203,10 @@ class Context:
         children: Names,
         timeout: float | None = None,  # noqa: ASYNC109  the task waits, not the call
     ) -> list[Child]:
-        """Returns the results of these children, by id or key, in this order.
+        """Returns these children's results (ids or keys), in order; `Parked` if one is unfinished.
 
-        Until all have finished, the task waits and this attempt ends by `Parked`. After `timeout`
-        seconds, unfinished children are returned with their current status.
+        The task then waits, and this attempt is over. After `timeout` seconds, unfinished children
+        are returned with their current status.
         """
         return await self._wait_for(list(children), timeout)
 
@@ -213,7 +214,10 @@ class Context:
         self,
         timeout: float | None = None,  # noqa: ASYNC109  the task waits, not the call
     ) -> list[Child]:
-        """Waits like `wait`, for all children that were spawned so far."""
+        """Returns the results of all children spawned so far; `Parked` if one is unfinished.
+
+        After `timeout` seconds, unfinished children are returned with their current status.
+        """
         return await self._wait_for(None, timeout)
 
     async def approve(
@@ -225,9 +229,9 @@ class Context:
         *,
         default: bool = False,
     ) -> Decision:
-        """Asks a person once per key to approve; returns `default` if nobody decides in time.
+        """Asks a person once per key to approve; raises `Parked` until there is a decision.
 
-        Until then the task waits and this attempt is over.
+        The task then waits, and this attempt is over. After `timeout` seconds, `default` decides.
         """
         question = Question(
             kind="approval", title=title, body=body, timeout_s=timeout, default=default
@@ -242,9 +246,10 @@ class Context:
         timeout: float | None = None,  # noqa: ASYNC109  the task waits, not the call
         default: Any = None,
     ) -> Any:
-        """Asks a person once per key and returns the answer; `default` if none comes in time.
+        """Asks a person once per key and returns the answer; raises `Parked` until there is one.
 
-        Until then the task waits and this attempt is over.
+        The task then waits, and this attempt is over. After `timeout` seconds, `default` is the
+        answer.
         """
         request = Question(
             kind="question", title=question, body=body, timeout_s=timeout, default=default
@@ -281,7 +286,7 @@ class Context:
             raise Parked
 
     async def _load_steps(self) -> dict[str, tuple[Any, UUID | None]]:
-        """Returns the recorded steps by key, cached: (value, id of the child task or `None`)."""
+        """Returns recorded steps by key, cached: (value, id of the subtask or `None`)."""
         if self._steps is None:
             self._steps = await self._retry_while_unavailable(
                 lambda: self._engine.steps(self._work.fence.task)
@@ -336,24 +341,24 @@ class SyncContext:
         self._context.stopping = value
 
     def log(self, text: str, level: str = "INFO") -> None:
-        """Schedules the text for the attempt's transcript; does not wait."""
+        """Schedules text for the attempt's transcript, without waiting; drops it if full."""
         if not self._context.is_full:
             self._loop.call_soon_threadsafe(self._context.log, text, level)
 
     def progress(self, percent: float | None = None, step: str | None = None) -> None:
-        """Reports the attempt's progress."""
+        """Reports the attempt's progress, and waits until it is stored; `None` keeps a value."""
         self._run_on_loop(self._context.progress(percent, step))
 
     def used(self, **usage: Any) -> None:
-        """Reports a model's usage since the last report."""
+        """Reports a model's usage since the last report, and waits until it is stored."""
         self._run_on_loop(self._context.used(**usage))
 
     def save(self, checkpoint: Any) -> None:
-        """Saves a checkpoint; the next attempt starts with it."""
+        """Stores a checkpoint as JSON for the next attempt; waits until it is stored."""
         self._run_on_loop(self._context.save(checkpoint))
 
     def step(self, key: str, work: Callable[[], T]) -> T:
-        """Runs `work` on this thread once per key and returns its value, also in later attempts."""
+        """Returns the value stored under the key; without one, runs `work` on this thread first."""
         steps = self._run_on_loop(self._context._load_steps())  # noqa: SLF001  two forms of it
         output = None if self._context._is_recorded(steps, key) else work()  # noqa: SLF001  the same
         value: T = self._run_on_loop(self._context.step(key, lambda: output))
@@ -365,12 +370,12 @@ class SyncContext:
         return child
 
     def wait(self, children: Names, timeout: float | None = None) -> list[Child]:
-        """Returns the results of these children; ends the attempt until they have finished."""
+        """Returns these children's results, in order; raises `Parked` if one is unfinished."""
         results: list[Child] = self._run_on_loop(self._context.wait(children, timeout))
         return results
 
     def wait_all(self, timeout: float | None = None) -> list[Child]:
-        """Waits like `wait`, for all children that were spawned so far."""
+        """Returns the results of all children spawned so far; `Parked` if one is unfinished."""
         results: list[Child] = self._run_on_loop(self._context.wait_all(timeout))
         return results
 
@@ -383,7 +388,7 @@ class SyncContext:
         *,
         default: bool = False,
     ) -> Decision:
-        """Asks a person once per key to approve; ends the attempt until there is a decision."""
+        """Asks a person once per key to approve; raises `Parked` until there is a decision."""
         pending = self._context.approve(key, title, body, timeout, default=default)
         decision: Decision = self._run_on_loop(pending)
         return decision
@@ -396,7 +401,7 @@ class SyncContext:
         timeout: float | None = None,
         default: Any = None,
     ) -> Any:
-        """Asks a person once per key; returns the answer, or ends the attempt to wait for it."""
+        """Asks a person once per key and returns the answer; raises `Parked` until there is one."""
         return self._run_on_loop(self._context.ask(key, question, body, timeout, default))
 
     def _run_on_loop(self, work: Any) -> Any:

@@ -60,19 +60,19 @@ class HeartbeatLoop:
         self._heartbeat_count = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Sends heartbeats until `stop` is set."""
+        """Sends heartbeats, also at `wake_event`, until `stop`; raises errors except outages."""
         await run_periodically(
             self.heartbeat_once, self._interval_s, stop, self._engine.clock, self.wake_event
         )
 
     def _interval_s(self) -> float:
-        """Returns the seconds until the next heartbeat."""
+        """Returns the seconds until the next heartbeat: at most 1 while attempts have to stop."""
         # While attempts have to stop, check every second whether they have.
         stopping = any(lease.reason is not None for lease in self._leases.all())
         return min(1.0, self._settings.heartbeat_s) if stopping else self._settings.heartbeat_s
 
     async def heartbeat_once(self) -> None:
-        """Renews all leases and applies the reply; exits the process if an attempt does not stop.
+        """Renews all leases, stops attempts as the reply says; exits the process if one is stuck.
 
         If the store does not answer, the next heartbeat tries again.
         """
@@ -116,9 +116,9 @@ class HeartbeatLoop:
                 lease.warn()
 
     async def _register_and_sweep(self) -> None:
-        """Records this worker as alive, and drains it if an operator requested a drain.
+        """Records this worker as alive, starts a requested drain; at times confirms ended sessions.
 
-        Every `SWEEP_EVERY` heartbeats, confirms ended sessions of this host.
+        Every `SWEEP_EVERY` heartbeats, it confirms those of this host.
         """
         if await self._engine.record_worker(self._info):
             self._request_drain()
@@ -150,7 +150,7 @@ class HeartbeatLoop:
         self._stop_attempt(lease, reason)
 
     def _stop_after_drain(self) -> None:
-        """Requests the stop of all running attempts when the drain time is over.
+        """Once the drain time is over, requests the stop of attempts that were not asked before.
 
         The worker itself does so too, unless a handler keeps its event loop busy.
         """
@@ -162,7 +162,7 @@ class HeartbeatLoop:
                 self._request_stop(lease, "drain")
 
     async def _exit_if_stuck(self) -> None:
-        """Counts this check of each stopping attempt; reports and exits if one is stuck."""
+        """Counts checks of each stopping attempt; if one is stuck, reports, ends the process."""
         now = self._engine.clock.elapsed()
         stopping = [lease for lease in self._leases.all() if lease.reason and not lease.ended]
         for lease in stopping:
@@ -185,7 +185,7 @@ class HeartbeatLoop:
         return now - lease.stop_requested_at > limit and lease.checks > limit / self._interval_s()
 
     async def _report_all(self, stuck: list[HeldLease]) -> None:
-        """Reports the stuck attempts as stopped and releases the others before the exit."""
+        """Reports stuck attempts as stopped, except lost ones; releases others, ignores errors."""
         receipt = {"state": "killed", "how": "the worker process ended itself"}
         for lease in self._leases.all():
             if lease.ended:
@@ -225,7 +225,7 @@ class HeartbeatThread:
         self._thread.start()
 
     def wake(self) -> None:
-        """Triggers a heartbeat now. Callable from any thread."""
+        """Triggers a heartbeat now, if the thread is running. Callable from any thread."""
         self._call_on_loop(lambda: self._heartbeat.wake_event.set() if self._heartbeat else None)
 
     async def close(self) -> None:

@@ -68,11 +68,11 @@ class HeldLeases:
         return lease in self._by_task.get(lease.fence.task.int, ())
 
     def is_running(self, task: UUID) -> bool:
-        """True if any attempt at the task is running here."""
+        """True if an attempt at the task is running here, or its outcome is not reported yet."""
         return task.int in self._by_task
 
     def all(self) -> list[HeldLease]:
-        """Returns all leases, in a new list."""
+        """Returns all leases, in a new list, also those of ended sessions still to be reported."""
         return [lease for attempts in list(self._by_task.values()) for lease in attempts]
 
     def __len__(self) -> int:

@@ -34,11 +34,14 @@ class WorkerPool:
         self._count = n
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Runs the workers, restarting crashed ones, until `stop` is set; then drains them."""
+        """Runs the workers until `stop`, then drains them; restarts any that exits undrained."""
         await asyncio.gather(*(self._keep_running(number, stop) for number in range(self._count)))
 
     async def _keep_running(self, number: int, stop: asyncio.Event) -> None:
-        """Runs one worker, restarts it unless it was drained, and drains it when `stop` is set."""
+        """Runs one worker; unless it was drained, expires its leases and restarts it at its exit.
+
+        When `stop` is set, drains the worker.
+        """
         pause_s = 0.5
         while not stop.is_set():
             started_at = self._engine.clock.elapsed()
@@ -76,7 +79,7 @@ class WorkerPool:
             await wait_first_event([stop], pause_s, self._engine.clock)
 
     async def _start(self) -> asyncio.subprocess.Process:
-        """Starts a worker process for the agent `local`, with the settings of this process."""
+        """Starts a worker for the agent `local`, with this process's settings; raises `OSError`."""
         env = os.environ | {
             "TENUTO_PARENT_PIPE": "1",
             "TENUTO_DATABASE": self._settings.database_url(),
@@ -114,7 +117,7 @@ class WorkerPool:
             child.kill()
 
     async def _was_drained(self, pid: int) -> bool:
-        """True if an operator requested a drain; False also if the store does not answer."""
+        """True if an operator requested this worker's drain; False also if the store is away."""
         host = socket.gethostname()
         try:
             rows = await self._engine.query.workers(self._engine.workspace)

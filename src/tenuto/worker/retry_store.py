@@ -10,7 +10,7 @@ _MAX_PAUSE_S = 5.0
 
 
 def retry_delays() -> Iterator[float]:
-    """Yields the seconds to wait before each retry: 0.1, then twice as long each time, up to 5."""
+    """Yields seconds to wait before each retry, without end: 0.1, then doubled up to 5."""
     pause = 0.1
     while True:
         yield pause

@@ -112,7 +112,7 @@ class Session:
         return await asyncio.shield(self._end)
 
     async def kill(self, grace_s: float) -> SessionEnd:
-        """Sends SIGTERM to the tree, and SIGKILL to the rest after `grace_s`; returns the end."""
+        """Sends SIGTERM to the tree, SIGKILL after `grace_s` (0: at once); waits for the end."""
         if not self._end.done():
             self._control.send({"kill": {"grace": grace_s}})
         return await self.wait()
@@ -147,7 +147,7 @@ class Supervisor:
         self._closed = False
 
     async def start(self) -> None:
-        """Starts the zygote and waits until commands can be spawned; `spawn` does so if needed."""
+        """Starts the zygote, as `spawn` would; returns when it is ready or raises `SpawnError`."""
         await self._ensure_zygote()
 
     async def spawn(
@@ -188,7 +188,7 @@ class Supervisor:
                 self._zygote = None
 
     async def _end_sessions(self) -> None:
-        """Kills all sessions at once and waits for their ends."""
+        """Kills all sessions at once, waits for their ends, and drops their unread output."""
         sessions, self._sessions = self._sessions, set()
         await asyncio.gather(*(session.kill(0) for session in sessions))
         for session in sessions:
@@ -197,9 +197,10 @@ class Supervisor:
     async def _start_session_supervisor(
         self, cleanup: contextlib.ExitStack, *, has_stdin: bool
     ) -> tuple[_SessionFds, _ControlChannel]:
-        """Starts a session supervisor and returns when it is ready for its command.
+        """Starts a session supervisor; returns its descriptors and channel when it is ready.
 
-        Nothing has run until it is ready, so a dead zygote is replaced and the start is repeated.
+        Nothing has run until it is ready, so a dead zygote is replaced and the start is repeated;
+        raises `SpawnError` after the last attempt.
         """
         for _ in range(START_ATTEMPTS):
             zygote = await self._ensure_zygote()
@@ -224,7 +225,7 @@ class Supervisor:
         return await asyncio.shield(self._ensure_zygote_locked())
 
     async def _ensure_zygote_locked(self) -> _Zygote:
-        """Returns the running zygote, replaced if it died; raises `SpawnError` after `close`."""
+        """Returns the running zygote, started if needed; raises `SpawnError` also after `close`."""
         async with self._zygote_lock:
             if self._closed:
                 raise SpawnError("spawn_failed", "the supervisor is closed")
@@ -245,7 +246,7 @@ async def _start_zygote() -> _Zygote:
 
 
 async def _spawn_zygote() -> _Zygote:
-    """Starts the supervisor program and waits until it is ready."""
+    """Starts the supervisor program and waits until it is ready; `SpawnError` if it ends first."""
     worker_end, zygote_end = socket.socketpair()
     worker_end.setblocking(False)
     with contextlib.ExitStack() as cleanup:
@@ -268,7 +269,7 @@ async def _spawn_zygote() -> _Zygote:
 async def _send_session_fds(
     cleanup: contextlib.ExitStack, zygote: _Zygote, *, has_stdin: bool
 ) -> _SessionFds | None:
-    """Sends the supervisor's ends to the zygote; returns the worker's, `None` if it is dead."""
+    """Opens pipes and sends the zygote its ends; returns the worker's, `None` if it is dead."""
     try:
         with contextlib.ExitStack() as supervisor_ends:
             fds, supervisor_fds = _open_session_fds(cleanup, supervisor_ends, has_stdin=has_stdin)
@@ -284,7 +285,7 @@ async def _send_session_fds(
 def _open_session_fds(
     worker_ends: contextlib.ExitStack, supervisor_ends: contextlib.ExitStack, *, has_stdin: bool
 ) -> tuple[_SessionFds, list[int]]:
-    """Opens both ends of the pipes and the control socket, the supervisor's in `RECEIVED` order."""
+    """Opens pipes and a control socket; returns the worker's ends, and those for `RECEIVED`."""
 
     def pipe(
         reader_end: contextlib.ExitStack, writer_end: contextlib.ExitStack
@@ -339,7 +340,7 @@ async def _start_command(control: _ControlChannel, request: dict[str, Any]) -> i
 async def _open_pipes(
     cleanup: contextlib.ExitStack, fds: _SessionFds, stdin: bytes, limit: int
 ) -> _Pipes:
-    """Opens streams on the worker's pipe ends; writes `stdin` as fast as the command reads it."""
+    """Opens streams on the worker's pipe ends; writes `stdin` in the background, then closes it."""
     loop = asyncio.get_running_loop()
     pipes = _Pipes([], [])
     for file in (fds.stdout, fds.stderr, fds.report):

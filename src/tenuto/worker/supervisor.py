@@ -109,7 +109,7 @@ def descendants(exempt: Container[int] = ()) -> list[Process]:
 
 
 def reap() -> tuple[dict[int, int], bool]:
-    """Returns the wait status of each ended child by pid, and True if no child is left."""
+    """Reaps ended children; returns their wait statuses by pid, and True if no child is left."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -131,7 +131,7 @@ def send_signal(pid: int, signum: int) -> bool:
 
 
 def signal_all(processes: list[Process], signum: int) -> list[Process]:
-    """Signals each process once and returns those that were alive and got the signal.
+    """Signals each process once, with its group; returns those that were alive and got the signal.
 
     Signals by group, because no process of a group can escape by forking. A command leads a session
     of its own, so all members of such a group are below it. The processes of this program's own
@@ -161,7 +161,7 @@ def become_subreaper() -> bool:
 
 
 def catch_signals() -> None:
-    """Unblocks all signals and ignores none, because a command would inherit that."""
+    """Blocks and ignores no signal, because a command inherits that; `CAUGHT` ones do nothing."""
     for signum in signal.valid_signals():
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
@@ -171,7 +171,7 @@ def catch_signals() -> None:
 
 
 def open_child_events() -> int:
-    """Returns a descriptor that becomes readable when a child ends."""
+    """Returns a descriptor that becomes readable when a child ends or a caught signal arrives."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
@@ -180,7 +180,7 @@ def open_child_events() -> int:
 
 
 def wait_for(sources: list[int], events: int, timeout: float | None) -> list[int]:
-    """Waits `timeout` seconds for a readable source or a child's end; returns readable sources."""
+    """Waits `timeout` s (`None`: forever) for a source or child's end; returns readable sources."""
     poll = select.poll()  # select supports no descriptor above 1,023
     for source in (*sources, events):
         poll.register(source, select.POLLIN)
@@ -265,7 +265,7 @@ class ControlChannel:
         self.is_open = True
 
     def receive(self) -> list[dict[str, Any]]:
-        """Returns the messages that one read completes; blocks if there is nothing to read."""
+        """Blocks for one read; returns the messages it completes, none if the worker is gone."""
         try:
             data = self._connection.recv(1 << 16)
         except OSError:
@@ -277,7 +277,7 @@ class ControlChannel:
         return [json.loads(line) for line in lines]
 
     def receive_first(self) -> dict[str, Any] | None:
-        """Returns the first message of one read; drops the others of that read."""
+        """Waits for a message, `None` if the worker is gone; drops the others of its read."""
         while self.is_open:
             for message in self.receive():
                 return message
@@ -312,7 +312,7 @@ class ProcessTree:
         return gone
 
     def signal(self, signum: int) -> None:
-        """Signals every process that a scan of the tree finds now."""
+        """Signals every process that a scan of the tree finds now, and records it in `killed`."""
         if self.exact:
             reached = signal_all(descendants(), signum)
             self.killed |= {process.pid: process.comm for process in reached}
@@ -320,7 +320,7 @@ class ProcessTree:
             self.signal_group(signum)
 
     def signal_group(self, signum: int) -> None:
-        """Signals the command's process group, which is the whole tree in most cases."""
+        """Signals the command's process group, unless it has ended, and records it in `killed`."""
         if self.status is None and send_signal(-self.main, signum):
             self.killed.setdefault(self.main, "")
 
@@ -375,7 +375,7 @@ class SessionSupervisor:
         }
 
     def _kill_if_due(self, now: float) -> float | None:
-        """Kills the tree if its time is over; returns the seconds until the next check, if any."""
+        """Kills the tree if due; returns seconds until the next check, `None` if no kill is set."""
         if self._kill_at is None:
             return None
         if now < self._kill_at:
@@ -399,7 +399,7 @@ class SessionSupervisor:
             self._backoff.on_scanned()
 
     def _request_kill(self, grace: float) -> None:
-        """Schedules SIGKILL in `grace` seconds, or earlier if so requested; sends SIGTERM once."""
+        """Schedules SIGKILL in `grace` s unless due earlier; the first above 0 sends SIGTERM."""
         kill_at = time.monotonic() + grace
         is_first = self._kill_at is None
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
@@ -440,7 +440,7 @@ def release_descriptors() -> None:
 
 
 def run_session(fds: list[int]) -> int:
-    """Runs one command and returns the exit status: 0 if nothing of the command is left."""
+    """Runs one command; returns this supervisor's exit status: 0 if nothing of the tree is left."""
     install_descriptors(fds)
     control = ControlChannel(socket.socket(fileno=CONTROL_FD))
     control.send({"ready": True})
@@ -475,7 +475,7 @@ class Zygote:
         self._stray_backoff: ScanBackoff | None = None
 
     def run(self) -> None:
-        """Runs until the worker and all children are gone."""
+        """Forks sessions until the worker and all children are gone; waits 5 s for the children."""
         while not (self._reap() and self._worker_gone) and time.monotonic() < self._give_up_at:
             sources = [] if self._worker_gone else [self._worker.fileno()]
             if wait_for(sources, self._events, self._kill_strays_if_due()):
@@ -491,7 +491,7 @@ class Zygote:
         return gone
 
     def _kill_strays_if_due(self) -> float | None:
-        """Kills stray processes if a scan is due; returns the seconds until the next scan, if any.
+        """Kills strays if a scan is due; returns seconds until the next, `None` if none follows.
 
         One scan can miss a process whose parent ends meanwhile, so one scan is never enough.
         """

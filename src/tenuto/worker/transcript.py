@@ -60,7 +60,7 @@ class Transcript:
             self._flush_task = asyncio.get_running_loop().create_task(self._flush_soon())
 
     async def flush(self) -> None:
-        """Stores all buffered lines unless the store refuses; waits while it is unavailable."""
+        """Stores all buffered lines, drops refused ones; waits while the store is unavailable."""
         if self._flush_task is not None:
             self._flush_task.cancel()
             await asyncio.gather(self._flush_task, return_exceptions=True)
@@ -77,7 +77,7 @@ class Transcript:
                 return
 
     async def _store_lines(self) -> None:
-        """Stores the buffered lines in batches; retries while the store is unavailable."""
+        """Stores the buffered lines in batches; retries outages, logs and drops refused lines."""
         delays = retry_delays()
         while self._unwritten:
             lines = self._unwritten[:MAX_LINES_PER_WRITE]

@@ -100,7 +100,7 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop
 
     async def host(self, profile: AgentProfile, runtime: Runtime) -> AgentProfile:
-        """Registers an agent, hosts it in this worker, and returns its registered profile."""
+        """Registers an agent for which `run` claims; returns the profile that is now stored."""
         registered = await self.engine.register_agent(profile.with_supported_work())
         if profile.accept_commands and not registered.accept_commands:
             log.warning(
@@ -123,7 +123,7 @@ class Worker:
         agent_type: str | None = None,
         max_concurrent: int | None = None,
     ) -> AgentProfile:
-        """Registers an agent whose tasks run in these handlers, by task type; `None`: any type."""
+        """Hosts an agent with handlers by task type (`None`: any); returns its stored profile."""
         runtime = FunctionRuntime(handlers)
         profile = AgentProfile(
             id=self.engine.clock.new_id(),
@@ -139,9 +139,10 @@ class Worker:
         return await self.host(profile, runtime)
 
     def request_drain(self) -> None:
-        """Starts the drain time and wakes the heartbeat. Callable from threads and signal handlers.
+        """Starts the drain time, once, and wakes a heartbeat on a thread; does not stop claims.
 
-        A busy event loop would notice a signal too late; the heartbeat does not.
+        Callable from threads and signal handlers: a busy event loop would notice a signal too late;
+        the heartbeat does not.
         """
         if self._draining_since is None:
             self._draining_since = self.engine.clock.elapsed()
@@ -167,7 +168,7 @@ class Worker:
             await self._stop_heartbeat()
 
     def _usable_slots(self) -> int:
-        """Returns the slots that the machine can fill; logs a warning if more are configured."""
+        """Returns how many of the configured slots the machine can fill; warns if not all."""
         slots, usable = self.settings.slots, []
         for hosted in self._hosted:
             free = hosted.runtime.free_sessions(0)
@@ -182,9 +183,10 @@ class Worker:
         return max(usable, default=slots)
 
     def _start_claims(self) -> None:
-        """Starts claims for the free slots, unless each agent's last claim found too few tasks.
+        """Keeps one claim in progress while slots are free; skips agents that last lacked tasks.
 
-        Two claims may run at once while claims come back full: the store works in parallel.
+        A second claim may run at once while claims come back full: the store works in parallel. A
+        skipped agent waits for a hint or poll.
         """
         self._claim_scheduled = False
         while self._unanswered_claims < (2 if self._last_claim_was_full else 1):
@@ -205,7 +207,7 @@ class Worker:
             claim.add_done_callback(self._claims.discard)
 
     def _free_slots(self) -> int:
-        """Returns the slots without a session.
+        """Returns the slots without a session or a claim in progress; 0 or less if there are none.
 
         The next task does not wait until an outcome is stored, but each unreported outcome beyond
         `MAX_CLAIM` takes a slot.
@@ -219,12 +221,12 @@ class Worker:
         )
 
     def _reserve_sessions(self, index: int, n: int) -> int:
-        """Reserves up to n sessions of the agent's runtime; returns how many can start now."""
+        """Asks the agent's runtime to reserve n sessions; returns how many can start, 0 to n."""
         free = self._hosted[index].runtime.free_sessions(self._session_count + self._reserved)
         return n if free is None else min(n, free)
 
     def _next_agent(self) -> int | None:
-        """Moves to the next agent and returns its index; `None` if all wait for a hint or poll."""
+        """Moves to the next agent that may have tasks; returns its index, or `None` without one."""
         for _ in self._hosted:
             self._last_agent_index = (self._last_agent_index + 1) % len(self._hosted)
             if self._last_agent_index not in self._agents_without_tasks:
@@ -232,12 +234,12 @@ class Worker:
         return None
 
     def _allow_all_agents(self) -> None:
-        """Allows claims for all agents again, even if their last claims found too few tasks."""
+        """Allows claims for all agents, even if their last found too few tasks; starts no claim."""
         self._wake_count += 1
         self._agents_without_tasks.clear()
 
     async def _claim(self, index: int, n: int) -> None:
-        """Claims up to n tasks for the agent with this index; starts them and the next claims."""
+        """Claims up to n tasks for an agent and starts them; if the worker stops, releases them."""
         hosted, wake_count = self._hosted[index], self._wake_count
         claimed = self._release_unsupported(
             hosted.profile.means, await self._claim_from_store(index, n)
@@ -259,7 +261,7 @@ class Worker:
     def _release_unsupported(
         self, supported: SupportedWork | None, claimed: list[ClaimedTask]
     ) -> list[ClaimedTask]:
-        """Returns the tasks that can run here; releases others, in the background."""
+        """Returns the tasks that can run here (`None`: all); releases others in the background."""
         if supported is None:
             return claimed
         kinds = {_work_kind(work) for work in claimed}
@@ -279,7 +281,7 @@ class Worker:
         return [work for work in claimed if _work_kind(work) not in missing_by_kind]
 
     async def _claim_from_store(self, index: int, n: int) -> list[ClaimedTask]:
-        """Claims up to n tasks for an agent and returns them; an empty list if the claim fails."""
+        """Claims and returns up to n tasks for an agent; an empty list if that fails (logged)."""
         hosted = self._hosted[index]
         try:
             crash_point("worker.before_claim")
@@ -306,7 +308,7 @@ class Worker:
         return []
 
     async def _start_all(self, claimed: list[ClaimedTask], runtime: Runtime) -> None:
-        """Starts the tasks, in batches if the store needs the loop; releases the rest on a stop."""
+        """Starts the tasks, in batches if the store needs the loop; releases the rest at a stop."""
         batch = _START_BATCH if self.engine.is_store_in_process else MAX_CLAIM
         for start in range(0, len(claimed), batch):
             if start > 0:
@@ -336,14 +338,14 @@ class Worker:
         self._schedule_claims()
 
     def _on_attempt_ended(self, task: "asyncio.Task[None] | None") -> None:
-        """Removes an ended attempt and schedules claims, for all agents."""
+        """Forgets an ended attempt's asyncio task, if any, and schedules claims for all agents."""
         if task is not None:
             self._running.discard(task)
         self._allow_all_agents()  # an agent at its own limit may claim one more
         self._schedule_claims()
 
     def _on_hint(self, topic: str) -> None:
-        """Reacts to a hint: sends a heartbeat, or claims tasks."""
+        """Wakes the heartbeat or, on a hint for any lane, claims for all agents; ignores others."""
         if topic == f"worker:{self.id}":
             if self._heartbeat is not None:
                 self._wake_heartbeat()
@@ -398,7 +400,7 @@ class Worker:
             self._heartbeat.start()
 
     async def _run_heartbeat(self, heartbeat: HeartbeatLoop) -> None:
-        """Runs the heartbeat until the worker stops; after an error restarts it in a second."""
+        """Runs the heartbeat until the worker stops; after an error, logs and restarts in 1 s."""
         while not self._stop_heartbeat_event.is_set():
             try:
                 await heartbeat.run(self._stop_heartbeat_event)
@@ -438,7 +440,7 @@ class Worker:
             log.warning("cannot release task %s: %s", work.fence.task, error)
 
     async def _drain(self) -> None:
-        """Stops claiming; running tasks may finish for a while, then are released.
+        """Stops claiming; waits a while for running tasks, then stops and releases the others.
 
         A release does not count the try.
         """
@@ -468,7 +470,7 @@ class Worker:
             await asyncio.wait(self._claims, timeout=_SIGN_OFF_TIMEOUT_S)
 
     def holds(self, task: UUID) -> bool:
-        """True if this worker runs an attempt at the task."""
+        """True if this worker runs an attempt at the task, or has yet to report its outcome."""
         return self._leases.is_running(task)
 
 

@@ -105,7 +105,7 @@ class CommandRuntime:
         self._capacity = SessionCapacity()
 
     def free_sessions(self, busy: int) -> int | None:
-        """Reserves and returns the sessions that the machine can start while `busy` are running."""
+        """Returns how many sessions can start beside `busy`: 0 or 1, reserved, after a failure."""
         return self._capacity.free_sessions(busy)
 
     def release_reservation(self) -> None:
@@ -113,7 +113,11 @@ class CommandRuntime:
         self._capacity.release_reservation()
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
-        """Runs the command and returns its output; raises `AttemptFailed` or `CannotStart`."""
+        """Returns the command's output; raises `AttemptFailed` or `CannotStart`.
+
+        If cancelled: kills the command after at most `grace_s`, records how in `receipt`, and
+        re-raises.
+        """
         try:
             session = await self._spawn(context)
         except asyncio.CancelledError:
@@ -147,7 +151,7 @@ class CommandRuntime:
         return _output_or_raise(end, report, tail)
 
     async def _spawn(self, context: Context) -> Session:
-        """Starts the command of the task or agent; `CannotStart` is also recorded in capacity."""
+        """Starts the task's command, else the agent's; `CannotStart` also updates the capacity."""
         work = context.work
         text = work.prompt if work.prompt is not None else msgspec.json.encode(work.input).decode()
         stdin = text if work.prompt is not None or work.input is not None else ""
@@ -186,7 +190,7 @@ def create(context: RuntimeContext) -> CommandRuntime:
 
 
 def resolve_program(command: Sequence[str]) -> list[str]:
-    """Returns the command with its program as an absolute path, found by the worker's PATH."""
+    """Returns the command with its program's absolute path; a bare name not on PATH stays."""
     program, *arguments = command
     path = shutil.which(program) or program
     if os.sep in path:
@@ -213,7 +217,7 @@ def _invalid_input_failure(message: str) -> Failure:
 
 
 def build_environment(context: Context, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Returns the command's variables: a few inherited ones, the task's own, and its data."""
+    """Returns the command's variables: some inherited, the task's own, its data unless too long."""
     work = context.work
     env = {name: inherited[name] for name in _INHERITED_VARIABLES if name in inherited}
     if "PATH" in env:
@@ -242,13 +246,11 @@ def build_environment(context: Context, inherited: Mapping[str, str]) -> dict[st
 async def _drain(
     session: Session, readers: Mapping["asyncio.Task[None]", _Pipe], context: Context
 ) -> None:
-    """Waits until an ended session's output is read.
-
-    Gives up with a warning if another process keeps the output open.
+    """Waits until the ended session's output is read; gives up if another process keeps it open.
 
     All output is in the pipes by then: a reader that still waits has a pipe that a process outside
-    the tree keeps open. Several checks are needed, because before a single one the event
-    loop may have been too busy to read.
+    the tree keeps open. Several checks are needed, because before a single one the event loop may
+    have been too busy to read.
     """
     pending, checks = set(readers), 0
     while pending and checks < _DRAIN_CHECKS:
@@ -277,7 +279,7 @@ async def _copy_to_transcript(pipe: _Pipe, level: str, context: Context, tail: d
 
 
 def _split_long_line(rest: bytes, redactor: Redactor) -> tuple[bytes, bytes]:
-    """Splits a part to log now from an unfinished line; cuts no secret and no character."""
+    """Returns the part of a long line to log now, and the rest; splits no secret or character."""
     if not redactor.max_variant_length:
         decoder = _Decoder("replace")
         decoder.decode(rest[-_MAX_CHARACTER_BYTES:])
@@ -296,7 +298,7 @@ def _log_line(line: bytes, level: str, context: Context, tail: deque[str]) -> No
 
 
 async def _read_report_pipe(pipe: _Pipe, context: Context, report: _CommandReport) -> None:
-    """Applies the reports of the command; an invalid report is logged and never fatal."""
+    """Applies the command's reports until the pipe ends; logs an invalid one, raises nothing."""
     rest = bytearray()
     is_dropping = False
     while chunk := await pipe.read():
@@ -368,7 +370,7 @@ def _parse_usage(value: Any) -> dict[str, Any]:
 
 
 def _output_or_raise(end: SessionEnd, report: _CommandReport, tail: deque[str]) -> Any:
-    """Returns the output of a command that succeeded; raises `AttemptFailed` for any other."""
+    """Returns a successful command's output (its exit code if none), or raises `AttemptFailed`."""
     if end.exit_code == 0 and report.error is None:
         return report.output if report.output is not None else {"exitCode": 0}
     raise AttemptFailed(_build_failure(end, report, tail), _parse_resume_at(report))
@@ -385,7 +387,7 @@ def _parse_resume_at(report: _CommandReport) -> datetime | None:
 
 
 def _build_failure(end: SessionEnd, report: _CommandReport, tail: deque[str]) -> Failure:
-    """Builds the failure from how the command ended and from what it reported."""
+    """Builds the failure from the command's end; the class and message it reported win."""
     reported = report.error if isinstance(report.error, dict) else {"message": report.error}
     if end.oom:
         error_class, reason = ErrorClass.OUT_OF_MEMORY, "killed because it ran out of memory"

@@ -15,11 +15,10 @@ def allowed_environment(settings: Settings) -> Allowed:
 
 
 def resolve_folder(env: Mapping[str, str], cwd: str | None, allowed: Allowed) -> str | None:
-    """Returns the folder a session runs in, with links resolved; `Invalid` if it is not allowed.
+    """Returns the session's folder (`None`: the worker's); `Invalid` if it or `env` is forbidden.
 
-    Relative folders are below the first allowed one. `None` is the folder of the worker. A user
-    who may write to an allowed folder can still replace a part of the path by a link before the
-    session enters it.
+    Links are resolved; relative folders are below the first allowed one. A user who may write to an
+    allowed folder can still replace a part of the path by a link before the session enters it.
     """
     if cwd is None:
         check_allowed(env, None, None, allowed)

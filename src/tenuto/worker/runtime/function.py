@@ -49,7 +49,7 @@ class FunctionRuntime:
         """Does nothing: `free_sessions` reserves nothing."""
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
-        """Returns the result of the task type's handler; its exceptions become `AttemptFailed`."""
+        """Returns the result of the task type's handler, or `None`'s; raises `AttemptFailed`."""
         handler = self.handlers.get(context.work.task_type) or self.handlers[None]
         try:
             if self._is_async(context.work.task_type, handler):
@@ -77,7 +77,7 @@ class FunctionRuntime:
 
 
 def create(context: RuntimeContext) -> FunctionRuntime:
-    """Creates the runtime of the agent's handlers."""
+    """Creates the runtime of the agent's handlers; raises `Invalid` if there are none."""
     if context.handlers is None:
         raise Invalid("the runtime function needs handlers; use --app")
     return FunctionRuntime(context.handlers)
@@ -174,7 +174,7 @@ class _ThreadCall:
                 )
 
     def _call_handler(self) -> tuple[Any, BaseException | None]:
-        """Calls the handler and returns its result, or else its exception."""
+        """Calls the handler unless interrupted; returns (result, `None`) or (`None`, exception)."""
         with self._lock:
             if self._interrupt_requested:
                 return None, AttemptStopped()

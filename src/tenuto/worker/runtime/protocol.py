@@ -43,9 +43,9 @@ class Runtime(Protocol):
     """The task types that it can run; `None`: all."""
 
     def free_sessions(self, busy: int) -> int | None:
-        """Returns the sessions that can start now while `busy` run; `None`: limited by slots only.
+        """Returns how many sessions can start beside `busy`; may reserve them. `None`: no limit.
 
-        The call reserves them. Call `release_reservation` if no task was claimed for them.
+        Call `release_reservation` if no task was claimed for what it reserved.
         """
 
     def release_reservation(self) -> None:
