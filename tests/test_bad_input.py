@@ -20,6 +20,7 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.errors import CODES, TenutoError
 from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import Filter
@@ -143,8 +144,10 @@ WORDS_OF_AN_ATTEMPT: dict[str, Call] = {
     "append": lambda e, f, bad: e.append(f, [Line(1, "INFO", bad)]),
     "level": lambda e, f, bad: e.append(f, [Line(1, bad, "text")]),
     "agent": lambda e, f, bad: e.register_agent(profile(name=bad)),
-    "worker": lambda e, f, bad: e.worker_beat(bad, "host", 1, ["a"], 1, "RUNNING"),
-    "status of a worker": lambda e, f, bad: e.worker_beat("w", "host", 1, ["a"], 1, bad),
+    "worker": lambda e, f, bad: e.record_worker(WorkerInfo(bad, "host", 1, ["a"], 1, "RUNNING")),
+    "status of a worker": lambda e, f, bad: e.record_worker(
+        WorkerInfo("w", "host", 1, ["a"], 1, bad)
+    ),
     "worker of a claim": lambda e, f, bad: e.claim(profile(), bad, 1),
     "find": lambda e, f, bad: e.find(bad),
     "filter status": lambda e, f, bad: e.list(Filter(status=(bad,))),

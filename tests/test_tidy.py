@@ -69,7 +69,6 @@ NAMES_TO_RENAME = {
     "src/tenuto/api/routes/agent_protocol.py": {"foreign_fences", "pulse"},
     "src/tenuto/engine/agents/gateways.py": {"found"},
     "src/tenuto/engine/agents/subtask_tree.py": {"kept"},
-    "src/tenuto/engine/engine.py": {"worker_beat"},
     "src/tenuto/model/agents/lifecycle.py": {"known"},
     "src/tenuto/model/flows/expressions/parser.py": {"known"},
     "src/tenuto/model/schedules/schedule.py": {"known"},

@@ -41,7 +41,7 @@ PAIRS: list[tuple[type, type]] = [
     (Triggers, RemoteTriggers),
 ]
 NEAR_ONLY = {
-    "agents over HTTP call them": "Engine.begin Engine.claimed Engine.heartbeat Engine.worker_beat",
+    "agents over HTTP call them": "Engine.begin Engine.claimed Engine.heartbeat",
     "they are parts of other methods": """
         Definitions.apply Definitions.load_reachable Flows.add_to_group Flows.build_plan
         Flows.check_quota Flows.find_open_group Flows.prepare Flows.rerun Flows.start_plan
@@ -53,6 +53,7 @@ NEAR_ONLY = {
 """Methods of the engine that no client has, by the reason."""
 NEAR_PARAMETERS = {
     "Engine.register_agent": {"managed"},  # an agent that registers itself is not managed
+    "Engine.record_worker": {"registered_by"},  # the server knows whose token it is
     "Flows.start": {"source", "fire_key"},  # set by schedules and triggers
 }
 

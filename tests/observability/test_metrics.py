@@ -26,6 +26,7 @@ from tenuto.coordinator.duties import ALERTS
 from tenuto.engine.engine import Engine
 from tenuto.engine.limits.budgets import count_in_metrics as count_spending
 from tenuto.engine.operations.metrics import sample_once
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.metrics import OTHER, PROCESS_METRICS, TABLE, Metrics
 from tenuto.model.errors import Unavailable
 from tenuto.model.limits.budgets import Usage
@@ -333,7 +334,7 @@ async def test_gauges_show_the_current_rows(
     clock.advance(40)
     await engine.submit_many([new(), new(run_at=clock.now() + timedelta(days=1))])
     assert await engine.maintenance.acquire_leadership(NAME, "somebody", 10) is not None
-    await engine.worker_beat("w", "host", 1, ["agent"], 1, "RUNNING")
+    await engine.record_worker(WorkerInfo("w", "host", 1, ["agent"], 1, "RUNNING"))
     await sample(counted)
 
     reported = counted.value
@@ -347,7 +348,7 @@ async def test_gauges_show_the_current_rows(
     assert reported("tenuto_coordinator_leader") == 1
 
     clock.advance(100)
-    await engine.worker_beat("w", "host", 1, ["agent"], 1, "STOPPED")
+    await engine.record_worker(WorkerInfo("w", "host", 1, ["agent"], 1, "STOPPED"))
     await sample(counted)
     assert reported("tenuto_agents", status="STALE") == reported("tenuto_stale_agents") == 1
     assert reported("tenuto_coordinator_leader") == 0

@@ -13,6 +13,7 @@ from tests.waiting import eventually
 from tenuto.api.edge.event_hub import EventHub, StreamSubscriber
 from tenuto.clock import Clock
 from tenuto.engine.engine import Engine
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.errors import Conflict
 from tenuto.settings import Settings
 from tenuto.store.sqlite.store import SqliteStore
@@ -65,7 +66,7 @@ async def test_crashed_worker_expires_no_lease_of_another_host() -> None:
     engine = Engine(store)
     tasks: list[UUID] = []
     for host in ("elsewhere", socket.gethostname()):
-        await engine.worker_beat(host, host, 4711, ["agent"], 1, "RUNNING")
+        await engine.record_worker(WorkerInfo(host, host, 4711, ["agent"], 1, "RUNNING"))
         await engine.submit(new())
         [work] = await engine.claim(profile(), host, 1, LEASE_S)
         tasks.append(work.fence.task)

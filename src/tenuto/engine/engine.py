@@ -538,23 +538,9 @@ class Engine:
         """Requests a worker to claim no more tasks, finish or release its tasks, and exit."""
         await workers.drain(self.core, self.workspace, worker)
 
-    async def record_worker(self, info: WorkerInfo) -> bool:
-        """Records that a worker is alive or exits; returns True if it is requested to exit."""
-        return await workers.record_heartbeat(self.core, self.workspace, info, None)
-
-    async def worker_beat(
-        self,
-        worker: str,
-        host: str,
-        pid: int,
-        agents: Sequence[str],
-        slots: int,
-        status: str,
-        registered_by: UUID | None = None,
-    ) -> bool:
+    async def record_worker(self, info: WorkerInfo, registered_by: UUID | None = None) -> bool:
         """Records that a worker is alive or exits; returns True if it is requested to exit.
 
         `registered_by` is the agent whose token sent this: `NotFound` for another agent's worker.
         """
-        info = WorkerInfo(worker, host, pid, list(agents), slots, status)
         return await workers.record_heartbeat(self.core, self.workspace, info, registered_by)

@@ -9,6 +9,7 @@ from tests.cli.orchestrate import Orchestrate
 from tests.waiting import eventually
 
 from tenuto import app
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.settings import Settings
 
 
@@ -56,14 +57,14 @@ async def test_drain_with_wait_returns_after_the_worker_stopped(
     caller = ("host:1:w", "host", 1, ["local"], 2)
     words = ("worker", "drain", "--host", "host", "--wait", "--json")
     async with app.connect(Settings(data=str(cli.data))) as engine:
-        await engine.worker_beat(*caller, "DRAINING")
+        await engine.record_worker(WorkerInfo(*caller, "DRAINING"))
         waiting = asyncio.create_task(asyncio.to_thread(here, *words))
 
         async def asked() -> bool:
-            return await engine.worker_beat(*caller, "DRAINING")
+            return await engine.record_worker(WorkerInfo(*caller, "DRAINING"))
 
         await eventually(asked, every=0.05)
-        await engine.worker_beat(*caller, "STOPPED")
+        await engine.record_worker(WorkerInfo(*caller, "STOPPED"))
         answer = await waiting
     assert answer.code == 0
     assert [worker["status"] for worker in json.loads(answer.out)["workers"]] == ["STOPPED"]

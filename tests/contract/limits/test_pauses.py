@@ -19,6 +19,7 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.limits.pauses import PauseKind
 
 
@@ -164,7 +165,7 @@ async def test_explain_shows_every_pause_with_reason_and_end_time(
     engine: Engine, clock: ManualClock
 ) -> None:
     await engine.register_agent(profile())
-    await engine.worker_beat(WORKER, "host", 1, ["agent"], 5, "RUNNING")
+    await engine.record_worker(WorkerInfo(WORKER, "host", 1, ["agent"], 5, "RUNNING"))
     task = (await engine.submit(new(task_type="deploy"))).id
     assert (await engine.explain(task)).gates == []
     until = clock.now() + timedelta(hours=1)
@@ -180,7 +181,7 @@ async def test_explain_shows_every_pause_with_reason_and_end_time(
     ]
     await engine.gates.open("workspace")
     clock.advance(3600)
-    await engine.worker_beat(WORKER, "host", 1, ["agent"], 5, "RUNNING")
+    await engine.record_worker(WorkerInfo(WORKER, "host", 1, ["agent"], 5, "RUNNING"))
     await engine.gates.close("agent", "agent", reason="broken")
     result = await engine.explain(task)
     assert [(gate.gate, gate.detail) for gate in result.gates] == [

@@ -21,6 +21,7 @@ from tests.contract.conftest import (
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.limits import rate_limits
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.limits.rate_limits import RateLimit
@@ -238,7 +239,7 @@ async def test_explain_names_the_rate_limit_and_the_next_start(
 ) -> None:
     await limited(engine, requests_per_minute=1)
     existing = await engine.register_agent(agent())
-    await engine.worker_beat(WORKER, "host", 1, [existing.name], 5, "RUNNING")
+    await engine.record_worker(WorkerInfo(WORKER, "host", 1, [existing.name], 5, "RUNNING"))
     await submit(engine, 1)
     task = (await engine.submit(new())).id
     assert (await engine.explain(task)).agents == {existing.name: []}

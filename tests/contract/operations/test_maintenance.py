@@ -27,6 +27,7 @@ from tests.contract.conftest import (
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.maintenance import EVERY_LEASE, LeaseExemption
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.tasks.task import AGING_MS, Fence, Status
 
 
@@ -359,14 +360,14 @@ async def test_owner_that_stops_late_does_not_delay_other_timers(
 
 
 async def test_stale_workers_are_marked(engine: Engine, clock: ManualClock) -> None:
-    await engine.worker_beat("host:1:a", "host", 1, ["agent"], 4, "RUNNING")
-    await engine.worker_beat("host:2:b", "host", 2, ["agent"], 4, "STOPPED")
-    await engine.worker_beat("host:3:c", "host", 3, ["agent"], 4, "DRAINING")
+    await engine.record_worker(WorkerInfo("host:1:a", "host", 1, ["agent"], 4, "RUNNING"))
+    await engine.record_worker(WorkerInfo("host:2:b", "host", 2, ["agent"], 4, "STOPPED"))
+    await engine.record_worker(WorkerInfo("host:3:c", "host", 3, ["agent"], 4, "DRAINING"))
     clock.advance(minutes=3)
     assert await engine.maintenance.prune_once() == 2
     matches = {w["worker_id"]: w["status"] for w in await engine.query.workers(engine.workspace)}
     assert matches == {"host:1:a": "LOST", "host:2:b": "STOPPED", "host:3:c": "LOST"}
-    await engine.worker_beat("host:1:a", "host", 1, ["agent"], 4, "RUNNING")
+    await engine.record_worker(WorkerInfo("host:1:a", "host", 1, ["agent"], 4, "RUNNING"))
     clock.advance(days=1)
     assert await engine.maintenance.prune_once() == 3
 

@@ -30,6 +30,7 @@ from tests.contract.conftest import (
 from tests.services.postgres import PostgresServer
 
 from tenuto.engine.engine import Engine
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.engine.views import TaskView
 from tenuto.model.errors import TenutoError
 from tenuto.model.tasks.submission import Filter
@@ -311,7 +312,7 @@ async def test_explain_shows_why_a_task_is_not_running(engine: Engine, clock: Ma
     assert await explained(engine, first) == ("no agent exists", ["agent"])
     await engine.register_agent(profile())
     assert (await engine.explain(first)).agents == {"agent": ["no live worker hosts this agent"]}
-    await engine.worker_beat(WORKER, "host", 1, ["agent"], 1, "RUNNING")
+    await engine.record_worker(WorkerInfo(WORKER, "host", 1, ["agent"], 1, "RUNNING"))
     assert await explained(engine, first) == ("ready: the next free slot claims it", [])
     assert (await explained(engine, second))[1] == ["ttl", "queue"]
     fence = (await claim_one(engine)).fence
@@ -325,7 +326,7 @@ async def test_explain_shows_why_a_task_is_not_running(engine: Engine, clock: Ma
 
 async def test_explain_shows_why_a_task_waits(engine: Engine, clock: ManualClock) -> None:
     await engine.register_agent(profile())
-    await engine.worker_beat(WORKER, "host", 1, ["agent"], 9, "RUNNING")
+    await engine.record_worker(WorkerInfo(WORKER, "host", 1, ["agent"], 9, "RUNNING"))
     later = (await engine.submit(new(run_at=START + timedelta(hours=1)))).id
     gate = (await engine.explain(later)).gates[0]
     assert (gate.gate, gate.clears_at) == ("schedule", START + timedelta(hours=1))

@@ -143,7 +143,9 @@ CALLS: dict[str, Call] = {
     "worker_heartbeat": lambda e, k: e.worker_heartbeat(
         WorkerInfo(k.worker, "host", 1), [k.fence], 3600
     ),
-    "worker_beat": lambda e, k: e.worker_beat(k.worker, "h", 1, ["a"], 1, "RUNNING", k.agent),
+    "record_worker": lambda e, k: e.record_worker(
+        WorkerInfo(k.worker, "h", 1, ["a"], 1, "RUNNING"), k.agent
+    ),
     "confirm_gone_sessions": lambda e, k: e.confirm_gone_sessions(
         k.worker, "host", lambda _worker, _task: False
     ),

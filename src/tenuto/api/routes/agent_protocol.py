@@ -31,7 +31,7 @@ from tenuto.engine.agents.registry import HealthSample
 from tenuto.engine.agents.subtasks import Child, WaitResult
 from tenuto.engine.limits.budgets import usage_task_statement
 from tenuto.engine.tasks.claim import ClaimedTask
-from tenuto.engine.tasks.report import LeaseStatus
+from tenuto.engine.tasks.report import LeaseStatus, WorkerInfo
 from tenuto.engine.tenancy.output_redaction import check_progress
 from tenuto.model import bounds
 from tenuto.model.agents.matching import AgentProfile
@@ -483,15 +483,8 @@ async def send_worker_heartbeat(
     bounds.check_number("the number of leases", len(body.leases), 0, bounds.MAX_CLAIM)
     bounds.check_text("worker", worker_id, bounds.MAX_TITLE, empty=False)
     await agent_tokens.check_agent_names(ctx, body.agents)
-    drain = await ctx.engine.worker_beat(
-        worker_id,
-        body.host,
-        body.pid,
-        body.agents,
-        body.slots,
-        body.status,
-        ctx.caller.agent,
-    )
+    worker = WorkerInfo(worker_id, body.host, body.pid, body.agents, body.slots, body.status)
+    drain = await ctx.engine.record_worker(worker, ctx.caller.agent)
     fences = [Fence(lease.task_id, lease.attempt, lease.lease_token) for lease in body.leases]
     lease_s = body.lease_seconds or ctx.service.settings.lease_s
     own_fences = await agent_tokens.filter_own_fences(ctx, fences)
