@@ -244,7 +244,7 @@ class BlockingSecrets(BlockingResource[NamedSecrets | RemoteSecrets]):
     """The named secrets of one workspace, on behalf of one actor."""
 
     def put(self, name: str, value: str | None = None, use: Use | None = None) -> None:
-        """Stores a secret's value, its usage rule, or both; tasks get the value at the next claim."""
+        """Stores a secret's value, usage rule, or both; `Forbidden` if a rule needs a higher role."""
         return self._wait(self._resource.put(name, value, use))
 
     def list(self) -> Sequence[SecretView]:
@@ -252,7 +252,7 @@ class BlockingSecrets(BlockingResource[NamedSecrets | RemoteSecrets]):
         return self._wait(self._resource.list())
 
     def delete(self, name: str) -> None:
-        """Deletes a secret; tasks that name it fail to start. Raises `NotFound`."""
+        """Deletes a secret; tasks that name it fail to start. Raises `NotFound` or `Forbidden`."""
         return self._wait(self._resource.delete(name))
 
 
@@ -288,7 +288,7 @@ class BlockingGates(BlockingResource[Pauses | RemotePauses]):
     """The pauses of one workspace, on behalf of one actor."""
 
     def list(self) -> Sequence[PauseView]:
-        """Returns the active pauses, by kind and subject."""
+        """Returns the pauses that have not ended, ordered by kind and subject."""
         return self._wait(self._resource.list())
 
     def close(
@@ -298,7 +298,7 @@ class BlockingGates(BlockingResource[Pauses | RemotePauses]):
         reason: str | None = None,
         until: datetime | None = None,
     ) -> PauseView:
-        """Creates and returns a pause: the subject's tasks are not claimed; running ones continue."""
+        """Creates or replaces a pause: no more claims, running tasks continue. Raises `NotFound`."""
         return self._wait(self._resource.close(kind, subject, reason, until))
 
     def open(self, kind: PauseKind, subject: str = WORKSPACE_SUBJECT) -> None:
@@ -314,7 +314,7 @@ class BlockingRateLimits(BlockingResource[RateLimits | RemoteRateLimits]):
         return self._wait(self._resource.list())
 
     def put(self, limit: RateLimit) -> RateLimitView:
-        """Stores a limit, wakes all workers and returns it; usage under its name still counts."""
+        """Creates or replaces a limit, wakes workers; counted usage stays. `Invalid`: too many."""
         return self._wait(self._resource.put(limit))
 
     def delete(self, name: str) -> None:
@@ -485,7 +485,7 @@ class BlockingSchedules(BlockingResource[Schedules | RemoteSchedules]):
     def create(
         self, name: str, target: str, schedule: ScheduleSpec, input: Any = None
     ) -> ScheduleView:
-        """Creates a schedule and returns it; an `immediate` one starts its flow in this call."""
+        """Creates and returns a schedule; an `immediate` one starts now. `Conflict`: name taken."""
         return self._wait(self._resource.create(name, target, schedule, input))
 
     def page(
@@ -505,7 +505,7 @@ class BlockingSchedules(BlockingResource[Schedules | RemoteSchedules]):
     def update(
         self, schedule: UUID | str, change: ScheduleChange, version: int | None = None
     ) -> ScheduleView:
-        """Changes a schedule and returns it; new times apply from now on."""
+        """Changes and returns a schedule; new times from now on. Raises `NotFound`, `Conflict`."""
         return self._wait(self._resource.update(schedule, change, version))
 
     def pause(self, schedule: UUID | str) -> ScheduleView:
@@ -513,11 +513,11 @@ class BlockingSchedules(BlockingResource[Schedules | RemoteSchedules]):
         return self._wait(self._resource.pause(schedule))
 
     def resume(self, schedule: UUID | str) -> ScheduleView:
-        """Resumes the schedule from now on; a fixed time that has passed meanwhile still starts."""
+        """Resumes a paused schedule (else `Conflict`) from now on; a missed fixed time starts."""
         return self._wait(self._resource.resume(schedule))
 
     def delete(self, schedule: UUID | str) -> None:
-        """Deletes a schedule; flows that it started continue."""
+        """Deletes a schedule; flows that it started continue. Raises `NotFound`."""
         return self._wait(self._resource.delete(schedule))
 
 
@@ -525,7 +525,7 @@ class BlockingTriggers(BlockingResource[Triggers | RemoteTriggers]):
     """The triggers of one workspace, for one actor. Methods accept a trigger's name or id."""
 
     def create(self, name: str, event: str, target: str, filter: str | None = None) -> TriggerView:
-        """Creates a trigger and returns it; it starts a flow for each new event that matches."""
+        """Creates a trigger; each new event that matches starts a flow. `Conflict`: name taken."""
         return self._wait(self._resource.create(name, event, target, filter))
 
     def page(
@@ -541,7 +541,7 @@ class BlockingTriggers(BlockingResource[Triggers | RemoteTriggers]):
     def update(
         self, trigger: UUID | str, change: TriggerChange, version: int | None = None
     ) -> TriggerView:
-        """Changes a trigger and returns it; the change applies to events from now on."""
+        """Changes and returns a trigger, for events from now on. Raises `NotFound`, `Conflict`."""
         return self._wait(self._resource.update(trigger, change, version))
 
     def pause(self, trigger: UUID | str) -> TriggerView:
@@ -553,7 +553,7 @@ class BlockingTriggers(BlockingResource[Triggers | RemoteTriggers]):
         return self._wait(self._resource.resume(trigger))
 
     def delete(self, trigger: UUID | str) -> None:
-        """Deletes a trigger; flows that it started continue."""
+        """Deletes a trigger; flows that it started continue. Raises `NotFound`."""
         return self._wait(self._resource.delete(trigger))
 
 

@@ -221,7 +221,7 @@ class InboxCalls(RemoteResource):
     async def list(
         self, status: str | None = "OPEN", limit: int = 100, cursor: UUID | None = None
     ) -> list[InboxItem]:
-        """Returns the items with this status, newest first; without a status, all items."""
+        """Returns items of the status (`None`: any) before the item `cursor`, newest first."""
         return (
             await self._call(
                 _InboxPage,
@@ -236,7 +236,7 @@ class InboxCalls(RemoteResource):
         return await self._call(InboxItem, "GET", f"inbox/{item}")
 
     async def dismiss(self, item: UUID, comment: str) -> None:
-        """Answers an item that is not an approval; a handler that asked continues with it."""
+        """Answers a question, which wakes its task, or an escalation. Other items: `Conflict`."""
         await self._call(InboxItem, "POST", f"inbox/{item}/answer", {"comment": comment})
 
 
@@ -246,7 +246,7 @@ class MailboxesCalls(RemoteResource):
     async def page(
         self, agent: UUID, limit: int = 100, cursor: UUID | None = None, *, waiting: bool = True
     ) -> MessagePage:
-        """Returns an agent's waiting messages, oldest first; `waiting=False`: all stored ones."""
+        """Returns the waiting messages (`waiting=False`: all stored), oldest first; `NotFound`."""
         return await self._call(
             MessagePage,
             "GET",

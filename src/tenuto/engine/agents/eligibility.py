@@ -144,7 +144,7 @@ def _capacity(view: AgentView, row: Row, workers: Sequence[Row]) -> Capacity:
 def _host_gates(
     view: AgentView, capacity: Capacity, now: datetime, gateways: Sequence[GatewayState]
 ) -> list[Gate]:
-    """Returns a gate if neither a gateway nor a live worker would start the agent's sessions."""
+    """Returns a gate if the agent's gateway is unavailable, or it needs a worker and has none."""
     if view.gateway is not None:
         unavailable = unavailable_reason(view.gateway, gateways, now)
         return [] if unavailable is None else [Gate(gate="gateway", detail=unavailable)]
@@ -161,7 +161,7 @@ def _pause_gates(pauses: Iterable[model.ClaimPause]) -> list[Gate]:
 async def _explain_lanes(
     core: Core, workspace: UUID, agent: AgentProfile, limits: _ActiveLimits
 ) -> list[LaneEligibility]:
-    """Returns all lanes: first those with tasks; of these, first those the agent can claim from.
+    """Returns all lanes: with tasks first, then without obstacles; `pending` is only 1 or 0.
 
     Lanes that are equal in both are in the order of their requirements.
     """
@@ -201,7 +201,7 @@ def _sort_key(lane: LaneEligibility) -> tuple[bool, bool, str, int]:
 
 
 def lane_requirements(lane: Lane) -> dict[str, Any]:
-    """Returns what the tasks of a lane require, without fields that require nothing."""
+    """Returns a lane's requirements by field: the task type, and fields that require something."""
     required = {"task_type": lane.requirements.task_type}
     for name, default in _DEFAULTS.items():
         value = getattr(lane.requirements, name)

@@ -34,17 +34,17 @@ def failed_for_good(
 
 
 def escalate(clock: Clock, failed: Sequence[tuple[TaskChange, Command]]) -> Script[None]:
-    """Escalates the tasks that declare it: sends messages to parents' agents or adds inbox items.
+    """Reports each failed task: a message to the parent's agent, else an inbox item, if not full.
 
     Runs in the transaction that finishes the tasks.
     """
     ids = [(change.task.id, change.task.workspace) for change, _ in failed]
     rows = yield Statement("escalation_requests", {"room": MAX_WAITING}, {"wanted": ids})
-    declared = {row["id"]: row for row in rows}
+    rows_by_task = {row["id"]: row for row in rows}
     items = []
     messages = []
     for change, command in failed:
-        row = declared.get(change.task.id)
+        row = rows_by_task.get(change.task.id)
         if row is None:
             continue
         body = _body(change, command, row)
@@ -95,7 +95,7 @@ def _body(change: TaskChange, command: Command, row: Row) -> dict[str, Any]:
 
 
 def _declared_escalation(command: Command, row: Row) -> Escalation | None:
-    """Returns the escalation in the agent's report, else the one the task was submitted with."""
+    """Returns the escalation in the agent's report, else that of the submission, else `None`."""
     failure = getattr(command, "failure", None)
     if failure is not None and failure.escalation is not None:
         escalation: Escalation = failure.escalation

@@ -32,7 +32,7 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
 
     def status_at(self, now: datetime) -> str:
-        """Returns `connected`, `failing`, `unreachable`, or `unused` before its first request."""
+        """Returns `unreachable` (circuit open), `failing`, `connected`, or `unused` (untried)."""
         if self.closed_until is not None and self.closed_until > now:
             return "unreachable"
         if self.failures:
@@ -92,15 +92,15 @@ class Gateways:
         await self._write(Statement("gateway_succeeded", {"name": name, "now": self._core.now()}))
 
     async def reserve_probe(self, name: str, reserved_s: float) -> bool:
-        """Reserves the one probe of an open circuit for `reserved_s`; false if it is reserved."""
+        """Reserves the due probe of a circuit for `reserved_s`; false if reserved or not due."""
         now = self._core.now()
         params = {"name": name, "now": now, "until": now + timedelta(seconds=reserved_s)}
         return bool(await self._write(Statement("gateway_probe", params)))
 
     async def record_failure(self, name: str, error: str, *, probe: bool) -> datetime | None:
-        """Counts a failure of the gateway; returns until when its circuit is open, or `None`.
+        """Counts a failure; returns until when the circuit is open, or `None` if it is closed.
 
-        Requests that fail while the circuit is open do not count again; a failed `probe` does.
+        While it is open, only a `probe` counts. Also returns `None` for an unknown gateway.
         """
         now, random = self._core.now(), self._core.clock.random()
         message = bounds.make_storable(error, bounds.MAX_ERROR)

@@ -58,7 +58,7 @@ class Inbox:
     async def list(
         self, status: str | None = "OPEN", limit: int = 100, cursor: UUID | None = None
     ) -> list[InboxItem]:
-        """Returns the items with this status, newest first; without a status, all items."""
+        """Returns items of the status (`None`: any) before the item `cursor`, newest first."""
         bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
         params = {
             "workspace": self._workspace,
@@ -85,10 +85,12 @@ class Inbox:
         comment: str | None = None,
         budget: Budget | None = None,
     ) -> None:
-        """Approves or rejects an item. The first answer counts; the task continues with it.
+        """Approves or rejects an approval or budget item, then its task goes on; raises `Conflict`.
 
-        `budget` is for an item about a used up budget: the task's new budget. The default is twice
-        the old budget.
+        `Conflict`: the item is already answered, is of another kind, or its task no longer waits.
+        `NotFound`: there is no such item. A rejected budget cancels the waiting tasks. `budget`
+        is for an item about a used up budget: the task's new budget. The default is twice the old
+        budget.
         """
         bounds.check_text("comment", comment or "", bounds.MAX_TEXT)
         decision = {
@@ -123,7 +125,7 @@ class Inbox:
         await self._core.run_with_cascade(script, self._actor)
 
     async def dismiss(self, item: UUID, comment: str) -> None:
-        """Answers an item that is not an approval; a handler that asked continues with it."""
+        """Answers a question, which wakes its task, or an escalation. Other items: `Conflict`."""
         bounds.check_text("comment", comment, bounds.MAX_TEXT)
         decision = {"comment": comment, "by": self._actor}
         text = msgspec.json.encode(decision).decode()
@@ -141,10 +143,7 @@ class Inbox:
         await self._core.run_with_cascade(script, self._actor)
 
     def _lock_open_item(self, item: UUID) -> Script[Row]:
-        """Locks the item's task, then the item; returns the item's row.
-
-        Raises `NotFound`, or `Conflict` if the item was answered already.
-        """
+        """Locks the task, then the open item; returns its row. Raises `NotFound` or `Conflict`."""
         item_key = {"id": item, "workspace": self._workspace}
         rows = yield Statement("inbox_item", item_key)
         if rows and rows[0]["task"] is not None:
@@ -195,7 +194,7 @@ def _wake_command(task: Task) -> Command | None:
 
 
 def _approval_command(task: Task, text: str, *, approve: bool) -> Command | None:
-    """Returns the command that finishes an approval task; `None` if it no longer waits."""
+    """Returns the command that completes, skips or fails an approval; `None`: not waiting."""
     if task.hold is None or not task.hold.startswith("approval"):
         return None
     if approve:

@@ -93,7 +93,7 @@ class LaneCache:
         self._running_calls: dict[UUID | None, asyncio.Event] = {}
 
     async def ensure(self, requested: set[Requirements]) -> dict[Requirements, int]:
-        """Returns the lane ids for these requirements; creates the lanes that are missing."""
+        """Returns lane ids for these requirements; creates missing ones. `Invalid`: too many."""
         now = self._store.clock.now()
         while missing := [needs for needs in requested if not self.is_confirmed(needs, now)]:
             await self._share_one_call(None, partial(self._create_missing, missing, now))
@@ -150,7 +150,7 @@ class LaneCache:
                 self._confirmed_at[lane] = now
 
     async def _create_missing(self, missing: list[Requirements], now: datetime) -> None:
-        """Creates or confirms the lanes in the store, and caches them."""
+        """Creates or confirms lanes in the store and caches them. Raises `NotFound`, `Invalid`."""
         rows = sorted((lane_id(needs.key()), needs.workspace, needs.key()) for needs in missing)
         workspaces = sorted({workspace for _, workspace, _ in rows})
         for workspace in workspaces:
@@ -179,7 +179,7 @@ class LaneCache:
             self._confirmed_at[lane] = now
 
     async def open_lanes(self, agent: AgentProfile, now: datetime) -> OpenLanes:
-        """Returns the agent's open lanes; `Forbidden` if it is draining or terminated."""
+        """Returns an agent's open lanes by the cache; `Forbidden` if draining or terminated."""
         cached = await self._cached_or_load(agent.workspace)
         if agent.id in cached.agents:
             if cached.agents[agent.id]["status"] in ENDING and await self.reload_if_changed(
@@ -254,7 +254,7 @@ class LaneCache:
         return cached
 
     async def _load(self, workspace: UUID) -> _WorkspaceLanes:
-        """Reads, caches and returns the workspace's lanes, pauses, limits and agents."""
+        """Reads, caches and returns lanes, pauses, limits, agents; version 0: unknown workspace."""
         # The version first: if a lane is added in between, the cache looks outdated, never newer.
         versions = await self._store.fetch(Statement("lanes_version", {"workspace": workspace}))
         rows = await self._store.fetch(Statement("lanes", {"workspace": workspace}))
@@ -326,9 +326,9 @@ def _pause_of(row: Row) -> ClaimPause:
 
 
 def _apply_user_profile(agent: AgentProfile, row: Row) -> AgentProfile:
-    """Returns the agent's profile with the settings of users, as far as its worker supports them.
+    """Returns the profile with the settings of users; `Forbidden` if it is draining or terminated.
 
-    Raises `Forbidden` if the agent is draining or terminated.
+    Settings that the agent's worker does not support are left out.
     """
     if row["status"] in ENDING:
         raise claim_refusal(row["status"])

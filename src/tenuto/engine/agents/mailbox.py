@@ -60,9 +60,11 @@ class Mailboxes:
         self._actor = actor
 
     async def send(self, agent: UUID, new: NewMessage) -> Message:
-        """Stores a message to an agent and returns it; a repeated client id returns the stored one.
+        """Stores and returns a message, or returns that of a repeated client id; raises `Conflict`.
 
-        Everything under the key `secrets` of the body is not stored.
+        `Conflict`: the mailbox is full, or another message has the client id. Raises `NotFound`,
+        and `Forbidden` for a terminated agent. A coalescable message replaces waiting ones of its
+        kind and scope. Everything under the key `secrets` of the body is not stored.
         """
         text = stored_body(new)
         message_id, now = self._core.clock.new_id(), self._core.now()
@@ -105,10 +107,7 @@ class Mailboxes:
             raise claim_refusal("TERMINATED")
 
     def _find_duplicate(self, agent: UUID, new: NewMessage, text: str) -> Script[Row | None]:
-        """Returns the stored message with the client id of `new`, or `None`.
-
-        Raises `Conflict` (`idempotency_conflict`) if that message has another kind or body.
-        """
+        """Returns the stored message with this client id, or `None`; `Conflict` if it differs."""
         if new.client_message_id is None:
             return None
         client_id = {"client_message_id": new.client_message_id}
@@ -124,7 +123,7 @@ class Mailboxes:
     async def page(
         self, agent: UUID, limit: int = 100, cursor: UUID | None = None, *, waiting: bool = True
     ) -> MessagePage:
-        """Returns an agent's waiting messages, oldest first; `waiting=False`: all stored ones."""
+        """Returns the waiting messages (`waiting=False`: all stored), oldest first; `NotFound`."""
         bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
         await self._require_agent(agent)
         filters = {"after": cursor, "most": limit, "waiting": waiting or None}
@@ -137,10 +136,9 @@ class Mailboxes:
     async def dequeue(
         self, agent: UUID, limit: int = 100, batch: UUID | None = None
     ) -> MessageBatch:
-        """Dequeues and returns the oldest messages; each message is dequeued once.
+        """Dequeues and returns the oldest messages; a repeated `batch` id only returns them again.
 
-        A caller that could lose the response passes a batch id: a repeated call with the same id
-        returns the same messages.
+        Raises `NotFound`, or `Forbidden` for a terminated agent.
         """
         bounds.check_number("limit", limit, 1, MAX_DEQUEUED)
         batch_id = batch or self._core.clock.new_id()

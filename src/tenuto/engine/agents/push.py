@@ -79,7 +79,7 @@ class PushSessions:
         return self._core
 
     async def targets(self, gateways: Iterable[str]) -> list[PushTarget]:
-        """Returns the agents of these gateways that tasks can be pushed to, full ones included."""
+        """Returns the gateways' agents that accept pushes, also full ones, but no draining ones."""
         statement = Statement("push_agents", {"names": sorted(gateways)})
         targets = []
         for row in await self._core.store.fetch(statement):
@@ -99,19 +99,16 @@ class PushSessions:
         return {row["lane"] for row in rows}
 
     async def open_lanes(self, agent: AgentProfile) -> set[int]:
-        """Returns the ids of the open lanes that the agent can claim from."""
+        """Returns ids of the agent's open lanes; `Forbidden` if it is draining or terminated."""
         return set((await self._core.lanes.open_lanes(agent, self._core.now())).lanes)
 
     async def claim(self, agent: AgentProfile, n: int, lease_s: int) -> list[ClaimedTask]:
-        """Claims up to `n` tasks for the agent and returns them.
-
-        They are ASSIGNED until the gateway has spawned their sessions.
-        """
+        """Claims and returns up to `n` tasks, ASSIGNED until the gateway has spawned sessions."""
         worker = f"{GATEWAY_PREFIX}{agent.gateway}"
         return await self._claimer.claim(agent, worker, n, lease_s, status=Status.ASSIGNED)
 
     async def descriptions(self, tasks: Sequence[ClaimedTask]) -> dict[UUID, str | None]:
-        """Returns the descriptions of claimed tasks of one workspace, by task id."""
+        """Returns the descriptions (`None`: none given) of tasks of one workspace, by task id."""
         params = {"workspace": tasks[0].workspace, "ids": [task.fence.task for task in tasks]}
         rows = await self._core.store.fetch(Statement("push_descriptions", params))
         return {row["id"]: row["description"] for row in rows}
@@ -119,7 +116,7 @@ class PushSessions:
     async def record_session(
         self, fence: Fence, session_key: str, lease_s: int, actor: str
     ) -> bool:
-        """Stores the session that the gateway spawned; false if the attempt has ended already."""
+        """Makes the task RUNNING in the spawned session; false if the attempt has ended already."""
         begin = commands.Begin(fence=fence, session_key=session_key, lease_s=lease_s)
         check_report(begin)
         begin = redact_command(begin, await self._secrets.redactor(fence))
@@ -130,9 +127,9 @@ class PushSessions:
         return True
 
     async def _store_session_key(self, fence: Fence, session_key: str | None, lease_s: int) -> bool:
-        """Stores only the session key: the session reported first, or must stop.
+        """Stores only the session key and renews the lease; false if the attempt has ended.
 
-        Returns false if the attempt has ended.
+        The session reported before its gateway did, or must stop.
         """
         params = {
             "id": fence.task,
@@ -152,7 +149,7 @@ class PushSessions:
         ]
 
     async def record_not_started(self, fence: Fence, failure: Failure, actor: str) -> None:
-        """Ends an attempt without a session: a retry that is no try, or the requested stop."""
+        """Ends an ASSIGNED attempt without a session: as no try, or as the requested stop."""
         command = commands.NotStarted(fence=fence, failure=failure)
         command = redact_command(command, await self._secrets.redactor(fence))
         rows = await self._core.store.fetch(Statement("push_status", {"id": fence.task}))

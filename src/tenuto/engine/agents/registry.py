@@ -113,14 +113,14 @@ class AgentRegistry:
         return view_of(await self._require_row(agent), self._core.now())
 
     async def profile(self, agent: UUID) -> AgentProfile:
-        """Returns the agent's profile for matching; `Forbidden` if the agent is terminated."""
+        """Returns the profile for matching; `NotFound`, or `Forbidden` if it is terminated."""
         row = await self._require_row(agent)
         if row["status"] == "TERMINATED":
             raise lifecycle.claim_refusal("TERMINATED")
         return profile_of(row)
 
     async def profile_for_claim(self, agent: UUID) -> AgentProfile:
-        """Returns the agent's profile for a claim; `Forbidden` if it is draining or terminated."""
+        """Returns the profile for a claim; `NotFound`, or `Forbidden` if draining or terminated."""
         row = await self._require_row(agent)
         if row["status"] in lifecycle.ENDING:
             raise lifecycle.claim_refusal(row["status"])
@@ -129,7 +129,7 @@ class AgentRegistry:
     async def put(
         self, profile: AgentProfile, *, managed: bool, by_id: bool = False
     ) -> AgentProfile:
-        """Creates an agent, or updates the agent with this name; returns the stored profile.
+        """Creates an agent, or merges into the one with this name; returns the stored profile.
 
         `managed` means that a user sends the profile: a worker cannot override these settings
         later. A worker's profile counts as a heartbeat. With `by_id`, raises `Conflict`
@@ -188,8 +188,9 @@ class AgentRegistry:
         return msgspec.structs.replace(new, id=row["id"])
 
     async def record_heartbeat(self, agent: UUID, sample: HealthSample | None = None) -> int:
-        """Stores a heartbeat and the sample; returns how many messages wait, 0 for no such agent.
+        """Stores a heartbeat and, each 10 s, a sample; returns how many messages wait; unknown: 0.
 
+        A stale agent is no longer stale.
         An impossible measurement is left out, not refused: an agent must not lose a lease over it.
         """
         params = {
@@ -210,7 +211,7 @@ class AgentRegistry:
         return rows[0]["messages"] if rows else 0
 
     async def health(self, agent: UUID, limit: int = 60) -> AgentHealth:
-        """Returns the agent's status and at most `limit` health samples of the last hour."""
+        """Returns status and at most `limit` samples of the last hour. Raises `NotFound`."""
         bounds.check_number("limit", limit, 1, bounds.MAX_PAGE)
         view = await self.show(agent)
         params = {"workspace": self._workspace, "id": agent, "most": limit}
@@ -228,7 +229,7 @@ class AgentRegistry:
         )
 
     async def drain(self, agent: UUID, reason: str | None, actor: str | None) -> None:
-        """Drains the agent: it claims no more tasks, and is TERMINATED when its last one ends."""
+        """Lets an agent claim no more; TERMINATED after its last task. `NotFound`, `Conflict`."""
         bounds.check_text("reason", reason or "", bounds.MAX_ERROR)
         data = None if reason is None else msgspec.json.encode({"reason": reason}).decode()
 
@@ -254,7 +255,7 @@ class AgentRegistry:
         await self._core.store.transact(script)
 
     async def delete(self, agent: UUID) -> None:
-        """Deletes an agent; `Conflict` while it still runs tasks."""
+        """Deletes an agent with its messages; `NotFound`, or `Conflict` while it runs tasks."""
         if not await self._write("agent_delete", agent):
             await self._require_row(agent)
             raise Conflict(f"agent {agent} still runs tasks; terminate it first")
@@ -371,7 +372,7 @@ def _valid_measurement(value: float | None, maximum: float) -> float | None:
 
 
 def claim_blockers(row: Row, now: datetime) -> list[str]:
-    """Returns the reasons why an agent can claim no task at all now."""
+    """Returns the reasons why an agent can claim no task at all now; empty if it can."""
     seen_at = row["seen_at"]
     return lifecycle.claim_blockers(
         lifecycle.current_status(row["status"], row["running"], row["due_at"], now),

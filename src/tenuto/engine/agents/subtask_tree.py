@@ -35,7 +35,7 @@ class SpawnLimits(msgspec.Struct, frozen=True):
     """Children of one task."""
 
     def check_and_store_depth(self, parent: Task, child: UUID, ceiling: Quota) -> Script[None]:
-        """Checks the limits and stores the new child's depth; raises `Conflict` above a limit.
+        """Stores a new child's depth; `Conflict` if too deep or too many, `TooMany` by quota.
 
         The caller has locked the parent and has inserted the child. `ceiling` is the operator's
         quota for every workspace.
@@ -121,7 +121,7 @@ def tasks_with_open_questions(changes: Sequence[TaskChange]) -> list[UUID]:
 def close_open_questions(
     changes: Sequence[TaskChange], now: datetime, actor: str | None
 ) -> Script[None]:
-    """Closes the inbox items of tasks that finished while they waited for an answer."""
+    """Closes inbox items and messages of tasks that finished while they waited for an answer."""
     for task in tasks_with_open_questions(changes):
         yield close_inbox_statement(task, now, actor)
 
@@ -129,7 +129,7 @@ def close_open_questions(
 def close_inbox_statement(
     task: UUID, now: datetime, actor: str | None, kept: str | None = None
 ) -> Statement:
-    """Returns the statement that closes a task's inbox items, except items of the kind `kept`.
+    """Returns the statement that closes a task's messages and inbox items (not of kind `kept`).
 
     A budget item is kept: subtasks can wait for its answer even after the task has finished.
     """

@@ -64,7 +64,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return "approval" if self.kind == "approval" else "input"
 
     def fallback(self) -> dict[str, Any]:
-        """Returns the answer if none comes in time: the default; without one, a rejection."""
+        """Returns the answer if none comes in time: the default; approvals without one: no."""
         if self.kind == "approval":
             return {"decision": "approved" if self.default else "rejected", "by": "timeout"}
         return {"answer": self.default, "by": "timeout"}
@@ -96,9 +96,10 @@ class AttemptWaits:
         key: str | None,
         actor: str | None,
     ) -> WaitResult:
-        """Returns the results of these children (ids or keys; `None`: all), or parks the task.
+        """Returns children (ids or keys; `None`: all) if all finished or late; else parks the task.
 
         `key` names the wait. A repeated wait with the same key keeps the deadline of the first one.
+        Raises `NotFound`; `Conflict` if the lease is lost; `Invalid` if a child waits for the task.
         """
         _check_seconds(timeout_s)
         if names is not None:
@@ -141,7 +142,7 @@ class AttemptWaits:
     async def wait_for_people(
         self, fence: Fence, key: str, question: Question, actor: str | None
     ) -> AskResult:
-        """Returns the answer stored under the key; parks the task if there is none yet."""
+        """Returns the answer stored under the key; without one, asks people and parks the task."""
         _check_seconds(question.timeout_s)
         redactor = await self._secrets.redactor(fence)
         check_key(key, redactor)
@@ -179,7 +180,7 @@ class AttemptWaits:
     def _find_children(
         self, task: UUID, names: Sequence[UUID | str] | None
     ) -> Script[dict[UUID, str | None]]:
-        """Returns the requested children (ids or keys; `None`: all) in this order: id to key."""
+        """Returns children (ids or keys; `None`: all) in this order, id to key; or `NotFound`."""
         rows = yield Statement("child_keys", {"id": task, "workspace": self._workspace})
         by_key: dict[str, UUID] = {row["key"]: row["child"] for row in rows}
         keys = {child: key for key, child in by_key.items()}
@@ -206,7 +207,7 @@ class AttemptWaits:
     def _wait_deadline(
         self, task: Task, step_name: str, timeout_s: float | None
     ) -> Script[datetime | None]:
-        """Returns the deadline of the wait: the one stored by its first call, if there is one."""
+        """Returns the deadline that the first call stored, else a new one; `None`: no timeout."""
         if timeout_s is None:
             return None
         rows = yield Statement("step", {"id": task.id, "key": step_name})
@@ -217,9 +218,9 @@ class AttemptWaits:
     def _store_late_children(
         self, task: Task, step_name: str, until: datetime | None, rows: Sequence[Row]
     ) -> Script[dict[str, str]]:
-        """Returns the children that were unfinished at the deadline, by id, with their status then.
+        """Stores and returns the children unfinished at the deadline: id to status; none before it.
 
-        Stores them as a step, so that a handler sees the same result in every attempt.
+        They are stored as a step, so that a handler sees the same result in every attempt.
         """
         if until is None or until > self._core.now():
             return {}

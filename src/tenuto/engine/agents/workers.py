@@ -16,7 +16,7 @@ from tenuto.store.protocol import Row, Script, Statement
 async def record_heartbeat(
     core: Core, workspace: UUID, worker: WorkerInfo, registered_by: UUID | None
 ) -> bool:
-    """Stores a worker's heartbeat or shutdown; returns true if it was asked to drain.
+    """Stores a heartbeat of a worker and its agents, or its shutdown; true if asked to drain.
 
     `registered_by` is the agent whose token is used; `None` for other tokens. Raises `NotFound`
     if that agent did not register the worker.
@@ -49,7 +49,7 @@ async def record_heartbeat(
 
 
 async def drain(core: Core, workspace: UUID, worker: str) -> None:
-    """Requests that a worker claims no more tasks, finishes or releases its tasks, and exits."""
+    """Asks a live worker (else `NotFound`) to claim no more, end or release its tasks, and exit."""
     bounds.check_text("worker", worker, bounds.MAX_TITLE, empty=False)
     params = {"workspace": workspace, "id": worker, "now": core.now()}
 

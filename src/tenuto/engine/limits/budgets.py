@@ -58,9 +58,9 @@ class UsageStats(msgspec.Struct, frozen=True, rename="camel"):
 def record_usage(
     core: "Core", workspace: UUID, fence: Fence, usage: Usage, *, at_end: bool = False
 ) -> Script[Row | None]:
-    """Adds an attempt's usage and charges rate limits; returns the attempt's row.
+    """Adds an attempt's usage and charges rate limits; `None`: fence outdated, or counted before.
 
-    Returns `None`, and adds nothing, if the fence is outdated or the report was counted before.
+    Otherwise returns the ids of the attempt's task, workspace and agent.
     `at_end`: the report comes with the attempt's outcome, which can be refused and reported again.
     """
     now = core.now()
@@ -101,7 +101,7 @@ def usage_task_statement(workspace: UUID, fence: Fence) -> Statement:
 
 
 def usage_by_attempt(rows: Sequence[Row]) -> defaultdict[int, dict[str, Any]]:
-    """Returns the usage of each attempt of a task by attempt number, over all models."""
+    """Returns token counts and cost by attempt number, each the sum over all models."""
     totals: defaultdict[int, dict[str, Any]] = defaultdict(dict)
     for row in rows:
         attempt_totals = totals[row["attempt"]]
@@ -111,7 +111,7 @@ def usage_by_attempt(rows: Sequence[Row]) -> defaultdict[int, dict[str, Any]]:
 
 
 def count_in_metrics(usage: Usage) -> None:
-    """Counts a usage report in this process's metrics."""
+    """Counts tokens and cost in this process's metrics; models after the first 100 as `other`."""
     from tenuto.metrics import OTHER, PROCESS_METRICS  # noqa: PLC0415  short commands do without
 
     model = printable(usage.model or NO_MODEL)
@@ -125,10 +125,9 @@ def count_in_metrics(usage: Usage) -> None:
 def record_and_enforce(
     core: "Core", cascade: "Cascade", workspace: UUID, fence: Fence, usage: Usage
 ) -> Script[bool]:
-    """Records a usage report; if a budget is exceeded, pauses the attempt and asks in the inbox.
+    """Records usage; pauses the attempt over a budget. False: counted before. Raises `Conflict`.
 
-    Returns `True` if the report was counted, `False` if it had been counted before. Raises
-    `Conflict` if the attempt does not own the task.
+    With the pause, an inbox item asks for a higher budget. `Conflict`: not the owner of the task.
     """
     row = yield from record_usage(core, workspace, fence, usage)
     if row is None:
@@ -156,7 +155,7 @@ class _ExceededBudget(msgspec.Struct, frozen=True):
 
 
 def _lock_exceeded(task: UUID, workspace: UUID) -> Script[_ExceededBudget | None]:
-    """Locks the task of the exceeded budget and the given task; returns the budget, or `None`.
+    """Returns the nearest exceeded budget and locks its task and the given one; `None`: none is.
 
     The lock makes sure that an answer to the budget sees all tasks that wait for it.
     """
@@ -195,7 +194,7 @@ def _tree_usage(task: UUID, workspace: UUID) -> Script[UsageTotal]:
 def _request_pause(
     clock: Clock, cascade: "Cascade", workspace: UUID, task: UUID, exceeded: _ExceededBudget
 ) -> Script[None]:
-    """Requests a pause of a leased task; adds an inbox item if the budget has no open one."""
+    """Requests a leased task's pause if not done before; asks in the inbox unless already asked."""
     reason = f"the budget of {exceeded.title!r} is used up: {format_usage(exceeded.spent)}"
     command = commands.PauseForBudget(hold=exceeded.hold, reason=reason)
     changed = yield from cascade.apply_to_each(
@@ -223,7 +222,7 @@ def _request_pause(
 
 
 def _unless_pause_requested(task: Task, command: Command) -> Command | None:
-    """Returns the command for a leased task; `None` if a budget pause was requested before."""
+    """Returns the command; `None` if the task is not leased, or a budget pause is requested."""
     already_requested = task.pause_requested_at is not None and (task.hold or "").startswith(HOLD)
     return None if already_requested or task.status not in LEASED else command
 
@@ -231,9 +230,10 @@ def _unless_pause_requested(task: Task, command: Command) -> Command | None:
 def apply_answer(
     cascade: "Cascade", workspace: UUID, task: UUID, *, approve: bool, requested: Budget | None
 ) -> Script[Budget | None]:
-    """Increases a task's budget and resumes the tasks that wait for it, or cancels these tasks.
+    """Increases a task's budget and resumes tasks waiting for it; if not approved, cancels all.
 
-    Returns the new budget, `None` if not approved. `Conflict`: a waiting task is still stopping.
+    Returns the new budget; without approval `None`, and `task` is cancelled, too. Raises `Conflict`
+    if the task has no budget, or if a waiting task is still stopping.
     """
     params = {"task": task, "workspace": workspace, "most": 0}
     rows = yield Statement("budgets_above", params)
@@ -266,7 +266,7 @@ def _tasks_waiting_for(task: UUID, workspace: UUID) -> Script[set[UUID]]:
 
 
 def run_deferred(cascade: "Cascade", work: Row) -> Script[None]:
-    """Runs deferred work: resumes more tasks that waited for a budget, unless it is exceeded."""
+    """Runs deferred work: unless a budget is exceeded, resumes waiting tasks; defers the rest."""
     task, workspace = work["subject"], work["workspace"]
     if (yield from _lock_exceeded(task, workspace)) is not None:
         return  # used up again: the next answer decides for these tasks, too
@@ -274,7 +274,7 @@ def run_deferred(cascade: "Cascade", work: Row) -> Script[None]:
     stopping = False
 
     def resume_command(waiting: Task) -> Command | None:
-        """Returns the command for a waiting task; notes if one is still stopping."""
+        """Returns the command that resumes a task; `None`, and notes it, while it is stopping."""
         nonlocal stopping
         stopping = stopping or waiting.status in LEASED
         return None if waiting.status in LEASED else commands.ClearHold()
@@ -285,7 +285,7 @@ def run_deferred(cascade: "Cascade", work: Row) -> Script[None]:
 
 
 def _command_for_answer(task: Task, hold: str, *, approve: bool) -> Command | None:
-    """Returns the command that resumes or cancels a task; `None` if it waits for another budget."""
+    """Returns a cancel, or on approval a resume (`None`: other hold; `Conflict`: is stopping)."""
     if not approve:
         return commands.Cancel(reason="its budget is used up and was not raised")
     if task.hold != hold:
@@ -303,7 +303,7 @@ class UsageRecorder:
         self._workspace = workspace
 
     async def used(self, fence: Fence, usage: Usage, actor: str | None) -> None:
-        """Records what an attempt used since its last report, and enforces budgets."""
+        """Records an attempt's new usage, once; pauses it over a budget. Raises `Conflict`."""
 
         def script(cascade: "Cascade") -> Script[bool]:
             return (
@@ -315,7 +315,7 @@ class UsageRecorder:
             count_in_metrics(usage)
 
     async def stats(self, now: datetime) -> UsageStats:
-        """Returns the usage of the workspace; `now` decides since which midnight."""
+        """Returns the workspace's usage: in total, and since midnight UTC of the day of `now`."""
         since = now.replace(hour=0, minute=0, second=0, microsecond=0)
         params = {"workspace": self._workspace, "since": since}
         row = (await self._core.store.fetch(Statement("usage_stats", params)))[0]

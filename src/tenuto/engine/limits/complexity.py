@@ -23,7 +23,7 @@ class ComplexityLevels:
         return await self._core.lanes.complexity(self._workspace)
 
     async def set(self, rules: ComplexityRules) -> None:
-        """Replaces the rules; they apply to tasks submitted from now on."""
+        """Replaces the rules for tasks submitted from now on; raises `Invalid`."""
         complexity.check(rules)
         text = msgspec.json.encode(rules).decode()
 

@@ -69,7 +69,7 @@ class PermitChanges:
 
     @property
     def has_work(self) -> bool:
-        """True if permits were requested or released."""
+        """True if a request, a release, a task that left the queue, or a key is recorded."""
         return bool(self._requested or self._left_queue or self._released)
 
     def record(self, changes: Iterable[TaskChange]) -> None:
@@ -114,7 +114,7 @@ class PermitChanges:
                 yield from cancel_older(cascade, row["id"], row["workspace"], request, number)
 
     def grant_free_permits(self, cascade: "Cascade") -> Script[None]:
-        """Locks the recorded keys, releases and enqueues as recorded, then grants free permits."""
+        """Releases, enqueues, grants permits of locked keys; cancels refused `cancel_new` tasks."""
         rows = yield from _load_requests(self._requested | self._left_queue)
         rows_by_task = {row["id"]: row for row in rows}
         for task in self._left_queue:
@@ -148,7 +148,7 @@ class PermitChanges:
         newcomers: list[tuple[UUID, Concurrency]],
         last_number: int,
     ) -> Script[None]:
-        """Enqueues the new tasks of a locked key, then starts the tasks that get a permit."""
+        """Enqueues a key's new tasks, starts granted tasks, cancels refused `cancel_new` tasks."""
         first = last_number - len(newcomers) + 1
         numbers = {task: first + index for index, (task, _) in enumerate(newcomers)}
         if newcomers:
@@ -177,9 +177,9 @@ class PermitChanges:
                     cascade.defer("supersede", task, key[0], data)
 
     def _start_tasks(self, cascade: "Cascade", granted: list[UUID]) -> Script[set[UUID]]:
-        """Clears the hold of granted tasks, stores their permits and returns their ids.
+        """Clears holds, stores permits, returns the started ids; skips tasks locked or not waiting.
 
-        Left out are tasks that no longer wait, or that another transaction has locked.
+        Tasks with an invalid row are quarantined.
         """
         if not granted:
             return set()
@@ -216,7 +216,7 @@ class PermitChanges:
     def _cancel_new_task(
         self, cascade: "Cascade", task: UUID, concurrency: Concurrency
     ) -> Script[None]:
-        """Cancels a new task that gets no permit. This transaction inserted or locked its row."""
+        """Cancels a new task without a permit and removes it from the queue; its row is locked."""
         reason = f"no permit is free for the concurrency key {concurrency.key!r}"
         yield from cascade.apply_to_each([task], lambda _: commands.Cancel(reason=reason))
         yield Statement("permit_release", {"ids": [task]})
@@ -262,7 +262,7 @@ def _older_tasks_statement(workspace: UUID, concurrency: Concurrency, number: in
 def cancel_older(
     cascade: "Cascade", task: UUID, workspace: UUID, concurrency: Concurrency, number: int
 ) -> Script[None]:
-    """Cancels so many tasks of the key before `number` that `task` can run; defers the rest."""
+    """Cancels the oldest tasks of the key before `number` until `task` fits; may defer a rest."""
     rows = yield _older_tasks_statement(workspace, concurrency, number)
     ids = tasks_to_cancel([row["id"] for row in rows], concurrency.limit)
     if len(ids) > MAX_GRANTS and number != AFTER_ALL:
@@ -330,7 +330,7 @@ class PermitRepair:
 
 
 def _repair_permit(row: Row, cascade: "Cascade") -> Script[int]:
-    """Requests or releases the permit of one task; returns 1 if the task is unchanged, else 0."""
+    """Requests or releases a task's permit and logs an error; returns 0 if the task changed."""
     rows = yield Statement("task_statuses", {"ids": [row["id"]]})
     if not rows or rows[0]["status"] != row["status"]:
         return 0  # the task changed since it was read

@@ -36,7 +36,7 @@ class Pauses:
         self._actor = actor
 
     async def list(self) -> Sequence[PauseView]:
-        """Returns the active pauses, by kind and subject."""
+        """Returns the pauses that have not ended, ordered by kind and subject."""
         rows = await self._core.store.fetch(Statement("pauses", {"workspace": self._workspace}))
         now = self._core.now()
         return [_view(row) for row in rows if row["until"] is None or row["until"] > now]
@@ -48,9 +48,9 @@ class Pauses:
         reason: str | None = None,
         until: datetime | None = None,
     ) -> PauseView:
-        """Creates and returns a pause: the subject's tasks are not claimed; running ones continue.
+        """Creates or replaces a pause: no more claims, running tasks continue. Raises `NotFound`.
 
-        Repeating it replaces the reason and the end time.
+        `NotFound`: no such lane or agent. `Invalid`: end time in the past, or too many pauses.
         """
         pauses.check(kind, subject, reason)
         now = self._core.now()

@@ -11,11 +11,11 @@ RETRY_AFTER_S = 5.0
 
 
 def check_pending(workspace: UUID, ceiling: Quota, new_tasks: int = 0) -> Script[None]:
-    """Raises `TooMany` if the pending tasks plus `new_tasks` exceed the workspace's quota.
+    """Locks the workspace; `TooMany` if tasks waiting to run plus `new_tasks` exceed its quota.
 
-    Tasks inserted in this transaction count already; the error rolls them back. Concurrent
-    transactions that create tasks wait for the lock on the workspace's row, so the last one counts
-    all tasks.
+    `ceiling` is the operator's quota for every workspace. Tasks inserted in this transaction count
+    already; the error rolls them back. Concurrent transactions that create tasks wait for the lock
+    on the workspace's row, so the last one counts all tasks.
     """
     rows = yield Statement("workspace_lock", {"workspace": workspace})
     limit = effective_quota(parse_quota(rows[0]["quota"] if rows else None), ceiling).pending

@@ -60,7 +60,7 @@ class RateLimits:
         return [_view(row, now) for row in await limit_rows(self._core, self._workspace)]
 
     async def put(self, limit: RateLimit) -> RateLimitView:
-        """Stores a limit, wakes all workers and returns it; usage under its name still counts."""
+        """Creates or replaces a limit, wakes workers; counted usage stays. `Invalid`: too many."""
         limit.check()
 
         def script() -> Script[bool]:
@@ -118,7 +118,7 @@ async def limit_rows(core: "Core", workspace: UUID) -> Sequence[Row]:
 def exhausted_limits(
     rows: Sequence[Row], model: str | None, account: str | None, now: datetime
 ) -> dict[str, datetime]:
-    """Returns the used-up limits of a model and account: names, with the next request's time."""
+    """Returns the used-up limits that apply, by name, with the time of their next request."""
     exhausted = {}
     for row in rows:
         limit, usage = limit_of(row), _stored_usage(row)
@@ -137,7 +137,7 @@ def claim_within_limits(
     now: datetime,
     claim: Callable[[list[int], int], Statement],
 ) -> Script[RateLimitedClaim]:
-    """Claims and returns up to `n` tasks within rate limits, best rank first; counts requests.
+    """Claims up to `n` best-ranked tasks within limits, counts requests; none if a limit is gone.
 
     `groups` has the lanes per set of limits. The limits' rows are locked in order of their names
     until the transaction ends, so no other claim counts meanwhile.
@@ -191,7 +191,7 @@ def _shares_by_group(
 def charge_tokens(
     workspace: UUID, agent: UUID | None, model: str | None, tokens: int, now: datetime
 ) -> Script[None]:
-    """Counts an attempt's tokens against the limits that apply to the model and agent."""
+    """Counts tokens against the token limits of the model (`None`: the agent's) and account."""
     if tokens <= 0:
         return
     rows = yield Statement("rate_limits", {"workspace": workspace})

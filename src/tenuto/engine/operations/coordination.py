@@ -23,7 +23,7 @@ class RecoverResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def recover(core: Core, actor: str, workspace: UUID | None = None) -> RecoverResult:
-    """Expires leases, promotes due tasks and runs deferred work, in one workspace or in all.
+    """Expires leases, promotes due tasks, runs deferred work; some batches. `None`: all workspaces.
 
     The number of batches is limited; the coordinator continues with the rest.
     """

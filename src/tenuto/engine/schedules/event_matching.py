@@ -93,7 +93,7 @@ class TriggerRunner:
         return self._match_count >= MAX_MATCHES
 
     async def trigger_once(self, limit: int = MAX_BATCH) -> int:
-        """Starts the flows for the next events; returns how many were read (0: no triggers)."""
+        """Starts flows for the next events; returns how many it handled. No trigger: skips all."""
         unread = await self._core.store.fetch(Statement("triggers_ahead", {"name": CURSOR}))
         if not unread:
             return 0
@@ -107,9 +107,9 @@ class TriggerRunner:
         return await self._core.store.transact_one(skip)
 
     async def handle_events(self, events: Sequence[Row]) -> int:
-        """Starts the flows for these events; repeated calls with an event start nothing again.
+        """Starts flows, each once; returns how many events were handled, counted from the first.
 
-        Returns how many of them were handled, counted from the first.
+        About `MAX_MATCHES` matches are handled; the caller passes the other events again.
         """
         matches, handled = _limit_matches(await self._find_matches(events), events)
         self._match_count += len(matches)
@@ -207,7 +207,7 @@ class TriggerRunner:
         params: dict[str, Any],
         root: UUID | None,
     ) -> Script[None]:
-        """Locks the trigger; if it is active, starts the flow once and records the start.
+        """Locks the trigger; if active, starts the flow once and records it. `Conflict`: too many.
 
         `root` is the first flow of the chain of triggers; `None` if this flow is the first.
         """
@@ -315,6 +315,7 @@ class TriggerRunner:
         return flow
 
     async def _fetch(self, query: str, workspaces: dict[UUID, UUID]) -> Sequence[Row]:
+        """Runs a query for these ids, given with the workspace of each; returns its rows."""
         if not workspaces:
             return []
         return await self._core.store.fetch(
@@ -374,5 +375,5 @@ def _flow_input(match: _TriggerMatch, subject: _EventSubject) -> dict[str, Any]:
 
 
 def _since_flow(root: UUID | None) -> str:
-    """Returns the end of an error text that names the first flow of the chain."""
+    """Returns the end of an error text, with the first flow of the chain; empty for `None`."""
     return "" if root is None else f" since flow {root}"

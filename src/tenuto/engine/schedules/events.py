@@ -38,7 +38,7 @@ class EventPublisher:
     async def publish(
         self, name: str, data: Any, task: UUID | None, actor: str | None
     ) -> EventView:
-        """Publishes an event to the workspace and its triggers, and returns it.
+        """Publishes an event to the workspace and its triggers; returns it. Raises `NotFound`.
 
         Values under the key `secrets` of the data and the secrets of the task are not stored.
         """

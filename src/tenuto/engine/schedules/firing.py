@@ -50,7 +50,7 @@ class ScheduleRunner:
         self._core = core
 
     async def fire_once(self, limit: int = MAX_BATCH) -> int:
-        """Fires due schedules, each in its own transaction; returns how many were handled."""
+        """Fires due schedules, also queued times, one per transaction; returns how many."""
         now = self._core.now()
         due_rows: dict[UUID, Row] = {}
         for statement in (
@@ -61,7 +61,7 @@ class ScheduleRunner:
         return sum([await self._fire(row) for row in due_rows.values()])
 
     async def _fire(self, row: Row) -> int:
-        """Fires one schedule; returns 1 if it was due. An internal error pauses the schedule."""
+        """Fires one schedule; returns 1 if it was due, else 0. An internal error pauses it."""
         actor = f"schedule:{row['name']}"
         try:
             prepared = await self._prepare(row, actor)
@@ -78,6 +78,7 @@ class ScheduleRunner:
             return await self._pause_failed(row["id"], f"paused: {error}", actor)
 
     async def _run_decision(self, row: Row, prepared: _PreparedFlow, actor: str) -> int:
+        """Runs `_decide_and_start` in a transaction; returns 1 if the schedule was due, else 0."""
         return await self._core.run_with_cascade(
             lambda cascade: self._decide_and_start(cascade, row, prepared), actor
         )
@@ -98,7 +99,7 @@ class ScheduleRunner:
     def _decide_and_start(
         self, cascade: Cascade, read_row: Row, prepared: _PreparedFlow
     ) -> Script[int]:
-        """Locks the schedule, starts its flow and stores the decision; returns 0 if not due."""
+        """Locks the schedule, starts its flow, stores the decision; 0 if changed or not due."""
         rows = yield Statement("schedule_lock_active", {"id": read_row["id"]})
         if not rows or any(rows[0][name] != read_row[name] for name in ("target", "input")):
             return 0  # another process has locked it, or its target or input was changed

@@ -84,7 +84,7 @@ def queue_json(times: Sequence[datetime]) -> str | None:
 def with_new_times(
     schedule: ScheduleRow, spec: ScheduleSpec, now: datetime, roll: float
 ) -> ScheduleRow:
-    """Returns the schedule with new times, from now on.
+    """Returns the schedule with new times, from now on; a paused one stays paused.
 
     A fixed time in the past only starts the target if it changed. `roll` in [0, 1) sets the jitter.
     """
@@ -112,7 +112,7 @@ def with_derived_status(schedule: ScheduleRow) -> ScheduleRow:
 def insert_statement(
     schedule: ScheduleRow, notes: Sequence[ScheduleAuditNote], now: datetime, actor: str | None
 ) -> Statement:
-    """Returns the statement that inserts a schedule with its audit notes."""
+    """Returns the insert statement, which returns no row if the name is taken or too many exist."""
     params = _statement_params(schedule, len(notes), now, actor) | {
         "name": schedule.name,
         "most": MAX_SCHEDULES,
@@ -140,6 +140,7 @@ def _statement_params(
 def _note_rows(
     schedule: ScheduleRow, notes: Sequence[ScheduleAuditNote]
 ) -> dict[str, list[tuple[Any, ...]]]:
+    """Returns the notes as the rows `noted`, numbered from the version after the schedule's on."""
     rows = []
     for seq, note in enumerate(notes, schedule.version + 1):
         data = None if note.data is None else msgspec.json.encode(note.data).decode()

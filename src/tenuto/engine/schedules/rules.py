@@ -66,9 +66,9 @@ class Rules:
         *,
         version: int | None = None,
     ) -> UUID:
-        """Locks a rule, runs `write` with its row in the same transaction, and returns its id.
+        """Locks a rule, runs `write` with its row, returns its id; raises `NotFound`, `Conflict`.
 
-        Raises `Conflict` (`version_conflict`) if the rule no longer has the given version.
+        `Conflict` (`version_conflict`): the rule no longer has the given version.
         """
         id_: UUID = (await self.find(rule))["id"]
 
@@ -99,7 +99,7 @@ class Rules:
             raise Conflict(text, "name_taken")
 
     def insert(self, name: str, statement: Statement) -> Script[None]:
-        """Runs the statement that inserts a rule; raises if the name is taken or the limit reached.
+        """Runs the insert of a rule; `Conflict` if the name is taken, `Invalid` if too many.
 
         The statement returns no row in these cases.
         """
@@ -111,17 +111,14 @@ class Rules:
         raise Invalid(text, "too_large")
 
     def lock_by_name(self, names: Sequence[str]) -> Script[dict[str, Row]]:
-        """Locks and returns the rules with these names, by name."""
+        """Locks and returns the rows of the existing rules with these names, by name."""
         rows = yield self._statement(self._kind.by_name, {"names": sorted(names)})
         return {row["name"]: row for row in rows}
 
     def lock_and_compare(
         self, requested: Sequence[D], differs: Callable[[Row, D], bool]
     ) -> Script[tuple[dict[str, str], dict[str, Row]]]:
-        """Locks the stored rules; returns the action for each rule of a file, and the stored rows.
-
-        Both are by name. The actions are `created`, `updated` and `unchanged`.
-        """
+        """Locks rules; returns by name `created`, `updated` or `unchanged`, and the stored rows."""
         stored = yield from self.lock_by_name([desired.name for desired in requested])
         actions = {}
         for desired in requested:

@@ -147,7 +147,7 @@ class Schedules:
         schedule: ScheduleSpec,
         input: Any = None,  # noqa: A002  the name that users know
     ) -> ScheduleView:
-        """Creates a schedule and returns it; an `immediate` one starts its flow in this call."""
+        """Creates and returns a schedule; an `immediate` one starts now. `Conflict`: name taken."""
         check_key("name", name)
         check(schedule)
         new = self._new_row(name, target, schedule, _input_json(input))
@@ -184,9 +184,9 @@ class Schedules:
     async def update(
         self, schedule: UUID | str, change: ScheduleChange, version: int | None = None
     ) -> ScheduleView:
-        """Changes a schedule and returns it; new times apply from now on.
+        """Changes and returns a schedule; new times from now on. Raises `NotFound`, `Conflict`.
 
-        Raises `Conflict` (`version_conflict`) if the schedule no longer has the given version.
+        `Conflict` (`version_conflict`): the schedule no longer has the given version.
         """
         if change.schedule is not UNSET:
             check(change.schedule)
@@ -210,7 +210,7 @@ class Schedules:
         return await self._update_row(schedule, "schedule_paused", pause_row)
 
     async def resume(self, schedule: UUID | str) -> ScheduleView:
-        """Resumes the schedule from now on; a fixed time that has passed meanwhile still starts."""
+        """Resumes a paused schedule (else `Conflict`) from now on; a missed fixed time starts."""
 
         def resume_row(row: ScheduleRow) -> ScheduleRow:
             self._rules.check_status(schedule, row.status, "PAUSED", "resumed")
@@ -222,13 +222,13 @@ class Schedules:
         return await self._update_row(schedule, "schedule_resumed", resume_row)
 
     async def delete(self, schedule: UUID | str) -> None:
-        """Deletes a schedule; flows that it started continue."""
+        """Deletes a schedule; flows that it started continue. Raises `NotFound`."""
         await self._rules.delete(schedule)
 
     def put(
         self, requested: Sequence[DesiredSchedule], *, dry_run: bool = False
     ) -> Script[dict[str, str]]:
-        """Creates or updates the schedules of files; returns the action by name.
+        """Stores the schedules of files; returns by name `created`, `updated` or `unchanged`.
 
         A dry run changes nothing. Targets are not checked: the same transaction can store them.
         """
@@ -275,7 +275,7 @@ class Schedules:
     def _insert_and_start(
         self, cascade: Cascade, new: ScheduleRow, flow_params: dict[str, Any] | None
     ) -> Script[None]:
-        """Inserts the schedule; with `flow_params`, also starts that flow and ends the schedule."""
+        """Inserts a schedule; with `flow_params`, starts a flow and ends it. Raises `Conflict`."""
         yield from self._rules.require_free_name(new.name)
         notes = [ScheduleAuditNote("schedule_created")]
         if flow_params is not None:
@@ -298,7 +298,7 @@ class Schedules:
     def _apply_change(
         self, stored: ScheduleRow, change: ScheduleChange, input_json: str | UnsetType | None
     ) -> Script[None]:
-        """Updates a locked schedule if the change makes a difference; can raise `Forbidden`."""
+        """Updates a locked schedule if it differs; `Forbidden` for a secret of a higher role."""
         now, after = self._core.now(), stored
         if change.target is not UNSET:
             after = msgspec.structs.replace(after, target=change.target)
@@ -315,7 +315,7 @@ class Schedules:
     async def _update_row(
         self, schedule: UUID | str, event_kind: str, build_row: Callable[[ScheduleRow], ScheduleRow]
     ) -> ScheduleView:
-        """Locks the schedule; stores the row that `build_row` returns, with an event."""
+        """Locks the schedule, stores what `build_row` returns, with an event, and returns it."""
 
         def write(row: Row) -> Script[None]:
             notes, after = [ScheduleAuditNote(event_kind)], build_row(schedule_of(row))

@@ -96,7 +96,7 @@ class Triggers:
         target: str,
         filter: str | None = None,  # noqa: A002  the name that users know
     ) -> TriggerView:
-        """Creates a trigger and returns it; it starts a flow for each new event that matches.
+        """Creates a trigger; each new event that matches starts a flow. `Conflict`: name taken.
 
         An event matches if its name matches the pattern `event` and the filter is true for it.
         """
@@ -120,9 +120,9 @@ class Triggers:
     async def update(
         self, trigger: UUID | str, change: TriggerChange, version: int | None = None
     ) -> TriggerView:
-        """Changes a trigger and returns it; the change applies to events from now on.
+        """Changes and returns a trigger, for events from now on. Raises `NotFound`, `Conflict`.
 
-        Raises `Conflict` (`version_conflict`) if the trigger no longer has the given version.
+        `Conflict` (`version_conflict`): the trigger no longer has the given version.
         """
         if change.target is not UNSET:
             await self._flows.build_plan(change.target)
@@ -147,13 +147,13 @@ class Triggers:
         return await self._set_status(trigger, "PAUSED", "ACTIVE", "resumed")
 
     async def delete(self, trigger: UUID | str) -> None:
-        """Deletes a trigger; flows that it started continue."""
+        """Deletes a trigger; flows that it started continue. Raises `NotFound`."""
         await self._rules.delete(trigger)
 
     def put(
         self, requested: Sequence[DesiredTrigger], *, dry_run: bool = False
     ) -> Script[dict[str, str]]:
-        """Creates or updates the triggers of files; returns the action by name.
+        """Stores the triggers of files; returns by name `created`, `updated` or `unchanged`.
 
         A dry run changes nothing. Targets are not checked: the same transaction can store them.
         """

@@ -80,7 +80,7 @@ class Identity:
     async def create_workspace(
         self, name: str, owner: UUID | None, created_from: UUID | None = None
     ) -> UUID:
-        """Creates a workspace with its first owner, and returns its id.
+        """Creates a workspace, with `owner` if given, and returns its id; `Conflict` at the limit.
 
         With `created_from`, the new workspace counts against the limit of that workspace.
         """
@@ -94,7 +94,7 @@ class Identity:
     async def create_workspace_with_token(
         self, name: str, created_by: str, created_from: UUID
     ) -> tuple[UUID, NewToken]:
-        """Creates a workspace without users; returns its id and an owner token to access it."""
+        """Creates a workspace without users; returns id, owner token. `Conflict`: limit reached."""
         token = self.new_token()
 
         def add_owner(workspace: UUID, now: datetime) -> Script[None]:
@@ -124,10 +124,7 @@ class Identity:
         return workspace
 
     def _lock_origin(self, workspace: UUID) -> Script[UUID]:
-        """Locks and returns the workspace whose limit a new workspace counts against.
-
-        Raises `Conflict` (`too_many_workspaces`) if that limit is reached.
-        """
+        """Locks and returns the workspace whose limit counts a new one; `Conflict` if reached."""
         rows = yield Statement("workspace_origin", {"id": workspace})
         origin = quota_origin(workspace, rows[0]["origin"], DEFAULT_WORKSPACE)
         yield Statement("workspace_lock", {"workspace": origin})
@@ -156,7 +153,7 @@ class Identity:
     async def create_user(
         self, name: str, password: str, workspace: UUID, role: Role = Role.MEMBER
     ) -> UUID:
-        """Creates a user who can log in and is a member of the workspace; returns the id.
+        """Creates a user, a member of the workspace; returns the id. `Conflict`: name taken there.
 
         The name is unique in this workspace; other workspaces can have a user with the same name.
         """
@@ -182,10 +179,7 @@ class Identity:
         return user
 
     async def change_password(self, user: UUID, password: str, new: str) -> None:
-        """Changes a user's password and ends all logins of the user.
-
-        Raises `Forbidden` if `password` is not the current password.
-        """
+        """Changes a password and ends the user's logins; `Forbidden` if `password` is wrong."""
         rows = await self._store.fetch(Statement("user_by_id", {"id": user}))
         if not rows or not await self._passwords.is_right(rows[0]["password"], password):
             raise Forbidden("the current password is wrong")
@@ -207,7 +201,7 @@ class Identity:
         return require_one(await self._store.fetch(Statement("member", params)), "user", user)
 
     async def set_member_role(self, caller: Caller, user: UUID, role: Role) -> None:
-        """Changes the role of a member of the caller's workspace; one owner must remain."""
+        """Changes a member's role. Raises `NotFound`, `Forbidden`, or `Conflict`: last owner."""
         check_caller_covers(caller, "give", role, SCOPES)
         now = self.clock.now()
 
@@ -220,9 +214,9 @@ class Identity:
         await self._store.transact(script)
 
     async def remove_member(self, caller: Caller, user: UUID) -> None:
-        """Removes a member from the caller's workspace; the last owner cannot be removed.
+        """Removes a member, deletes a user left without workspace; `Conflict` for the last owner.
 
-        A user who then belongs to no workspace is deleted.
+        Raises `NotFound`, or `Forbidden` if the member has a higher role than the caller.
         """
 
         def script() -> Script[None]:
@@ -234,7 +228,7 @@ class Identity:
         await self._store.transact(script)
 
     def _lock_member(self, caller: Caller, action: Action, user: UUID) -> Script[None]:
-        """Locks the workspace; raises if the user is no member or the caller has no permission."""
+        """Locks the workspace; `NotFound` if the user is no member, `Forbidden`: higher role."""
         workspace = {"workspace": caller.workspace}
         yield Statement("workspace_lock", workspace)
         rows = yield Statement("member", workspace | {"user_id": user})
@@ -295,9 +289,10 @@ class Identity:
         creator: Caller | None = None,
         expires_at: datetime | None = None,
     ) -> NewToken:
-        """Creates a token for programs and returns it.
+        """Creates and returns a token; `Forbidden` if it has more rights than its creator.
 
-        A token that a caller creates never has more rights than the caller, nor a longer life.
+        It expires with the creator's at the latest. Raises `Invalid` for an unknown scope or a past
+        time.
         """
         bounds.check_text("name", name, bounds.MAX_NAME, empty=False)
         bounds.check_instant("expires_at", expires_at)
@@ -338,14 +333,11 @@ class Identity:
         return NewToken(self.clock.new_id(), token, expires_at)
 
     async def tokens(self, workspace: UUID) -> Rows:
-        """Returns the rows of the workspace's tokens, without the token texts."""
+        """Returns the rows of the workspace's tokens that are not revoked, without their texts."""
         return await self._store.fetch(Statement("tokens", {"workspace": workspace}))
 
     async def revoke_token(self, caller: Caller, token: UUID) -> None:
-        """Revokes a token of the caller's workspace, and all tokens that were created with it.
-
-        One owner must remain. Raises `NotFound` or `Conflict` (`last_owner`).
-        """
+        """Revokes a token and all created with it. Raises `NotFound`; `Conflict`: last owner."""
         workspace = {"workspace": caller.workspace}
         now = self.clock.now()
 
@@ -475,7 +467,7 @@ def _token_caller(rows: Rows, requested: UUID | None) -> Caller:
 
 
 def _login_caller(rows: Rows, requested: UUID | None) -> Caller:
-    """Returns the caller of a login; `rows` are the user's memberships, one per workspace."""
+    """Returns the caller from the user's memberships; raises `Unauthenticated` or `Forbidden`."""
     if not rows:
         raise Unauthenticated('the login has ended; log in again with "orchestrate login"')
     own = [row for row in rows if row["workspace"] is not None]

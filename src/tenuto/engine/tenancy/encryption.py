@@ -108,9 +108,9 @@ class TaskSecrets:
     async def decrypt_inputs(
         self, rows: Sequence[Row], claimant: Claimant
     ) -> dict[UUID, DecryptedInput | TenutoError]:
-        """Decrypts input and `env` of claimed tasks of one workspace; returns them by task id.
+        """Returns by task id the decrypted input and `env`, or the error if the agent gets none.
 
-        A task whose input cannot be given to the claimant has the error instead.
+        The claimed tasks are of one workspace.
         """
         results: dict[UUID, DecryptedInput | TenutoError] = {}
         try:
@@ -144,7 +144,7 @@ class TaskSecrets:
         )
 
     async def redactor(self, fence: Fence) -> Redactor:
-        """Returns the redactor of an attempt's secrets; raises if a secret cannot be decrypted.
+        """Returns the redactor of an attempt's secrets, and caches it; raises if decryption fails.
 
         For an attempt that another process claimed, the named secrets have their current values.
         """
@@ -219,9 +219,9 @@ def _unknown_secret_error(name: str) -> Invalid:
 
 
 def redact_child(new: NewTask, redactor: Redactor) -> NewTask:
-    """Returns a subtask with its parent's secrets redacted, except in its own `secrets`.
+    """Returns a subtask with its parent's secrets redacted; `Invalid`: one in the concurrency key.
 
-    Raises `Invalid` if its concurrency key contains a secret: redacted, two keys could be equal.
+    Its own `secrets` stay. Redacted, two concurrency keys could be equal.
     """
     if (
         new.concurrency is not None

@@ -95,7 +95,7 @@ def check_report(command: commands.AttemptCommand) -> None:
 
 
 def _check_park(command: commands.Park) -> None:
-    """Raises `Invalid` if nothing would ever end the wait."""
+    """Raises `Invalid` if the hold is reserved, or if no time would end the wait."""
     if command.hold.partition(":")[0] in ENGINE_HOLDS:
         raise Invalid(f"hold {command.hold!r} is reserved; choose another name", field="hold")
     if command.resume_at is None and command.wait_until is None:

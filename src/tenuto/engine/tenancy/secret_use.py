@@ -63,7 +63,7 @@ def check_tasks(
 def check_definitions(
     workspace: UUID, caller: Caller | None, specs: Iterable[Spec], keys: Iterable[str]
 ) -> Script[None]:
-    """Raises `Forbidden` if the caller has no permission to write definitions with these keys."""
+    """Raises `Forbidden` if specs or keys give access to secrets for a role above the caller's."""
     if role_for_secrets(caller) == Role.OWNER:
         return
     yield from check_tasks(workspace, caller, [spec for spec in specs if isinstance(spec, NewTask)])

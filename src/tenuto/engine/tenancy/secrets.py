@@ -36,10 +36,10 @@ class NamedSecrets:
         self._caller = caller
 
     async def put(self, name: str, value: str | None = None, use: Use | None = None) -> None:
-        """Stores a secret's value, its usage rule, or both; tasks get the value at the next claim.
+        """Stores a secret's value, usage rule, or both; `Forbidden` if a rule needs a higher role.
 
-        What is not given stays as it is. Raises `Forbidden` if the old or the new rule requires a
-        higher role than the caller's.
+        The old and the new rule count. What is not given stays as it is. A rule alone for an
+        unknown secret: `NotFound`. Tasks get the value at their next claim.
         """
         check_name(name)
         if value is None and use is None:
@@ -95,7 +95,7 @@ class NamedSecrets:
         return [SecretView(**{**row, "use": parse_use(row["use"])}) for row in rows]
 
     async def delete(self, name: str) -> None:
-        """Deletes a secret; tasks that name it fail to start. Raises `NotFound`."""
+        """Deletes a secret; tasks that name it fail to start. Raises `NotFound` or `Forbidden`."""
         check_name(name)
 
         def script() -> Script[None]:

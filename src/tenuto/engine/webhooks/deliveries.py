@@ -83,7 +83,7 @@ class Deliveries:
         return self._core.clock
 
     async def fan_out_once(self, limit: int = MAX_BATCH) -> int:
-        """Creates messages for the next events, once per event; returns how many were read."""
+        """Creates messages for the next events; returns how many it read. No webhook: skips all."""
         unread = await self._core.store.fetch(Statement("fan_out_ahead", {"name": CURSOR}))
         if not unread:
             return 0
@@ -200,9 +200,9 @@ class Deliveries:
         return hooks, rows
 
     async def _prepare(self, row: Row, hook: Row) -> DueDelivery | None:
-        """Returns the message with its decrypted secrets.
+        """Returns the message with its secrets; else records a failure and returns `None`.
 
-        Records a failure and returns `None` if its tries are used up, or it cannot be signed.
+        It fails if its tries are used up, or if it cannot be signed.
         """
         due = DueDelivery(
             id=row["id"],
@@ -235,7 +235,7 @@ class Deliveries:
         await self._core.store.transact(script)
 
     async def record_failure(self, due: DueDelivery, error: str, status: int | None = None) -> None:
-        """Records a failed attempt: the message is sent again later, or given up.
+        """Records a failed attempt: sends again later or gives up; may disable the webhook.
 
         A webhook is disabled if its endpoint answers 410 Gone, or after too many failures.
         """

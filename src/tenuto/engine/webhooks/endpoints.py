@@ -106,7 +106,7 @@ class WebhookEndpoints:
         actor: str | None,
         description: str | None = None,
     ) -> WebhookSecret:
-        """Creates a webhook for events from now on; returns it with its secret."""
+        """Creates a webhook for new events; returns it with its secret. `Conflict`: too many."""
         await self._check(url)
         webhook, now = self._core.clock.new_id(), self._core.now()
         secret = new_secret(self._core.clock)
@@ -149,10 +149,10 @@ class WebhookEndpoints:
     async def update(
         self, webhook: UUID, workspace: UUID, change: WebhookChange, version: int | None = None
     ) -> WebhookView:
-        """Changes a webhook and returns it. Disabling it cancels its waiting messages.
+        """Changes and returns a webhook; disabling cancels waiting messages. Raises `Conflict`.
 
-        A new URL, or enabling the webhook, resets the health of its endpoint. Raises `Conflict`
-        (`version_conflict`) if the webhook no longer has the given version.
+        A new URL, or enabling the webhook, resets the health of its endpoint. `Conflict`
+        (`version_conflict`): the webhook no longer has the given version.
         """
         if change.url is not UNSET:
             await self._check(change.url)
@@ -171,7 +171,7 @@ class WebhookEndpoints:
         return await self.show(webhook, workspace)
 
     async def delete(self, webhook: UUID, workspace: UUID) -> None:
-        """Deletes a webhook's row; its waiting deliveries become FAILED, and all stay readable."""
+        """Deletes a webhook; waiting deliveries become FAILED, all are kept. Raises `NotFound`."""
 
         def script() -> Script[None]:
             params = {"workspace": workspace, "id": webhook}
@@ -181,7 +181,7 @@ class WebhookEndpoints:
         await self._core.store.transact(script)
 
     async def rotate_secret(self, webhook: UUID, workspace: UUID) -> WebhookSecret:
-        """Gives a webhook a new secret; messages are signed with the new and the previous one."""
+        """Gives a webhook a new secret; messages are signed with it and the one before."""
         secret = new_secret(self._core.clock)
 
         def script() -> Script[None]:
@@ -197,7 +197,7 @@ class WebhookEndpoints:
     async def deliveries(
         self, webhook: UUID, workspace: UUID, limit: int = 100, cursor: UUID | None = None
     ) -> DeliveryPage:
-        """Returns a webhook's sent and waiting messages, newest first; works for deleted ones."""
+        """Returns messages of a webhook, also a deleted one, newest first; `NotFound`: unknown."""
         params = {"workspace": workspace, "webhook": webhook}
         rows = await self._fetch_page("deliveries", params, limit, cursor)
         if not rows:
@@ -205,7 +205,7 @@ class WebhookEndpoints:
         return DeliveryPage(*page_of(rows, limit, _delivery_view))
 
     async def redeliver(self, delivery: UUID, workspace: UUID) -> DeliveryView:
-        """Sends a delivered or given up message again; `Conflict` if it still waits to be sent."""
+        """Queues a delivered or failed message again; `Conflict` if waiting or webhook disabled."""
         view = await self._show_delivery(delivery, workspace)
 
         def script() -> Script[None]:
