@@ -50,7 +50,7 @@ class Agents:
         )
 
     async def list(self) -> AsyncGenerator[AgentView, None]:
-        """Yields the agents in order of their names."""
+        """Yields the agents in order of their names, also terminated ones."""
         after: str | None = None
         while page := await self._backend.page(after, PAGE_SIZE):
             for agent in page:
@@ -72,7 +72,7 @@ class Agents:
         raise NotFound(f"no agent {agent!r}; existing agents: {', '.join(names) or 'none'}")
 
     async def put(self, name: str, **fields: Any) -> AgentView:
-        """Creates or changes an agent; fields that are not given keep their values."""
+        """Creates or changes an agent and returns it; fields not given keep their values."""
         unknown = sorted(set(fields) - set(AgentProfile.__struct_fields__))
         if unknown:
             raise Invalid(f"unknown agent field {unknown[0]!r}", field=unknown[0])
@@ -108,9 +108,9 @@ class Agents:
         coalescable: bool = False,
         client_message_id: str | None = None,
     ) -> Message:
-        """Sends a message to an agent.
+        """Sends a message; a coalescable one replaces waiting ones of its kind and scope.
 
-        A coalescable message replaces the waiting ones of the same kind and scope.
+        Returns the stored message.
         """
         new = NewMessage(
             kind=kind,
@@ -129,9 +129,9 @@ class Agents:
         *,
         waiting: bool = True,
     ) -> MessagePage:
-        """Returns a page of an agent's waiting messages, oldest first.
+        """Returns a page of an agent's waiting messages, oldest first; `waiting=False`: all stored.
 
-        With `waiting=False` it returns all stored messages, dequeued or not.
+        Stored messages include dequeued ones.
         """
         agent_id = (await self.get(agent)).id
         return await self._engine.mailboxes.page(agent_id, limit, cursor, waiting=waiting)
@@ -139,7 +139,10 @@ class Agents:
     async def dequeue(
         self, agent: UUID | str, limit: int = 100, batch: UUID | None = None
     ) -> MessageBatch:
-        """Removes the oldest messages from an agent's mailbox and returns them, each only once."""
+        """Removes the oldest messages from an agent's mailbox and returns them, each only once.
+
+        Repeated with the same `batch`, it returns the same messages.
+        """
         return await self._engine.mailboxes.dequeue((await self.get(agent)).id, limit, batch)
 
     async def tasks(
@@ -152,13 +155,16 @@ class Agents:
     async def terminate(
         self, agent: UUID | str, reason: str | None = None, *, graceful: bool = True
     ) -> AgentView:
-        """Stops an agent from claiming tasks; unless `graceful`, cancels the tasks it runs."""
+        """Stops an agent from claiming tasks; unless `graceful`, cancels the tasks it runs.
+
+        Returns the agent: DRAINING while it still runs tasks, then TERMINATED.
+        """
         agent_id = (await self.get(agent)).id
         await self._engine.terminate_agent(agent_id, reason, graceful=graceful)
         return await self._backend.show(agent_id)
 
     async def delete(self, agent: UUID | str) -> None:
-        """Deletes an agent that runs no task."""
+        """Deletes an agent; raises `Conflict` while it runs tasks."""
         await self._backend.delete((await self.get(agent)).id)
 
     async def token(self, agent: UUID | str) -> AgentToken:
@@ -193,6 +199,7 @@ class _DatabaseAgents:
         await self._registry.delete(agent)
 
     async def create_token(self, agent: UUID) -> AgentToken:
+        """Raises `Invalid`: only a server has tokens."""
         del agent
         raise server_required_error("an agent's token")
 
@@ -240,7 +247,7 @@ _VIEW_FIELDS = {
 
 
 def _profile_from_view(view: AgentView, workspace: UUID) -> AgentProfile:
-    """Returns the agent's matching profile, with the fields that the view contains."""
+    """Returns the agent's profile; fields that the view does not contain get their defaults."""
     view_fields = set(AgentView.__struct_fields__)
     fields: dict[str, Any] = {"workspace": workspace}
     for name in AgentProfile.__struct_fields__:

@@ -87,6 +87,7 @@ def coordinator_status(options: GlobalOptions) -> None:
 
 
 def _format_counts(counts: dict[str, int]) -> str:
+    """Formats the counts above zero; `nothing` if there are none."""
     return ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "nothing"
 
 

@@ -133,7 +133,10 @@ def purge(options: GlobalOptions, yes: bool) -> int:
 
 
 def _act_on_all_dead(options: GlobalOptions, action: "Action", verb: str, *, yes: bool) -> int:
-    """Applies an action to all dead tasks; asks for confirmation on a terminal."""
+    """Asks on a terminal, then applies an action to dead tasks; returns 1 if one is refused.
+
+    Archived tasks, and those beyond the newest `MAX_TASKS`, are left out.
+    """
     dead = call_engine(options, lambda engine: _list_dead(engine, MAX_TASKS)).tasks
     if dead and should_confirm(yes=yes):
         confirm(f"{verb} {format_task_count(len(dead))}?")

@@ -62,7 +62,7 @@ def tree(options: GlobalOptions, task: str | None, named: str | None) -> None:
 
 
 async def read_tree(engine: "AnyEngine", task: "UUID") -> TaskTree:
-    """Reads a task's tree level by level, up to `MAX_TASKS` tasks."""
+    """Reads a task's tree level by level; stops as truncated before more than `MAX_TASKS` tasks."""
     root = _to_node(await engine.show(task))
     level, shown = [root], 1
     while level:
@@ -79,7 +79,7 @@ async def read_tree(engine: "AnyEngine", task: "UUID") -> TaskTree:
 
 
 async def _read_children(engine: "AnyEngine", task: "UUID", limit: int) -> list[TaskNode]:
-    """Returns up to `limit` subtasks, oldest first."""
+    """Returns the newest `limit` subtasks, oldest first."""
     from tenuto.model.tasks.submission import Filter
 
     children: list[TaskNode] = []

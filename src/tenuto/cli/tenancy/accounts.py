@@ -129,6 +129,7 @@ def user_create(options: GlobalOptions, name: str, role: str, password_file: str
 
 
 async def _find_user_id(client: "AsyncClient", name: str) -> "UUID":
+    """Returns the id of the workspace's user with that name or id; raises `NotFound`."""
     from tenuto.model.errors import NotFound
 
     for user in await client.users.list():

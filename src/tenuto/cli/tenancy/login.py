@@ -64,7 +64,10 @@ def login(
 
 
 def read_password(file: str | None, label: str = "password", *, twice: bool = False) -> str:
-    """Reads a password from a file, or asks for it on the terminal; `twice` asks to repeat it."""
+    """Reads a password from a file, or asks on the terminal; `UsageError` if there is none.
+
+    `twice` asks to repeat it.
+    """
     if file is None:
         if sys.stdin is None or not sys.stdin.isatty():
             raise click.UsageError(
