@@ -25,7 +25,8 @@ from tenuto.model.tasks.submission import Filter
 class _AgentBackend(Protocol):
     """The operations on agents that differ between a database and a server."""
 
-    async def page(self, after: str | None, limit: int) -> Sequence[AgentView]: ...
+    async def page(self, after: str | None, limit: int) -> Sequence[AgentView]:
+        """Returns at most `limit` agents by name, after the name `after`."""
 
     async def show(self, agent: UUID) -> AgentView: ...
 
@@ -180,6 +181,7 @@ class _DatabaseAgents:
         self._registry = AgentRegistry(engine.core, engine.workspace)
 
     async def page(self, after: str | None, limit: int) -> Sequence[AgentView]:
+        """Returns at most `limit` agents by name, after the name `after`."""
         return await self._registry.page(after, limit)
 
     async def show(self, agent: UUID) -> AgentView:
@@ -189,6 +191,7 @@ class _DatabaseAgents:
         return await self._registry.profile(agent.id)
 
     async def put(self, profile: AgentProfile) -> AgentView:
+        """Stores the profile as settings of a user, which a worker cannot override later."""
         stored = await self._engine.register_agent(profile, managed=True)
         return await self._registry.show(stored.id)
 
@@ -196,6 +199,7 @@ class _DatabaseAgents:
         return await self._registry.health(agent, limit)
 
     async def delete(self, agent: UUID) -> None:
+        """Deletes an agent; raises `Conflict` while it runs tasks."""
         await self._registry.delete(agent)
 
     async def create_token(self, agent: UUID) -> AgentToken:
@@ -216,6 +220,7 @@ class _RemoteAgents(RemoteResource):
         self._workspace = engine.workspace
 
     async def page(self, after: str | None, limit: int) -> Sequence[AgentView]:
+        """Returns at most `limit` agents by name, after the name `after`."""
         params = {"cursor": after, "limit": limit}
         return (await self._call(_AgentList, "GET", "agents", params=params)).agents
 
@@ -223,6 +228,7 @@ class _RemoteAgents(RemoteResource):
         return await self._call(AgentView, "GET", f"agents/{agent}")
 
     async def profile(self, agent: AgentView) -> AgentProfile:
+        """Returns the profile from the view, without a request."""
         return _profile_from_view(agent, self._workspace)
 
     async def put(self, profile: AgentProfile) -> AgentView:
@@ -233,6 +239,7 @@ class _RemoteAgents(RemoteResource):
         return await self._call(AgentHealth, "GET", f"agents/{agent}/health", params=params)
 
     async def delete(self, agent: UUID) -> None:
+        """Deletes an agent; raises `Conflict` while it runs tasks."""
         await self._call(type(None), "DELETE", f"agents/{agent}")
 
     async def create_token(self, agent: UUID) -> AgentToken:

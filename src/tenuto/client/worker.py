@@ -102,4 +102,5 @@ class Worker:
             await process.run(stop)
 
     def _connect(self) -> AbstractAsyncContextManager[WorkerEngine]:
+        """Returns a context that opens another connection to the worker's server or database."""
         return open_engine(self._target)

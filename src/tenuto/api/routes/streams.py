@@ -161,6 +161,7 @@ class _TaskStream:
         return await self._ctx.engine.query.transcript(self._task, self._ctx.workspace, after)
 
     def _format(self, name: str, data: Any) -> bytes:
+        """Returns a message whose id is the stream's position: version, attempt and next line."""
         return _format_sse(name, data, f"{self._version}.{self._attempt}.{self._line + 1}")
 
 
@@ -271,6 +272,7 @@ def _status_data(event: LogLine) -> dict[str, Any]:
 
 
 def _format_sse(name: str, data: Any, event_id: str) -> bytes:
+    """Returns one message of an event stream (SSE) as bytes."""
     return b"id: %s\nevent: %s\ndata: %s\n\n" % (
         event_id.encode(),
         name.encode(),

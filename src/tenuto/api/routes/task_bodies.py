@@ -132,6 +132,7 @@ def _read_next(body: Any) -> str | None:
 
 
 def _read_control(body: Any) -> Control | None:
+    """Returns the task's control, or `None`; raises `Invalid` if there are several."""
     flat = {name: getattr(body, name) for names in FLAT_FIELDS.values() for name in names}
     return control_of(body.control, body.approval, flat, body.kind)
 

@@ -166,6 +166,7 @@ def print_tree(view: "FlowView | GroupView", graph: "GraphView") -> None:
 
 
 def _console() -> "Console":
+    """Returns a new console for trees, without colours if NO_COLOR is set."""
     import os
 
     from rich.console import Console

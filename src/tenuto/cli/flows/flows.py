@@ -165,7 +165,7 @@ def show_run(
 ) -> int:
     """Prints a flow, a group run or its graph and returns 0, or follows it: 1 if not COMPLETED."""
 
-    async def read(engine: "AnyEngine") -> int:
+    async def print_run(engine: "AnyEngine") -> int:
         run_id: UUID = await getattr(engine.flow_views, kind.find)(name)
         if follow:
             return await _follow_run(options, engine, kind, run_id)
@@ -176,7 +176,7 @@ def show_run(
         _print_view_or_graph(options, view, graph, mermaid, kind.fields)
         return 0
 
-    return call_engine(options, read)
+    return call_engine(options, print_run)
 
 
 async def _follow_run(
@@ -229,11 +229,11 @@ def tasks(options: GlobalOptions, flow_name: str, limit: int, cursor: "UUID | No
     """List the tasks of a flow, newest first."""
     from tenuto.cli.tasks.read import print_task_page
 
-    async def read(engine: "AnyEngine") -> Any:
+    async def read_page(engine: "AnyEngine") -> Any:
         flow_id = await engine.flow_views.find(flow_name)
         return await engine.flow_views.tasks(flow_id, limit, cursor), engine.clock.now()
 
-    print_task_page(options, *call_engine(options, read))
+    print_task_page(options, *call_engine(options, read_page))
 
 
 @command(

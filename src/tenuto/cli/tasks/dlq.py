@@ -78,10 +78,10 @@ async def _require_dead(engine: "AnyEngine", name: str) -> "TaskView":
 def list_(options: GlobalOptions, limit: int, cursor: "UUID | None") -> None:
     """List dead tasks, newest first."""
 
-    async def read(engine: "AnyEngine") -> "tuple[Page, datetime]":
+    async def read_page(engine: "AnyEngine") -> "tuple[Page, datetime]":
         return await _list_dead(engine, limit, cursor), engine.clock.now()
 
-    print_task_page(options, *call_engine(options, read))
+    print_task_page(options, *call_engine(options, read_page))
 
 
 @command("show", "orchestrate dlq show 0198c0de-5b1c")

@@ -68,9 +68,11 @@ class _PlainView:
         pass
 
     def show_output(self, text: str) -> None:
+        """Prints the text to standard output."""
         print(text, flush=True)
 
     def show_note(self, text: str) -> None:
+        """Prints the text to standard error."""
         print_note(text)
 
     def show_progress(self, view: TaskView) -> None:

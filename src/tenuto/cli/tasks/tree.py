@@ -43,10 +43,10 @@ def tree(options: GlobalOptions, task: str | None, named: str | None) -> None:
     """Show a task with its direct and nested subtasks."""
     name = task_argument(task, named)
 
-    async def read(engine: "AnyEngine") -> TaskTree:
+    async def find_tree(engine: "AnyEngine") -> TaskTree:
         return await read_tree(engine, await engine.find(name))
 
-    result = call_engine(options, read)
+    result = call_engine(options, find_tree)
     if options.json:
         from tenuto.cli.render import print_json
 

@@ -125,6 +125,7 @@ def logout(options: GlobalOptions) -> None:
 
 
 async def _log_out(url: str, token: str) -> None:
+    """Ends the token's login at the server; the stored login stays."""
     from tenuto.client.accounts import Access
     from tenuto.client.remote.engine import connect_to_server
 

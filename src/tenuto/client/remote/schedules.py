@@ -90,6 +90,7 @@ class RemoteSchedules(RemoteResource):
         await self._call(type(None), "DELETE", f"schedules/{await self._resolve_id(schedule)}")
 
     async def _resolve_id(self, schedule: UUID | str) -> UUID:
+        """Returns the id of a schedule from an id, its text, or a name; raises `NotFound`."""
         return parse_id(schedule) or (await self.get(schedule)).id
 
 
@@ -148,6 +149,7 @@ class RemoteTriggers(RemoteResource):
         await self._call(type(None), "DELETE", f"triggers/{await self._resolve_id(trigger)}")
 
     async def _resolve_id(self, trigger: UUID | str) -> UUID:
+        """Returns the id of a trigger from an id, its text, or a name; raises `NotFound`."""
         return parse_id(trigger) or (await self.get(trigger)).id
 
 
