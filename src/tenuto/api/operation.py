@@ -68,7 +68,7 @@ def operation(
     remote: Callable[..., Any] | None = None,
     **options: Any,
 ) -> Callable[[Handler], HTTPRouteHandler]:
-    """Registers a function as the handler of a route.
+    """Returns a decorator that registers a function as the handler of a route.
 
     `idempotent`: repeated requests with the same `Idempotency-Key` get the stored response.
     `remote`: `docs/generate.py` writes this engine method for clients, with a call of this route.
@@ -87,7 +87,7 @@ def operation(
 
 
 def all_operations() -> list[Operation]:
-    """Returns the operations by path and method: an order that does not depend on imports."""
+    """Returns all operations, sorted by path and method, whatever the order of imports."""
     return sorted(OPERATIONS.values(), key=lambda operation: operation.route.split(" ")[::-1])
 
 

@@ -68,7 +68,8 @@ async def serve(
 ) -> None:
     """Serves requests until `stop` is set; then ends streams and long polls, and finishes the rest.
 
-    `ready` is called with the URL once the server runs.
+    `ready` is called with the URL once the server runs. Raises `Unavailable` if the port is in use.
+    In a new database, creates the first owner's token.
     """
     listener = listen(service.settings)
     port = listener.getsockname()[1]
@@ -121,7 +122,7 @@ def _build_edge(service: Service, deadlines: Deadlines | None) -> Edge:
 
 
 def _max_connections(configured: int) -> int:
-    """Returns how many connections are possible; increases the open file limit if needed."""
+    """If needed, raises the open file limit; returns how many of `configured` connections fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = configured + RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -168,7 +169,7 @@ async def _bootstrap_owner_token(service: Service) -> None:
 
 
 async def _recover_owner_token(service: Service, path: Path) -> None:
-    """Publishes the owner token file that a crashed server left behind.
+    """Publishes the valid owner token file that a crashed server left behind, if there is one.
 
     That server crashed after the token became valid and before it renamed the file.
     """

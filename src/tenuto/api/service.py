@@ -118,7 +118,7 @@ class Service:
         return self.store.clock
 
     def engine_for(self, workspace: UUID) -> Engine:
-        """Returns the engine of a workspace; keeps at most `MAX_ENGINES`, the last used."""
+        """Returns the shared engine of a workspace; the `MAX_ENGINES` used last are kept."""
         engine = self._engines.get(workspace)
         if engine is None:
             engine = Engine(self.store, self.wakeups, workspace=workspace, key_ring=self.vault)
@@ -143,7 +143,7 @@ class Service:
     async def is_still_allowed(
         self, ctx: RequestContext, role: Role = Role.VIEWER, scope: Scope = "read"
     ) -> bool:
-        """True if the request's token is still valid and has the role and scope."""
+        """True if the request's token is still valid, with role and scope; cached for a second."""
         try:
             caller = await self.token_cache.caller_of(ctx.token, ctx.workspace)
         except (Unauthenticated, Forbidden):

@@ -108,6 +108,7 @@ class Group(click.Group):
             self.add_command(subcommand)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Prints the help and exits with code 2 if a required subcommand is missing."""
         if not args and self.no_args_is_help and not ctx.resilient_parsing:
             print(ctx.get_help())
             ctx.exit(2)
@@ -117,6 +118,7 @@ class Group(click.Group):
         return [*self.lazy, *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Returns a subcommand, importing a lazy one; `None` if the name is unknown."""
         if cmd_name not in self.lazy:
             return super().get_command(ctx, cmd_name)
         module, _, name = self.lazy[cmd_name][0].partition(":")
@@ -125,6 +127,7 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Returns a subcommand; the error for an unknown name proposes a similar one."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -137,6 +140,7 @@ class Group(click.Group):
             raise click.UsageError(message, error.ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the subcommands, without hidden ones, and imports no lazy ones."""
         rows = [(name, line) for name, (_, line) in self.lazy.items()]
         for name in super().list_commands(ctx):
             subcommand = super().get_command(ctx, name)
@@ -172,7 +176,7 @@ def add_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
 
 
 def limit_option(default: int = 50, *, maximum: int = 1000) -> Callable[[F], F]:
-    """Returns the option `--limit` of commands that list rows."""
+    """Returns a decorator that adds the option `--limit` of commands that list rows."""
     return click.option(
         "--limit",
         type=click.IntRange(1, maximum),
@@ -183,7 +187,7 @@ def limit_option(default: int = 50, *, maximum: int = 1000) -> Callable[[F], F]:
 
 
 def cursor_option(items: str) -> Callable[[F], F]:
-    """Returns the option `--cursor` of commands that list `items`, newest first."""
+    """Returns a decorator that adds `--cursor` to commands that list `items`, newest first."""
     text = f"Only {items} older than this one."
     return click.option("--cursor", type=click.UUID, metavar="ID", help=text)
 
@@ -203,7 +207,10 @@ def task_id_options(function: F) -> F:
 
 
 def task_argument(task: str | None, id_option: str | None) -> str:
-    """Returns the id, or its first characters, of the argument or `--id`; one is required."""
+    """Returns the id, or its first characters, of the argument or `--id`; else `UsageError`.
+
+    `UsageError` if both are missing, or if they differ.
+    """
     if task is not None and id_option is not None and task != id_option:
         raise click.UsageError("the argument and --id name different tasks; give one of them")
     task_id = task if task is not None else id_option

@@ -56,12 +56,12 @@ def set_(options: GlobalOptions, /, **values: Any) -> None:
 
     changes = {name: value for name, value in values.items() if value is not None}
 
-    async def change(engine: "AnyEngine") -> "ComplexityRules":
+    async def change_rules(engine: "AnyEngine") -> "ComplexityRules":
         rules = msgspec.structs.replace(await engine.complexity.get(), **changes)
         await engine.complexity.set(rules)
         return rules
 
-    print_one(options, call_engine(options, change), _RULES)
+    print_one(options, call_engine(options, change_rules), _RULES)
 
 
 complexity.add_command(list_)

@@ -22,7 +22,7 @@ SERVER_TIMEOUT_S = 5.0
 
 
 def settings(options: GlobalOptions, **flags: object) -> "Settings":
-    """Returns the settings of a command that works directly on the database, not on a server.
+    """Returns the settings of a command on the database; `UsageError` for options of a server.
 
     A flag overrides the environment variable of the same setting.
     """
@@ -38,7 +38,10 @@ def settings(options: GlobalOptions, **flags: object) -> "Settings":
 
 
 def target(options: GlobalOptions, **flags: str | None) -> "Target":
-    """Returns the server or database that a command uses; `flags` override settings."""
+    """Returns the server or database of a command; warns if others can read the stored login.
+
+    `flags` override settings.
+    """
     from tenuto.client.target import resolve_target
 
     server = (options.url, options.token, options.workspace)

@@ -43,7 +43,10 @@ _subject_options = add_options(
 
 
 def _subject_from_options(values: dict[str, Any]) -> "tuple[PauseKind, str] | None":
-    """Removes the subject options from `values`; returns (kind, subject), or `None`."""
+    """Removes the subject options from `values`; returns (kind, subject), or `None` without any.
+
+    Raises `UsageError` if there are several.
+    """
     from tenuto.model.limits.pauses import WORKSPACE_SUBJECT
 
     lane, agent = values.pop("lane"), values.pop("agent")

@@ -114,7 +114,7 @@ def split_commas(values: Sequence[str]) -> list[str]:
 
 
 def require_confirmation(question: str, *, yes: bool) -> None:
-    """Asks for confirmation on a terminal and exits if the answer is no; `yes` skips it."""
+    """Unless `yes`, asks for confirmation on a terminal; a no exits with code 1."""
     from tenuto.cli.tasks.control import confirm, should_confirm
 
     if should_confirm(yes=yes):
@@ -122,7 +122,7 @@ def require_confirmation(question: str, *, yes: bool) -> None:
 
 
 def parse_future_time(text: str) -> "datetime":
-    """Parses a time option: `+DURATION` from now, or an ISO 8601 time."""
+    """Parses a time option: `+DURATION` from now, or an ISO 8601 time, which may be past."""
     from datetime import timedelta
 
     from tenuto.cli.parse import parse_time_or_delay, time_after

@@ -45,7 +45,7 @@ def parse_duration(text: str) -> timedelta | None:
 
 
 def parse_seconds(text: str | int) -> int:
-    """Parses a duration and returns whole seconds."""
+    """Parses a duration and returns whole seconds, rounded down; else `BadParameter`."""
     duration = parse_duration(str(text))
     if duration is None:
         raise click.BadParameter(f"{text!r} is not a duration like 90, 10m or 1h30m")
@@ -75,12 +75,12 @@ def _parse_time(text: str, example: str) -> datetime:
 
 
 def time_after(now: datetime, when: datetime | timedelta | None) -> datetime | None:
-    """Returns the time itself, or now plus the duration."""
+    """Returns the time itself, now plus the duration, or `None` for `None`."""
     return _shift(now, when, 1)
 
 
 def time_before(now: datetime, when: datetime | timedelta | None) -> datetime | None:
-    """Returns the time itself, or now minus the duration."""
+    """Returns the time itself, now minus the duration, or `None` for `None`."""
     return _shift(now, when, -1)
 
 
@@ -95,7 +95,7 @@ def _shift(now: datetime, when: datetime | timedelta | None, sign: int) -> datet
 
 
 def read_file(path: str, max_bytes: int) -> bytes:
-    """Returns at most `max_bytes` + 1 bytes of a file, or of standard input for `-`."""
+    """Returns up to `max_bytes` + 1 bytes of a file (`-`: standard input), or `UsageError`."""
     try:
         if path == "-":
             if sys.stdin is None:
@@ -136,7 +136,7 @@ def read_json(field: str, text: str) -> Any:
 
 
 def read_environment(pairs: tuple[str, ...]) -> dict[str, str] | None:
-    """Parses `NAME=VALUE` arguments; returns `None` if there are none."""
+    """Parses `NAME=VALUE` arguments, or raises `UsageError`; returns `None` if there are none."""
     for pair in pairs:
         if "=" not in pair[1:]:
             raise click.UsageError(f"--env must be NAME=VALUE, not {pair!r}")
@@ -200,7 +200,10 @@ def limit_options(function: F) -> F:
 
 
 def parse_limits(fields: dict[str, Any]) -> None:
-    """Replaces the budget and concurrency options in `fields` by `budget` and `concurrency`."""
+    """Replaces the options in `fields` by `budget` (or `None`) and, if given, `concurrency`.
+
+    Raises `UsageError` for a limit or policy without a key.
+    """
     from tenuto.model.limits.concurrency import Concurrency
 
     fields["budget"] = pop_budget(fields)

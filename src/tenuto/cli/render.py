@@ -58,7 +58,7 @@ def is_terminal(stream: TextIO | None = None) -> bool:
 
 
 def style_of(status: str) -> str:
-    """Returns the rich style of a status; empty if NO_COLOR is set."""
+    """Returns the rich style of a status; empty if it has none or NO_COLOR is set."""
     return "" if os.environ.get("NO_COLOR") else _STYLES.get(status, "")
 
 
@@ -119,7 +119,7 @@ def print_note(text: str) -> None:
 
 
 def format_time(at: datetime | None) -> str | None:
-    """Formats a time in the local time zone."""
+    """Formats a time in the local time zone; `None` stays `None`."""
     return None if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
@@ -143,7 +143,7 @@ def format_duration(duration: timedelta) -> str:
 
 
 def format_json(value: Any) -> str | None:
-    """Formats a JSON value for people: a string as it is, other values indented."""
+    """Formats a JSON value for people: a string or `None` as it is, other values indented."""
     if value is None:
         return None
     if isinstance(value, str):

@@ -46,11 +46,11 @@ def webhook() -> None:
 def list_(options: GlobalOptions) -> None:
     """List the endpoints, newest first."""
 
-    async def read(client: "AsyncClient") -> "list[WebhookView]":
+    async def read_webhooks(client: "AsyncClient") -> "list[WebhookView]":
         return [webhook async for webhook in client.webhooks.list()]
 
     headings = columns("ID, ENABLED, FAILURES, EVENTS, URL")
-    print_list(options, "webhooks", call_client(options, read), headings, wide="URL")
+    print_list(options, "webhooks", call_client(options, read_webhooks), headings, wide="URL")
 
 
 @command(

@@ -65,19 +65,20 @@ class Resource:
 
     @property
     def _connection(self) -> ServerConnection:
+        """The connection to the server; raises `Invalid` if the client uses a database."""
         if not isinstance(self._engine, RemoteEngine):
             raise server_required_error(self.noun)
         return self._engine.connection
 
     async def _get(self, response_type: type[T], path: str, **params: Any) -> T:
-        """Reads a path and returns the decoded response."""
+        """Sends a GET request, with retries, and returns the decoded response."""
         request = ApiRequest(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
         return await self._connection.request(response_type, request)
 
     async def _send(
         self, response_type: type[T], method: str, path: str, body: Any = msgspec.UNSET
     ) -> T:
-        """Sends a request that is not retried and returns the decoded response."""
+        """Sends a request, again only if it was not executed, and returns the decoded response."""
         return await self._connection.request(
             response_type, ApiRequest(method=method, path=f"{V1}/{path}", body=body)
         )
@@ -89,7 +90,7 @@ class Tokens(Resource):
     noun = "a token"
 
     async def list(self) -> Sequence[TokenView]:
-        """Returns the tokens of the workspace, without the secret token text."""
+        """Returns the tokens that are not revoked, newest first, without the secret token text."""
         return await self._get(list[TokenView], "tokens")
 
     async def create(self, name: str, **fields: Any) -> NewTokenView:
@@ -97,7 +98,7 @@ class Tokens(Resource):
         return await self._send(NewTokenView, "POST", "tokens", _json_body(name=name, **fields))
 
     async def revoke(self, token: UUID | str) -> None:
-        """Revokes a token, and the tokens created with it, at once."""
+        """Revokes a token and those created with it; `Conflict` for the last owner's."""
         await self._send(type(None), "DELETE", f"tokens/{token}")
 
 
@@ -107,20 +108,20 @@ class Users(Resource):
     noun = "a user"
 
     async def list(self) -> Sequence[MemberView]:
-        """Returns the users of the workspace with their roles."""
+        """Returns the users of the workspace with their roles, by name."""
         return await self._get(list[MemberView], "users")
 
     async def create(self, name: str, password: str, role: str = "MEMBER") -> MemberView:
-        """Creates a user in the workspace and returns it."""
+        """Creates a user who can log in and is a member of the workspace, and returns the user."""
         body = {"name": name, "password": password, "role": role}
         return await self._send(MemberView, "POST", "users", body)
 
     async def update(self, user: UUID | str, role: str) -> MemberView:
-        """Changes a user's role in the workspace."""
+        """Changes a user's role and returns the user; `Conflict` for the role of the last owner."""
         return await self._send(MemberView, "PATCH", f"users/{user}", {"role": role})
 
     async def delete(self, user: UUID | str) -> None:
-        """Removes a user from the workspace."""
+        """Removes a user from this workspace only; `Conflict` for the last owner."""
         await self._send(type(None), "DELETE", f"users/{user}")
 
 
@@ -130,15 +131,15 @@ class Workspaces(Resource):
     noun = "a workspace"
 
     async def list(self) -> Sequence[WorkspaceView]:
-        """Returns the workspaces that the caller is a member of; needs a server."""
+        """Returns the workspaces of the user; with an API token only the token's own."""
         return await self._get(list[WorkspaceView], "workspaces")
 
     async def get(self, workspace: UUID | str) -> WorkspaceView:
-        """Returns one workspace of the caller."""
+        """Returns the caller's current workspace; raises `NotFound` for another id."""
         return await self._get(WorkspaceView, f"workspaces/{workspace}")
 
     async def create(self, name: str) -> NewWorkspace:
-        """Creates a workspace that the caller owns."""
+        """Creates a workspace that the caller owns; a caller who is no user gets a token."""
         return await self._send(NewWorkspace, "POST", "workspaces", {"name": name})
 
     async def quota(self, workspace: UUID | str, **limits: int | None) -> WorkspaceView:
@@ -161,7 +162,7 @@ class Webhooks(Resource):
             yield webhook
 
     async def get(self, webhook: UUID | str) -> WebhookView:
-        """Returns one webhook."""
+        """Returns one webhook, without its secret; raises `NotFound`."""
         return await self._get(WebhookView, f"webhooks/{webhook}")
 
     async def create(
@@ -172,26 +173,29 @@ class Webhooks(Resource):
         return await self._send(WebhookSecret, "POST", "webhooks", body)
 
     async def update(self, webhook: UUID | str, **fields: Any) -> WebhookView:
-        """Changes `url`, `events` or `description`; `enabled` turns the webhook on or off."""
+        """Changes `url`, `events` or `description`; `enabled` turns the webhook on or off.
+
+        Returns the webhook. Turning it off cancels its waiting deliveries.
+        """
         return await self._send(WebhookView, "PATCH", f"webhooks/{webhook}", _json_body(**fields))
 
     async def delete(self, webhook: UUID | str) -> None:
-        """Deletes a webhook; it receives no more events."""
+        """Deletes a webhook: it receives no more events, and its waiting deliveries fail."""
         await self._send(type(None), "DELETE", f"webhooks/{webhook}")
 
     async def rotate_secret(self, webhook: UUID | str) -> WebhookSecret:
-        """Creates a new signing secret; for a while the old one signs messages, too."""
+        """Creates and returns a new signing secret; for a while the old one signs messages, too."""
         return await self._send(WebhookSecret, "POST", f"webhooks/{webhook}/rotate-secret")
 
     async def deliveries(
         self, webhook: UUID | str, limit: int = 100, cursor: UUID | None = None
     ) -> DeliveryPage:
-        """Returns a page of deliveries to a webhook, newest first."""
+        """Returns a page of sent and waiting deliveries to a webhook, newest first."""
         path = f"webhooks/{webhook}/deliveries"
         return await self._get(DeliveryPage, path, limit=limit, cursor=cursor)
 
     async def redeliver(self, delivery: UUID | str) -> DeliveryView:
-        """Sends a delivery again."""
+        """Sends a delivery again and returns it; raises `Conflict` while it is still being sent."""
         return await self._send(DeliveryView, "POST", f"webhooks/deliveries/{delivery}/redeliver")
 
 
@@ -199,7 +203,7 @@ class Coordinators(Resource):
     """The coordinator: the process that repairs and promotes tasks."""
 
     async def status(self) -> CoordinatorStatus:
-        """Returns the active coordinator and the standby ones."""
+        """Returns the leader, active or not, its last cycle, and the ids of standby ones."""
         if isinstance(self._engine, RemoteEngine):
             return await self._get(CoordinatorStatus, "coordinator/status")
         leader = await self._engine.maintenance.leader(LEADER_NAME)
@@ -219,7 +223,7 @@ class Coordinators(Resource):
         )
 
     async def recover(self, workspace: UUID | None = None) -> RecoverResult:
-        """Handles expired leases and due timers now instead of at the next cycle.
+        """Handles expired leases and due timers now, up to a limit; returns how many of each.
 
         A server handles the caller's workspace, or `workspace` if given. On a database, `None`
         means all workspaces.
@@ -232,7 +236,7 @@ class Coordinators(Resource):
     async def logs(
         self, level: str = "WARN", limit: int = 100, workspace: UUID | None = None
     ) -> Sequence[LogLine]:
-        """Returns the newest events of at least `level`, of a workspace and of the coordinators."""
+        """Returns the latest events from `level` up, oldest first, of workspace and coordinator."""
         if isinstance(self._engine, RemoteEngine):
             params = {"level": level, "limit": limit, "workspace": workspace}
             return (await self._get(_LogLines, "coordinator/logs", **params)).lines
@@ -245,7 +249,7 @@ class Access(Resource):
     noun = "a login"
 
     async def login(self, name: str, password: str, workspace: str | None = None) -> LoginToken:
-        """Logs a user in with a password and returns a session token.
+        """Logs a user in and returns a session token; `Unauthenticated` if the password is wrong.
 
         `workspace`, an id or a name, selects the workspace of the user; the default is the first
         workspace.
@@ -258,7 +262,10 @@ class Access(Resource):
         await self._send(type(None), "POST", "logout")
 
     async def change_password(self, password: str, new_password: str) -> None:
-        """Changes the caller's password and ends every login of the caller, including this one."""
+        """Changes the caller's password and ends every login of the caller, including this one.
+
+        Raises `Forbidden` if `password` is not the current one.
+        """
         body = _json_body(password=password, new_password=new_password)
         await self._send(type(None), "PUT", "me/password", body)
 

@@ -25,7 +25,8 @@ from tenuto.model.tasks.submission import Filter
 class _AgentBackend(Protocol):
     """The operations on agents that differ between a database and a server."""
 
-    async def page(self, after: str | None, limit: int) -> Sequence[AgentView]: ...
+    async def page(self, after: str | None, limit: int) -> Sequence[AgentView]:
+        """Returns at most `limit` agents by name, after the name `after`."""
 
     async def show(self, agent: UUID) -> AgentView: ...
 
@@ -50,7 +51,7 @@ class Agents:
         )
 
     async def list(self) -> AsyncGenerator[AgentView, None]:
-        """Yields the agents in order of their names."""
+        """Yields the agents in order of their names, also terminated ones."""
         after: str | None = None
         while page := await self._backend.page(after, PAGE_SIZE):
             for agent in page:
@@ -72,7 +73,7 @@ class Agents:
         raise NotFound(f"no agent {agent!r}; existing agents: {', '.join(names) or 'none'}")
 
     async def put(self, name: str, **fields: Any) -> AgentView:
-        """Creates or changes an agent; fields that are not given keep their values."""
+        """Creates or changes an agent and returns it; fields not given keep their values."""
         unknown = sorted(set(fields) - set(AgentProfile.__struct_fields__))
         if unknown:
             raise Invalid(f"unknown agent field {unknown[0]!r}", field=unknown[0])
@@ -108,9 +109,9 @@ class Agents:
         coalescable: bool = False,
         client_message_id: str | None = None,
     ) -> Message:
-        """Sends a message to an agent.
+        """Sends a message; a coalescable one replaces waiting ones of its kind and scope.
 
-        A coalescable message replaces the waiting ones of the same kind and scope.
+        Returns the stored message.
         """
         new = NewMessage(
             kind=kind,
@@ -129,9 +130,9 @@ class Agents:
         *,
         waiting: bool = True,
     ) -> MessagePage:
-        """Returns a page of an agent's waiting messages, oldest first.
+        """Returns a page of an agent's waiting messages, oldest first; `waiting=False`: all stored.
 
-        With `waiting=False` it returns all stored messages, dequeued or not.
+        Stored messages include dequeued ones.
         """
         agent_id = (await self.get(agent)).id
         return await self._engine.mailboxes.page(agent_id, limit, cursor, waiting=waiting)
@@ -139,7 +140,10 @@ class Agents:
     async def dequeue(
         self, agent: UUID | str, limit: int = 100, batch: UUID | None = None
     ) -> MessageBatch:
-        """Removes the oldest messages from an agent's mailbox and returns them, each only once."""
+        """Removes the oldest messages from an agent's mailbox and returns them, each only once.
+
+        Repeated with the same `batch`, it returns the same messages.
+        """
         return await self._engine.mailboxes.dequeue((await self.get(agent)).id, limit, batch)
 
     async def tasks(
@@ -152,13 +156,16 @@ class Agents:
     async def terminate(
         self, agent: UUID | str, reason: str | None = None, *, graceful: bool = True
     ) -> AgentView:
-        """Stops an agent from claiming tasks; unless `graceful`, cancels the tasks it runs."""
+        """Stops an agent from claiming tasks; unless `graceful`, cancels the tasks it runs.
+
+        Returns the agent: DRAINING while it still runs tasks, then TERMINATED.
+        """
         agent_id = (await self.get(agent)).id
         await self._engine.terminate_agent(agent_id, reason, graceful=graceful)
         return await self._backend.show(agent_id)
 
     async def delete(self, agent: UUID | str) -> None:
-        """Deletes an agent that runs no task."""
+        """Deletes an agent; raises `Conflict` while it runs tasks."""
         await self._backend.delete((await self.get(agent)).id)
 
     async def token(self, agent: UUID | str) -> AgentToken:
@@ -174,6 +181,7 @@ class _DatabaseAgents:
         self._registry = AgentRegistry(engine.core, engine.workspace)
 
     async def page(self, after: str | None, limit: int) -> Sequence[AgentView]:
+        """Returns at most `limit` agents by name, after the name `after`."""
         return await self._registry.page(after, limit)
 
     async def show(self, agent: UUID) -> AgentView:
@@ -183,6 +191,7 @@ class _DatabaseAgents:
         return await self._registry.profile(agent.id)
 
     async def put(self, profile: AgentProfile) -> AgentView:
+        """Stores the profile as settings of a user, which a worker cannot override later."""
         stored = await self._engine.register_agent(profile, managed=True)
         return await self._registry.show(stored.id)
 
@@ -190,9 +199,11 @@ class _DatabaseAgents:
         return await self._registry.health(agent, limit)
 
     async def delete(self, agent: UUID) -> None:
+        """Deletes an agent; raises `Conflict` while it runs tasks."""
         await self._registry.delete(agent)
 
     async def create_token(self, agent: UUID) -> AgentToken:
+        """Raises `Invalid`: only a server has tokens."""
         del agent
         raise server_required_error("an agent's token")
 
@@ -209,6 +220,7 @@ class _RemoteAgents(RemoteResource):
         self._workspace = engine.workspace
 
     async def page(self, after: str | None, limit: int) -> Sequence[AgentView]:
+        """Returns at most `limit` agents by name, after the name `after`."""
         params = {"cursor": after, "limit": limit}
         return (await self._call(_AgentList, "GET", "agents", params=params)).agents
 
@@ -216,6 +228,7 @@ class _RemoteAgents(RemoteResource):
         return await self._call(AgentView, "GET", f"agents/{agent}")
 
     async def profile(self, agent: AgentView) -> AgentProfile:
+        """Returns the profile from the view, without a request."""
         return _profile_from_view(agent, self._workspace)
 
     async def put(self, profile: AgentProfile) -> AgentView:
@@ -226,6 +239,7 @@ class _RemoteAgents(RemoteResource):
         return await self._call(AgentHealth, "GET", f"agents/{agent}/health", params=params)
 
     async def delete(self, agent: UUID) -> None:
+        """Deletes an agent; raises `Conflict` while it runs tasks."""
         await self._call(type(None), "DELETE", f"agents/{agent}")
 
     async def create_token(self, agent: UUID) -> AgentToken:
@@ -240,7 +254,7 @@ _VIEW_FIELDS = {
 
 
 def _profile_from_view(view: AgentView, workspace: UUID) -> AgentProfile:
-    """Returns the agent's matching profile, with the fields that the view contains."""
+    """Returns the agent's profile; fields that the view does not contain get their defaults."""
     view_fields = set(AgentView.__struct_fields__)
     fields: dict[str, Any] = {"workspace": workspace}
     for name in AgentProfile.__struct_fields__:

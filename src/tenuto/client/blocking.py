@@ -77,11 +77,11 @@ class BlockingTasks(BlockingResource[Tasks]):
         return self._wait(self._resource.create(title, **fields))
 
     def create_many(self, tasks: Sequence[NewTask | dict[str, Any]]) -> Sequence[Submitted]:
-        """Submits all of the tasks or none, in one transaction."""
+        """Submits all of the tasks or none; returns one result per task, in order."""
         return self._wait(self._resource.create_many(tasks))
 
     def get(self, task: ID) -> TaskView:
-        """Returns a task without its history."""
+        """Returns a task without its history; raises `NotFound`."""
         return self._wait(self._resource.get(task))
 
     def list(
@@ -103,11 +103,11 @@ class BlockingTasks(BlockingResource[Tasks]):
         return self._wait(self._resource.resume(task))
 
     def start(self, task: ID) -> TaskView:
-        """Makes a scheduled task claimable now, before its start time, and returns it."""
+        """Makes a task claimable before its start time, and returns it."""
         return self._wait(self._resource.start(task))
 
     def retry(self, task: ID, *, cascade: bool = False) -> TaskView:
-        """Retries a FAILED, DEAD or CANCELLED task with all its tries, and returns it."""
+        """Retries a FAILED, DEAD or CANCELLED task (else `Conflict`) with all tries; returns it."""
         return self._wait(self._resource.retry(task, cascade=cascade))
 
     def assign(self, task: ID, agent: UUID | None, *, take: bool = False) -> TaskView:
@@ -115,25 +115,25 @@ class BlockingTasks(BlockingResource[Tasks]):
         return self._wait(self._resource.assign(task, agent, take=take))
 
     def archive(self, task: ID) -> TaskView:
-        """Archives a finished task and returns it."""
+        """Archives a finished task and returns it; `Conflict` if it is unfinished or archived."""
         return self._wait(self._resource.archive(task))
 
     def rerun(self, task: ID) -> TaskView:
-        """Submits a new task with the same fields and returns it."""
+        """Submits a new task with the same fields and returns the new task."""
         return self._wait(self._resource.rerun(task))
 
     def update(self, task: ID, *, version: int | None = None, **changes: Any) -> TaskView:
-        """Changes `title`, `description`, `metadata`, `tags`, `priority` or `status`."""
+        """Changes fields of a task and returns it; `Conflict` if it no longer has the `version`."""
         return self._wait(self._resource.update(task, version=version, **changes))
 
     def delete(self, task: ID) -> None:
-        """Deletes the data of a finished task; its audit trail stays."""
+        """Deletes the data of a finished task; its row and audit trail stay."""
         return self._wait(self._resource.delete(task))
 
     def act(
         self, action: Action, *, limit: int = 1000, dry_run: bool = False, **where: Any
     ) -> ActionResult:
-        """Applies one action to every task that matches `where`, the fields of `Filter`."""
+        """Applies an action to the newest `limit` matching tasks; `dry_run` only lists them."""
         return self._wait(self._resource.act(action, limit=limit, dry_run=dry_run, **where))
 
     def wait(self, task: ID, timeout: float | None = None) -> TaskView:
@@ -145,7 +145,7 @@ class BlockingTasks(BlockingResource[Tasks]):
         return self._iterate(self._resource.follow(task))
 
     def logs(self, task: ID, level: str = "DEBUG", limit: int = 1000) -> Sequence[LogLine]:
-        """Returns the newest lines of audit trail and transcript, merged by time."""
+        """Returns the newest lines of audit trail and transcript from `level` up, oldest first."""
         return self._wait(self._resource.logs(task, level, limit))
 
     def attempts(self, task: ID) -> Sequence[AttemptView]:
@@ -161,7 +161,7 @@ class BlockingAgents(BlockingResource[Agents]):
     """The agents of a workspace. Methods accept an agent's name or its id."""
 
     def list(self) -> Generator[AgentView, None, None]:
-        """Yields the agents in order of their names."""
+        """Yields the agents in order of their names, also terminated ones."""
         return self._iterate(self._resource.list())
 
     def get(self, agent: UUID | str) -> AgentView:
@@ -169,7 +169,7 @@ class BlockingAgents(BlockingResource[Agents]):
         return self._wait(self._resource.get(agent))
 
     def put(self, name: str, **fields: Any) -> AgentView:
-        """Creates or changes an agent; fields that are not given keep their values."""
+        """Creates or changes an agent and returns it; fields not given keep their values."""
         return self._wait(self._resource.put(name, **fields))
 
     def health(self, agent: UUID | str, limit: int = 60) -> AgentHealth:
@@ -190,7 +190,7 @@ class BlockingAgents(BlockingResource[Agents]):
         coalescable: bool = False,
         client_message_id: str | None = None,
     ) -> Message:
-        """Sends a message to an agent."""
+        """Sends a message; a coalescable one replaces waiting ones of its kind and scope."""
         return self._wait(
             self._resource.message(
                 agent,
@@ -210,7 +210,7 @@ class BlockingAgents(BlockingResource[Agents]):
         *,
         waiting: bool = True,
     ) -> MessagePage:
-        """Returns a page of an agent's waiting messages, oldest first."""
+        """Returns a page of an agent's waiting messages, oldest first; `waiting=False`: all stored."""
         return self._wait(self._resource.messages(agent, limit, cursor, waiting=waiting))
 
     def dequeue(
@@ -232,7 +232,7 @@ class BlockingAgents(BlockingResource[Agents]):
         return self._wait(self._resource.terminate(agent, reason, graceful=graceful))
 
     def delete(self, agent: UUID | str) -> None:
-        """Deletes an agent that runs no task."""
+        """Deletes an agent; raises `Conflict` while it runs tasks."""
         return self._wait(self._resource.delete(agent))
 
     def token(self, agent: UUID | str) -> AgentToken:
@@ -328,11 +328,11 @@ class BlockingFlows(BlockingResource[Flows]):
     def start(
         self, key: str, input: Any = None, *, steps: int | None = None, priority: int | None = None
     ) -> FlowView:
-        """Starts a flow of a stored definition; `steps` is the maximum number of jumps (goto)."""
+        """Starts and returns a flow of a stored definition; `steps` is its maximum of jumps (goto)."""
         return self._wait(self._resource.start(key, input, steps=steps, priority=priority))
 
     def show(self, flow: ID) -> FlowView:
-        """Returns one flow: status, progress, tasks by status, open groups."""
+        """Returns one flow: status, progress, tasks by status, open groups; raises `NotFound`."""
         return self._wait(self._resource.show(flow))
 
     def list(
@@ -361,7 +361,7 @@ class BlockingFlows(BlockingResource[Flows]):
         return self._wait(self._resource.wait(flow, timeout))
 
     def cancel(self, flow: ID, reason: str | None = None) -> FlowView:
-        """Cancels a flow and everything open in it; running sessions are killed first."""
+        """Cancels a flow and its open tasks, and returns it; running sessions are killed first."""
         return self._wait(self._resource.cancel(flow, reason))
 
     def pause(self, flow: ID) -> FlowView:
@@ -373,7 +373,7 @@ class BlockingFlows(BlockingResource[Flows]):
         return self._wait(self._resource.resume(flow))
 
     def rerun(self, flow: ID, *, from_failed: bool = False, steps: int | None = None) -> FlowView:
-        """Starts a new flow with the same plan and input."""
+        """Starts a flow with the same plan and input; `from_failed`: continues this one instead."""
         return self._wait(self._resource.rerun(flow, from_failed=from_failed, steps=steps))
 
 
@@ -409,7 +409,7 @@ class BlockingGroups(BlockingResource[Groups]):
     def start(
         self, key: str, input: Any = None, *, steps: int | None = None, priority: int | None = None
     ) -> FlowView:
-        """Starts a flow of a stored group and returns the flow."""
+        """Starts a flow of a stored group and returns it; `NotFound` if the key is no group's."""
         return self._wait(self._resource.start(key, input, steps=steps, priority=priority))
 
     def show(self, group: ID) -> GroupView:
@@ -439,11 +439,11 @@ class BlockingGroups(BlockingResource[Groups]):
         return self._wait(self._resource.wait(group, timeout))
 
     def cancel(self, group: ID, reason: str | None = None) -> GroupView:
-        """Cancels a group run and everything open in it; returns the group run."""
+        """Cancels a group run with all its open tasks and returns it; sessions are killed first."""
         return self._wait(self._resource.cancel(group, reason))
 
     def pause(self, group: ID) -> GroupView:
-        """Pauses a group run and returns it."""
+        """Pauses a group run with its tasks and returns the group run."""
         return self._wait(self._resource.pause(group))
 
     def resume(self, group: ID) -> GroupView:
@@ -467,15 +467,15 @@ class BlockingInbox(BlockingResource[InboxItems]):
     def approve(
         self, item: ID, comment: str | None = None, budget: Budget | None = None
     ) -> InboxItem:
-        """Approves an item and returns it; the first answer counts, and the task continues."""
+        """Approves an item and returns it: its task continues. `Conflict` if answered before."""
         return self._wait(self._resource.approve(item, comment, budget))
 
     def reject(self, item: ID, comment: str | None = None) -> InboxItem:
-        """Rejects an item; the first answer counts, and the task fails or is skipped."""
+        """Rejects an item and returns it: its task fails, is skipped or gets the rejection."""
         return self._wait(self._resource.reject(item, comment))
 
     def answer(self, item: ID, comment: str) -> InboxItem:
-        """Answers an item and returns it; raises `Conflict` for approvals and budget requests."""
+        """Answers an item and returns it; `Conflict` for approvals, budgets and answered items."""
         return self._wait(self._resource.answer(item, comment))
 
 
@@ -573,7 +573,7 @@ class BlockingWebhooks(BlockingResource[Webhooks]):
         return self._iterate(self._resource.list())
 
     def get(self, webhook: UUID | str) -> WebhookView:
-        """Returns one webhook."""
+        """Returns one webhook, without its secret; raises `NotFound`."""
         return self._wait(self._resource.get(webhook))
 
     def create(
@@ -587,21 +587,21 @@ class BlockingWebhooks(BlockingResource[Webhooks]):
         return self._wait(self._resource.update(webhook, **fields))
 
     def delete(self, webhook: UUID | str) -> None:
-        """Deletes a webhook; it receives no more events."""
+        """Deletes a webhook: it receives no more events, and its waiting deliveries fail."""
         return self._wait(self._resource.delete(webhook))
 
     def rotate_secret(self, webhook: UUID | str) -> WebhookSecret:
-        """Creates a new signing secret; for a while the old one signs messages, too."""
+        """Creates and returns a new signing secret; for a while the old one signs messages, too."""
         return self._wait(self._resource.rotate_secret(webhook))
 
     def deliveries(
         self, webhook: UUID | str, limit: int = 100, cursor: UUID | None = None
     ) -> DeliveryPage:
-        """Returns a page of deliveries to a webhook, newest first."""
+        """Returns a page of sent and waiting deliveries to a webhook, newest first."""
         return self._wait(self._resource.deliveries(webhook, limit, cursor))
 
     def redeliver(self, delivery: UUID | str) -> DeliveryView:
-        """Sends a delivery again."""
+        """Sends a delivery again and returns it; raises `Conflict` while it is still being sent."""
         return self._wait(self._resource.redeliver(delivery))
 
 
@@ -609,7 +609,7 @@ class BlockingTokens(BlockingResource[Tokens]):
     """API tokens of the workspace."""
 
     def list(self) -> Sequence[TokenView]:
-        """Returns the tokens of the workspace, without the secret token text."""
+        """Returns the tokens that are not revoked, newest first, without the secret token text."""
         return self._wait(self._resource.list())
 
     def create(self, name: str, **fields: Any) -> NewTokenView:
@@ -617,7 +617,7 @@ class BlockingTokens(BlockingResource[Tokens]):
         return self._wait(self._resource.create(name, **fields))
 
     def revoke(self, token: UUID | str) -> None:
-        """Revokes a token, and the tokens created with it, at once."""
+        """Revokes a token and those created with it; `Conflict` for the last owner's."""
         return self._wait(self._resource.revoke(token))
 
 
@@ -625,19 +625,19 @@ class BlockingUsers(BlockingResource[Users]):
     """The users of the workspace."""
 
     def list(self) -> Sequence[MemberView]:
-        """Returns the users of the workspace with their roles."""
+        """Returns the users of the workspace with their roles, by name."""
         return self._wait(self._resource.list())
 
     def create(self, name: str, password: str, role: str = "MEMBER") -> MemberView:
-        """Creates a user in the workspace and returns it."""
+        """Creates a user who can log in and is a member of the workspace, and returns the user."""
         return self._wait(self._resource.create(name, password, role))
 
     def update(self, user: UUID | str, role: str) -> MemberView:
-        """Changes a user's role in the workspace."""
+        """Changes a user's role and returns the user; `Conflict` for the role of the last owner."""
         return self._wait(self._resource.update(user, role))
 
     def delete(self, user: UUID | str) -> None:
-        """Removes a user from the workspace."""
+        """Removes a user from this workspace only; `Conflict` for the last owner."""
         return self._wait(self._resource.delete(user))
 
 
@@ -645,15 +645,15 @@ class BlockingWorkspaces(BlockingResource[Workspaces]):
     """The workspaces (tenants) that the caller is a member of."""
 
     def list(self) -> Sequence[WorkspaceView]:
-        """Returns the workspaces that the caller is a member of; needs a server."""
+        """Returns the workspaces of the user; with an API token only the token's own."""
         return self._wait(self._resource.list())
 
     def get(self, workspace: UUID | str) -> WorkspaceView:
-        """Returns one workspace of the caller."""
+        """Returns the caller's current workspace; raises `NotFound` for another id."""
         return self._wait(self._resource.get(workspace))
 
     def create(self, name: str) -> NewWorkspace:
-        """Creates a workspace that the caller owns."""
+        """Creates a workspace that the caller owns; a caller who is no user gets a token."""
         return self._wait(self._resource.create(name))
 
     def quota(self, workspace: UUID | str, **limits: int | None) -> WorkspaceView:
@@ -665,17 +665,17 @@ class BlockingCoordinator(BlockingResource[Coordinators]):
     """The coordinator: the process that repairs and promotes tasks."""
 
     def status(self) -> CoordinatorStatus:
-        """Returns the active coordinator and the standby ones."""
+        """Returns the leader, active or not, its last cycle, and the ids of standby ones."""
         return self._wait(self._resource.status())
 
     def recover(self, workspace: UUID | None = None) -> RecoverResult:
-        """Handles expired leases and due timers now instead of at the next cycle."""
+        """Handles expired leases and due timers now, up to a limit; returns how many of each."""
         return self._wait(self._resource.recover(workspace))
 
     def logs(
         self, level: str = "WARN", limit: int = 100, workspace: UUID | None = None
     ) -> Sequence[LogLine]:
-        """Returns the newest events of at least `level`, of a workspace and of the coordinators."""
+        """Returns the latest events from `level` up, oldest first, of workspace and coordinator."""
         return self._wait(self._resource.logs(level, limit, workspace))
 
 
@@ -683,7 +683,7 @@ class BlockingAccess(BlockingResource[Access]):
     """Logins of users, and the caller's own identity."""
 
     def login(self, name: str, password: str, workspace: str | None = None) -> LoginToken:
-        """Logs a user in with a password and returns a session token."""
+        """Logs a user in and returns a session token; `Unauthenticated` if the password is wrong."""
         return self._wait(self._resource.login(name, password, workspace))
 
     def logout(self) -> None:

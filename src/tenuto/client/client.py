@@ -157,7 +157,7 @@ class AsyncClient:
         return Access(self.engine)
 
     async def stats(self) -> Stats:
-        """Returns the workspace's counts of tasks, live workers and agents, and its usage."""
+        """Returns counts of tasks, live workers and agents (not terminated ones), and the usage."""
         engine = self.engine
         alive = [
             worker for worker in await engine.workers() if worker.status in ("RUNNING", "DRAINING")
@@ -215,9 +215,9 @@ class Client(BlockingResources):
         return self._client.target
 
     def stats(self) -> Stats:
-        """Returns the workspace's counts of tasks, live workers and agents, and its usage."""
+        """Returns counts of tasks, live workers and agents (not terminated ones), and the usage."""
         return self._loop.wait(self._client.stats())
 
     def health(self) -> dict[str, Any]:
-        """Returns the health of the server and its coordinator; needs a server."""
+        """Returns the health of server and coordinator, or raises `Unavailable`; needs a server."""
         return self._loop.wait(self._client.health())

@@ -48,12 +48,15 @@ class Flows:
         steps: int | None = None,
         priority: int | None = None,
     ) -> FlowView:
-        """Starts a flow of a stored definition; `steps` is the maximum number of jumps (goto)."""
+        """Starts and returns a flow of a stored definition; `steps` is its maximum of jumps (goto).
+
+        Raises `NotFound` if there is no definition with this key.
+        """
         flow = await self._engine.flows.start(key, input, steps=steps, priority=priority)
         return await self._engine.flow_views.show(flow)
 
     async def show(self, flow: ID) -> FlowView:
-        """Returns one flow: status, progress, tasks by status, open groups."""
+        """Returns one flow: status, progress, tasks by status, open groups; raises `NotFound`."""
         return await self._engine.flow_views.show(await self._resolve_id(flow))
 
     async def list(
@@ -97,7 +100,7 @@ class Flows:
         )
 
     async def cancel(self, flow: ID, reason: str | None = None) -> FlowView:
-        """Cancels a flow and everything open in it; running sessions are killed first."""
+        """Cancels a flow and its open tasks, and returns it; running sessions are killed first."""
         return await self._change(flow, lambda id_: self._engine.flows.cancel(id_, reason))
 
     async def pause(self, flow: ID) -> FlowView:
@@ -111,9 +114,10 @@ class Flows:
     async def rerun(
         self, flow: ID, *, from_failed: bool = False, steps: int | None = None
     ) -> FlowView:
-        """Starts a new flow with the same plan and input.
+        """Starts a flow with the same plan and input; `from_failed`: continues this one instead.
 
-        With `from_failed` it continues the same flow from its failed tasks instead.
+        With `from_failed` the flow continues from its failed tasks. Returns the new or continued
+        flow.
         """
         flow_id = await self._resolve_id(flow)
         if from_failed:
@@ -129,7 +133,7 @@ class Flows:
         return await self._engine.flow_views.show(flow_id)
 
     async def _resolve_id(self, flow: ID) -> UUID:
-        """Returns the id of a flow from an id, its text, or a key (its newest flow)."""
+        """Returns a flow's id from an id, its text, or a key (the newest flow), or `NotFound`."""
         return flow if isinstance(flow, UUID) else await self._engine.flow_views.find(flow)
 
 
@@ -179,7 +183,7 @@ class Groups:
         steps: int | None = None,
         priority: int | None = None,
     ) -> FlowView:
-        """Starts a flow of a stored group and returns the flow."""
+        """Starts a flow of a stored group and returns it; `NotFound` if the key is no group's."""
         if (await self._engine.definitions.get(key)).kind != "group":
             raise NotFound(f"no group {key}")
         return await Flows(self._engine).start(key, input, steps=steps, priority=priority)
@@ -221,11 +225,11 @@ class Groups:
         )
 
     async def cancel(self, group: ID, reason: str | None = None) -> GroupView:
-        """Cancels a group run and everything open in it; returns the group run."""
+        """Cancels a group run with all its open tasks and returns it; sessions are killed first."""
         return await self._change(group, lambda id_: self._engine.flows.cancel_group(id_, reason))
 
     async def pause(self, group: ID) -> GroupView:
-        """Pauses a group run and returns it."""
+        """Pauses a group run with its tasks and returns the group run."""
         return await self._change(group, self._engine.flows.pause_group)
 
     async def resume(self, group: ID) -> GroupView:
@@ -239,7 +243,7 @@ class Groups:
         return await self._engine.flow_views.group(group_id)
 
     async def _resolve_id(self, group: ID) -> UUID:
-        """Returns the id of a group run from an id, its text, or a key (its newest run)."""
+        """Returns a run's id from an id, its text, or a key (its newest run), or `NotFound`."""
         return group if isinstance(group, UUID) else await self._engine.flow_views.find_group(group)
 
 
@@ -275,10 +279,10 @@ class InboxItems:
     async def approve(
         self, item: ID, comment: str | None = None, budget: Budget | None = None
     ) -> InboxItem:
-        """Approves an item and returns it; the first answer counts, and the task continues.
+        """Approves an item and returns it: its task continues. `Conflict` if answered before.
 
-        `budget` is the new budget of a task whose budget is exhausted; the default is twice the
-        old one.
+        `budget` is the new budget of a task whose budget is exhausted; the default is twice the old
+        one.
         """
         await self._engine.inbox.answer(
             _parse_uuid(item), approve=True, comment=comment, budget=budget
@@ -286,12 +290,15 @@ class InboxItems:
         return await self.show(item)
 
     async def reject(self, item: ID, comment: str | None = None) -> InboxItem:
-        """Rejects an item; the first answer counts, and the task fails or is skipped."""
+        """Rejects an item and returns it: its task fails, is skipped or gets the rejection.
+
+        Raises `Conflict` if the item was answered before.
+        """
         await self._engine.inbox.answer(_parse_uuid(item), approve=False, comment=comment)
         return await self.show(item)
 
     async def answer(self, item: ID, comment: str) -> InboxItem:
-        """Answers an item and returns it; raises `Conflict` for approvals and budget requests."""
+        """Answers an item and returns it; `Conflict` for approvals, budgets and answered items."""
         await self._engine.inbox.dismiss(_parse_uuid(item), comment)
         return await self.show(item)
 
@@ -329,7 +336,7 @@ async def _wait_until_finished(
     fetch: Callable[[], Awaitable[V]],
     timeout: float | None,  # noqa: ASYNC109
 ) -> V:
-    """Returns the finished flow or group run; raises `FlowFailed` unless it is COMPLETED."""
+    """Returns the finished run; `FlowFailed` unless it is COMPLETED, or `TimeoutError`."""
     async with asyncio.timeout(timeout), aclosing(poll_until_finished(engine, fetch)) as views:
         async for view in views:
             final_view = view

@@ -65,7 +65,7 @@ class _Progress(msgspec.Struct, rename="camel"):
 async def load_new_lines(
     engine: AnyEngine, task: UUID, seq: int = 0, position: tuple[int, int] = (0, -1)
 ) -> tuple[list[LogLine], int, tuple[int, int]]:
-    """Reads the log lines after a position; returns them by time, and the new position.
+    """Returns the log lines after two positions, by time, and the two new positions.
 
     `seq` is the position in the audit trail, `position` that in the transcript (attempt, line).
     """
@@ -168,7 +168,10 @@ async def _poll_events(engine: AnyEngine, task: UUID) -> AsyncGenerator[TaskEven
 
 
 async def _stream_events(engine: RemoteEngine, task: UUID) -> AsyncGenerator[TaskEvent, None]:
-    """Yields the events of the server's stream; reconnects after the last received event."""
+    """Yields the events of the server's stream to the task's end; reconnects after the last one.
+
+    Raises `Unavailable` after an outage of OUTAGE_S seconds.
+    """
     last_event_id: str | None = None
     last_answer_at = engine.clock.elapsed()
     path = f"{V1}/agent-tasks/{task}/events"

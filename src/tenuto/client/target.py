@@ -49,7 +49,7 @@ def config_path() -> Path:
 
 
 def read_login() -> Login:
-    """Returns the stored login; an empty one if there is none."""
+    """Returns the stored login, an empty one if there is none; `Invalid` if it cannot be read."""
     path = config_path()
     try:
         return msgspec.convert(tomllib.loads(path.read_text()), Login)
@@ -62,7 +62,7 @@ def read_login() -> Login:
 
 
 def write_login(login: Login) -> Path:
-    """Stores a login in a file that only its owner can read; returns the path."""
+    """Replaces the stored login, in a file that only its owner can read; returns the path."""
     path = config_path()
     fields = msgspec.structs.asdict(login)
     lines = [
@@ -83,7 +83,7 @@ def write_login(login: Login) -> Path:
 
 
 def delete_login() -> None:
-    """Deletes the stored login."""
+    """Deletes the stored login, if there is one."""
     config_path().unlink(missing_ok=True)
 
 
@@ -96,11 +96,10 @@ def resolve_target(
     data: str | None = None,
     **flags: str | None,
 ) -> Target:
-    """Returns the server or database to use.
+    """Returns the server or database to use: from options, else environment, else login.
 
-    Options take precedence over the environment and settings, and these over the login. A given
-    database or data folder means that one and no server. The login's token is sent to the login's
-    server only.
+    A given database or data folder means that one and no server. The login's token is sent to the
+    login's server only.
     """
     settings = load_settings(database, data, **flags)
     if url is None and (database is not None or data is not None):

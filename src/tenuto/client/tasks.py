@@ -44,14 +44,14 @@ class Tasks:
         return await self._engine.show_submitted(new, await self._engine.submit(new))
 
     async def create_many(self, tasks: Sequence[NewTask | dict[str, Any]]) -> Sequence[Submitted]:
-        """Submits all of the tasks or none, in one transaction."""
+        """Submits all of the tasks or none; returns one result per task, in order."""
         new_tasks = [
             task if isinstance(task, NewTask) else _build_struct(NewTask, task) for task in tasks
         ]
         return await self._engine.submit_many(new_tasks)
 
     async def get(self, task: ID) -> TaskView:
-        """Returns a task without its history."""
+        """Returns a task without its history; raises `NotFound`."""
         task_id = await self._resolve_id(task)
         return await self._engine.show(task_id)
 
@@ -81,33 +81,36 @@ class Tasks:
         return await self._change(task, self._engine.resume)
 
     async def start(self, task: ID) -> TaskView:
-        """Makes a scheduled task claimable now, before its start time, and returns it."""
+        """Makes a task claimable before its start time, and returns it."""
         return await self._change(task, self._engine.start)
 
     async def retry(self, task: ID, *, cascade: bool = False) -> TaskView:
-        """Retries a FAILED, DEAD or CANCELLED task with all its tries, and returns it.
+        """Retries a FAILED, DEAD or CANCELLED task (else `Conflict`) with all tries; returns it.
 
         `cascade` also retries the tasks that ended because of it.
         """
         return await self._change(task, lambda id_: self._engine.retry(id_, cascade=cascade))
 
     async def assign(self, task: ID, agent: UUID | None, *, take: bool = False) -> TaskView:
-        """Reserves a task for an agent (`None`: for any); `take` also takes a running task."""
+        """Reserves a task for an agent (`None`: for any); `take` also takes a running task.
+
+        Returns the task. Raises `Conflict` for a running task without `take`.
+        """
         return await self._change(task, lambda id_: self._engine.assign(id_, agent, take=take))
 
     async def archive(self, task: ID) -> TaskView:
-        """Archives a finished task and returns it."""
+        """Archives a finished task and returns it; `Conflict` if it is unfinished or archived."""
         return await self._change(task, self._engine.archive)
 
     async def rerun(self, task: ID) -> TaskView:
-        """Submits a new task with the same fields and returns it."""
+        """Submits a new task with the same fields and returns the new task."""
         task_id = await self._resolve_id(task)
         return await self._engine.show((await self._engine.rerun(task_id)).id)
 
     async def update(self, task: ID, *, version: int | None = None, **changes: Any) -> TaskView:
-        """Changes `title`, `description`, `metadata`, `tags`, `priority` or `status`.
+        """Changes fields of a task and returns it; `Conflict` if it no longer has the `version`.
 
-        Raises `Conflict` if `version` is given and is not the task's current version.
+        The fields are `title`, `description`, `metadata`, `tags`, `priority` and `status`.
         """
         if "tags" in changes:
             changes["tags"] = tuple(changes["tags"])
@@ -116,14 +119,18 @@ class Tasks:
         )
 
     async def delete(self, task: ID) -> None:
-        """Deletes the data of a finished task; its audit trail stays."""
+        """Deletes the data of a finished task; its row and audit trail stay."""
         task_id = await self._resolve_id(task)
         await self._engine.erase(task_id)
 
     async def act(
         self, action: Action, *, limit: int = 1000, dry_run: bool = False, **where: Any
     ) -> ActionResult:
-        """Applies one action to every task that matches `where`, the fields of `Filter`."""
+        """Applies an action to the newest `limit` matching tasks; `dry_run` only lists them.
+
+        `where` takes the fields of `Filter`. Returns the changed ids, and the refused ones with
+        reasons.
+        """
         reason = where.pop("reason", None)
         return await self._engine.act(
             action, _build_filter(where), reason=reason, limit=limit, dry_run=dry_run
@@ -148,7 +155,7 @@ class Tasks:
             yield event
 
     async def logs(self, task: ID, level: str = "DEBUG", limit: int = 1000) -> Sequence[LogLine]:
-        """Returns the newest lines of audit trail and transcript, merged by time."""
+        """Returns the newest lines of audit trail and transcript from `level` up, oldest first."""
         task_id = await self._resolve_id(task)
         return await self._engine.logs(task_id, level, limit)
 
@@ -169,7 +176,7 @@ class Tasks:
         return await self._engine.show(task_id)
 
     async def _resolve_id(self, task: ID) -> UUID:
-        """Returns the id of a task from an id, its text, or the beginning of it."""
+        """Returns a task's id from an id, its text, or the beginning of it; raises `NotFound`."""
         return task if isinstance(task, UUID) else await self._engine.find(task)
 
 
@@ -193,7 +200,7 @@ def _build_struct(struct_type: type[K], fields: dict[str, Any]) -> K:
 
 
 def _build_filter(where: dict[str, Any]) -> Filter:
-    """Returns a `Filter`; `status` and `tags` accept one text instead of a list."""
+    """Returns a `Filter`; `status` and `tags` may be one text. `Invalid` for an unknown field."""
     for name in ("status", "tags"):
         if isinstance(value := where.get(name, ()), str):
             where[name] = (value,)

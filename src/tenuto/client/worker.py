@@ -19,7 +19,7 @@ _TASK_TYPE_ATTRIBUTE = "__tenuto_task__"
 
 
 def task(task_type: str | None = None) -> Callable[[H], H]:
-    """Marks a function as the handler for a task type; defaults to the function's name."""
+    """Returns a decorator that marks a handler for `Worker.add`; default type: its name."""
 
     def mark(handler: H) -> H:
         setattr(handler, _TASK_TYPE_ATTRIBUTE, task_type or handler.__name__)
@@ -56,7 +56,10 @@ class Worker:
         self._handlers: dict[str | None, Callable[..., Any]] = {}
 
     def handles(self, task_type: str | None = None) -> Callable[[H], H]:
-        """Registers a function as the handler for a task type; `None` means all other types."""
+        """Returns a decorator that registers the handler for a type; `None` means all others.
+
+        Raises `Invalid` if the type has a handler already.
+        """
 
         def register(handler: H) -> H:
             if task_type in self._handlers:
@@ -67,7 +70,7 @@ class Worker:
         return register
 
     def add(self, *handlers: Callable[..., Any]) -> None:
-        """Registers functions that are marked with `@task`."""
+        """Registers functions that are marked with `@task`; raises `Invalid` for any other."""
         for handler in handlers:
             task_type = getattr(handler, _TASK_TYPE_ATTRIBUTE, None)
             if task_type is None:
@@ -83,7 +86,10 @@ class Worker:
         app.run(main())
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Runs tasks until `stop` is set; then finishes or releases the running tasks."""
+        """Runs tasks until `stop` is set; then finishes or releases the running tasks.
+
+        Raises `Invalid` if the worker has no handlers.
+        """
         if not self._handlers:
             raise Invalid("the worker has no handlers; write @worker.handles above a function")
         settings = self._target.settings
@@ -96,4 +102,5 @@ class Worker:
             await process.run(stop)
 
     def _connect(self) -> AbstractAsyncContextManager[WorkerEngine]:
+        """Returns a context that opens another connection to the worker's server or database."""
         return open_engine(self._target)

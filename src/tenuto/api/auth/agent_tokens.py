@@ -13,13 +13,13 @@ from tenuto.store.protocol import Statement
 
 
 async def check_task(ctx: RequestContext, task: UUID) -> None:
-    """Raises `NotFound` for a task that the caller's agent neither runs nor ran."""
+    """Raises `NotFound` if the caller is an agent that neither runs nor ran the task."""
     if ctx.caller.agent is not None and not await _tasks_of_agent(ctx, ctx.caller.agent, [task]):
         raise NotFound(f"no task {task}")
 
 
 async def check_worker(ctx: RequestContext, worker: str) -> None:
-    """Raises `NotFound` for a worker that another caller registered; unknown ones are allowed."""
+    """Raises `NotFound` if the caller is an agent and another caller registered the worker."""
     if ctx.caller.agent is None:
         return
     params = {"workspace": ctx.workspace, "id": worker}
@@ -29,7 +29,7 @@ async def check_worker(ctx: RequestContext, worker: str) -> None:
 
 
 async def check_agent_names(ctx: RequestContext, names: Sequence[str]) -> None:
-    """Raises `NotFound` for an agent name other than that of the caller's agent."""
+    """Raises `NotFound` if the caller is an agent and a name is not its own."""
     if ctx.caller.agent is None or not names:
         return
     own_name = (await ctx.agents.show(ctx.caller.agent)).name

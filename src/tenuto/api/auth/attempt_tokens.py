@@ -66,9 +66,9 @@ class AttemptTokens:
         return jwt.encode(claims, key, algorithm=ALGORITHM, headers=headers), now + LIFETIME
 
     def caller_of(self, token: str, workspace: UUID | None) -> Caller:
-        """Returns the attempt as a caller.
+        """Returns the token's attempt as a caller; raises `Unauthenticated` or `Forbidden`.
 
-        Raises `Unauthenticated` if the token is not valid, `Forbidden` if `workspace` is another
+        Whether the attempt still owns its task is not checked. `Forbidden`: `workspace` is another
         one than the token's.
         """
         claims = self._decode(token)
@@ -85,7 +85,7 @@ class AttemptTokens:
         )
 
     def _decode(self, token: str) -> _Claims:
-        """Returns the claims of a token with a valid signature; raises `Unauthenticated`."""
+        """Returns the claims of a valid token; `Unauthenticated` for any other or expired one."""
         try:
             header = jwt.get_unverified_header(token)
             key = self._vault.derive_from(header["kid"], PURPOSE)

@@ -29,10 +29,10 @@ class TokenCache:
         self._cache.clear()
 
     async def caller_of(self, token: str, workspace: UUID | None) -> Caller:
-        """Returns the caller that the token belongs to, in the requested workspace if one is given.
+        """Returns the token's caller, cached for a second; raises `Unauthenticated` or `Forbidden`.
 
-        Raises `Unauthenticated` if the token is not valid, `Forbidden` if it has no access to the
-        workspace.
+        The caller acts in the requested workspace, if one is given; `Forbidden` if the token has no
+        access to it.
         """
         if len(token) > MAX_TOKEN_LENGTH or not token.isascii():
             raise Unauthenticated("the token is not valid")

@@ -133,9 +133,10 @@ class LoginLimiter:
     async def admit(
         self, address: str, name: str, workspace: str | None = None
     ) -> AsyncIterator[None]:
-        """Runs the block when the try is allowed; raises `TooMany` if it is not.
+        """Runs the block in turn, or raises `TooMany`; a block without exception is a success.
 
-        The block verifies the password and raises `Unauthenticated` if it is wrong.
+        The block verifies the password and raises `Unauthenticated` if it is wrong. After a
+        success, the user is known at the address.
         """
         workspace_name = (workspace or "")[:MAX_NAME_LENGTH]
         source = LoginSource(address_key(address), name[:MAX_NAME_LENGTH], workspace_name)

@@ -33,9 +33,9 @@ async def admit(scope: Any) -> RouteAccess | None:
 
 
 async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Refuses unknown query parameters, and replays repeated requests.
+    """Raises `Invalid` for an unknown query parameter, `RepeatedRequest` for an answered request.
 
-    On routes with `Idempotency-Key` it raises `RepeatedRequest` or records the request.
+    On routes with `Idempotency-Key`, a new request is recorded.
     """
     operation = operation_of(handler)
     assert operation is not None, "`admit` refused the request"
@@ -144,6 +144,6 @@ def _requested_workspace(connection: ASGIConnection[Any, Any, Any, Any]) -> UUID
 
 
 def context_of(scope: Any) -> RequestContext:
-    """Returns the request context that `admit` stored in the scope."""
+    """Returns the request context that `admit` stored in the scope; public routes have none."""
     ctx: RequestContext = scope["state"]["ctx"]
     return ctx

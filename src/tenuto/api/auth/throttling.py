@@ -45,12 +45,12 @@ class RequestThrottle:
         self._quotas: OrderedDict[UUID, _CachedQuota] = OrderedDict()
 
     def count_request(self, key: str) -> None:
-        """Counts a request of the token `key`; raises `TooMany` above the request rate."""
+        """Counts a request of the token `key`; `TooMany` above the set rate (0: no limit)."""
         if self._rate > 0:
             self._use_bucket(f"token:{key}", 1, self._rate, self._rate * 2, "rate_limited")
 
     async def count_tasks(self, workspace: UUID, count: int, load_quota: LoadQuota) -> None:
-        """Counts `count` tasks about to be created; raises `TooMany` above the workspace's rate."""
+        """Counts `count` tasks about to be created; `TooMany` above the workspace's quota."""
         cached = self._cached_quota(workspace)
         if cached is None:
             now = self._clock.elapsed()
@@ -74,7 +74,7 @@ class RequestThrottle:
         self._quotas.pop(workspace, None)
 
     def _use_bucket(self, key: str, count: int, rate: float, capacity: float, code: str) -> None:
-        """Takes `count` requests from the bucket; raises `TooMany` if it has too few."""
+        """Takes `count` from the bucket `key`; `TooMany`, and takes none, if it has too few."""
         now = self._clock.elapsed()
         bucket = self._buckets.get(key) or _Bucket(capacity, now)
         bucket.level = min(capacity, bucket.level + (now - bucket.at) * rate)

@@ -45,7 +45,7 @@ class BodyBudget:
         self._add(caller, count)
 
     def release(self, caller: Caller, count: int) -> None:
-        """Subtracts `count` bytes."""
+        """Subtracts `count` reserved bytes of the caller; nothing is checked."""
         self._add(caller, -count)
 
     def _add(self, caller: Caller, count: int) -> None:
@@ -74,13 +74,13 @@ class BodyReservation:
         self._counted = 0
 
     def grow_to(self, size: int) -> None:
-        """Reserves the bytes of a body of `size` bytes so far; raises as `BodyBudget.reserve`."""
+        """Reserves all but the first 64 KiB of `size` bytes; raises as `BodyBudget.reserve`."""
         more = size - UNCOUNTED_BYTES - self._counted
         if more > 0:
             self._budget.reserve(self._caller, more)
             self._counted += more
 
     def release(self) -> None:
-        """Releases all bytes of the body."""
+        """Releases all reserved bytes of the body; a second call has no effect."""
         self._budget.release(self._caller, self._counted)
         self._counted = 0

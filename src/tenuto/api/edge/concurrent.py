@@ -27,10 +27,10 @@ class ConcurrencyLimiter:
         return self._counts[holder]
 
     def acquire(self, limits: Mapping[Holder, int]) -> Callable[[], None]:
-        """Counts one more for each holder; returns a function that releases it.
+        """Counts one more for each holder or raises `TooMany`; returns the function that undoes it.
 
-        Only the first call of that function has an effect. Raises `TooMany`, and counts nothing,
-        if a holder has reached its limit.
+        `limits` has the maximum of each holder. If one holder has reached it, nothing is counted.
+        Only the first call of the returned function has an effect.
         """
         for holder, max_open in limits.items():
             if self._counts[holder] >= max_open:

@@ -90,7 +90,7 @@ class Edge:
         return b"".join([STATUS_LINE[problem.status], *lines, b"\r\n", body])
 
     async def sweep_once(self) -> int:
-        """Ends connections that exceed a deadline; returns how many. Logs the refusals by code."""
+        """Ends connections beyond a deadline; returns how many. Once a minute, logs refusals."""
         now = self.clock.elapsed()
         ended = sum(connection.end_if_overdue(now) for connection in list(self.connections))
         if self._refused and now - self._reported >= REPORT_S:
@@ -165,7 +165,7 @@ class Connection(HttpToolsProtocol):
         edge.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Removes the connection and notifies all its open requests."""
+        """Removes the connection and tells all its open requests that the client is gone."""
         self._edge.table.remove(self)
         self._edge.connections.discard(self)
         for cycle in self._open:  # uvicorn notifies only the last request
@@ -175,7 +175,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Passes data to the parser; refuses over `MAX_HEAD_BYTES` without headers or body."""
+        """Passes data to the parser, refusing too long headers; after a refusal, discards data."""
         self._unset_keepalive_if_required()
         if self._phase in (Phase.NEW, Phase.IDLE):
             self._enter_phase(Phase.HEAD)
@@ -196,7 +196,7 @@ class Connection(HttpToolsProtocol):
                 )
 
     def _feed_parser(self, chunk: bytes) -> None:
-        """Passes bytes to the parser; refuses the request if they are not valid HTTP."""
+        """Passes bytes to the parser; refuses the request if the parser or a callback raises."""
         try:
             self.parser.feed_data(chunk)
         except httptools.HttpParserUpgrade:
@@ -234,7 +234,7 @@ class Connection(HttpToolsProtocol):
         self._mark_served_or_closable()
 
     def _abort_parsing(self, error: TenutoError) -> None:
-        """Makes the parser fail with the error, which leads to the refusal."""
+        """Raises the error in the parser; the request is then refused with this error."""
         self._refusal = error
         raise error
 
@@ -246,7 +246,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Changes the phase to RESPONSE while responses are open, otherwise to IDLE."""
+        """Changes the phase to RESPONSE if a response is still open, otherwise to IDLE."""
         self._undelivered = 0
         super().on_message_complete()
         if self._open:
@@ -302,7 +302,7 @@ class Connection(HttpToolsProtocol):
         return self._phase is Phase.REFUSED
 
     def end_if_overdue(self, now: float) -> bool:
-        """Ends the connection if it exceeds a deadline; returns True if it did."""
+        """Closes, aborts or refuses a connection beyond a deadline; returns True if it did."""
         deadlines = self._edge.deadlines
         if self._reads_too_slowly(now):
             self.transport.abort()
@@ -328,7 +328,7 @@ class Connection(HttpToolsProtocol):
         return self._phase is Phase.IDLE and now - self._phase_started > self.timeout_keep_alive + 1
 
     def _is_late(self, now: float) -> bool:
-        """True if headers or body exceed their deadline; pauses of the server do not count."""
+        """True if headers or body are overdue. Resets the idle limit while the client must wait."""
         deadlines = self._edge.deadlines
         if self.transport.is_closing():
             return False
@@ -342,15 +342,16 @@ class Connection(HttpToolsProtocol):
         return self._phase is Phase.BODY and now >= deadline
 
     def _reads_too_slowly(self, now: float) -> bool:
-        """True if the client has left responses unread for too long."""
+        """True if responses stayed unread for too long; stores the progress for the next call."""
         transport: Any = self.transport
         unsent = transport.get_write_buffer_size()
         return self._read_progress.is_too_slow(now, transport.written, unsent, self._edge.deadlines)
 
     def _refuse(self, error: TenutoError) -> None:
-        """Sends the refusal where possible, then discards further data until the connection closes.
+        """Sends the refusal unless a response is open or has begun, and discards all further data.
 
-        Reading on lets the client read the refusal. Open requests before it are answered first.
+        Reading on lets the client read the refusal. Requests before it are still answered; then the
+        connection closes.
         """
         refused_request = self._open.pop() if self._is_body_open() else None
         self._enter_phase(Phase.REFUSED)
@@ -374,7 +375,10 @@ class Connection(HttpToolsProtocol):
         return self._phase is Phase.BODY and bool(self._open) and self._open[-1] is self.cycle
 
     def _close_after_responses(self, refused_request: RequestResponseCycle | None) -> None:
-        """Closes after the responses to earlier requests; a refusal would look like one of them."""
+        """Drops the refused request; the connection closes after the responses before it.
+
+        A refusal would look like one of those responses.
+        """
         if refused_request is not None:
             self.pipeline.popleft()  # it has not started
             self.cycle = self._open[-1]

@@ -29,7 +29,7 @@ class Deadlines(msgspec.Struct, frozen=True):
     """Time that a refused client may go on sending, so that it can read the refusal."""
 
     def body_deadline(self, started: float, received: int, last_data_at: float) -> float:
-        """Returns the time by which more of a body must arrive.
+        """Returns when a body is overdue: too slow as a whole, or no byte for too long.
 
         `started` is the end of the headers, `received` the number of bytes so far.
         """
@@ -46,11 +46,11 @@ class ReadProgress:
         self._goal = 0
 
     def is_too_slow(self, now: float, written: int, unsent: int, deadlines: Deadlines) -> bool:
-        """True if for `write_s` neither `min_read_bytes` nor all bytes that waited were read.
+        """True if the client read too little for `write_s`; stores the progress for the next call.
 
-        Stores the progress for the next call. `written` counts all bytes of responses so far,
-        `unsent` those still in the buffer. New responses may keep the buffer filled all the time,
-        so the bytes that left it are counted.
+        Too little: neither `min_read_bytes` nor all bytes that waited. `written` counts all bytes
+        of responses so far, `unsent` those still in the buffer. New responses may keep the buffer
+        filled all the time, so the bytes that left it are counted.
         """
         sent = written - unsent
         if not unsent:
@@ -87,10 +87,10 @@ class ConnectionTable(Generic[K]):
         return self._counts[address]
 
     def add(self, key: K, address: str | None) -> Decision[K]:
-        """Adds a new connection if the limits allow it, and returns the decision.
+        """Adds a closable connection if limits allow it; may remove the one closable longest.
 
-        A connection without an address counts only for the total. If the total is reached, the
-        connection that has been closable longest is removed and returned for closing.
+        The decision names the removed connection, for closing; it is removed only if the total is
+        reached. A connection without an address counts only for the total.
         """
         if address is not None and self._counts[address] >= self.max_per_address:
             return Decision(accepted=False)
@@ -116,7 +116,7 @@ class ConnectionTable(Generic[K]):
             self._closable[key] = True
 
     def remove(self, key: K) -> None:
-        """Removes a connection that has ended."""
+        """Removes a connection that has ended; does nothing if it is not in the table."""
         if key not in self._addresses:
             return
         address = self._addresses.pop(key)

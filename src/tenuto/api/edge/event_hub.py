@@ -53,7 +53,7 @@ class StreamSubscriber:
         return events
 
     def push(self, event: Row) -> None:
-        """Buffers an event; if the buffer is full, ends the stream as too slow."""
+        """Buffers an event; if the buffer is full, drops the event and ends the slow stream."""
         if not self.is_full:
             self.events.append(event)
             self.has_space.clear()
@@ -87,7 +87,7 @@ class EventHub:
         )
 
     async def subscribe(self, reader: StreamSubscriber) -> None:
-        """Adds a stream, which gets the events from now on."""
+        """Adds a stream, which gets the events of its task or workspace from now on."""
         if self._cursor is None:
             self._cursor = await self._latest_cursor()
         if reader.task is None:
@@ -96,7 +96,7 @@ class EventHub:
             self._task_readers[reader.task].add(reader)
 
     async def add_sink(self, sink: Sink) -> None:
-        """Adds a sink, which gets every event from now on. The sink must not raise."""
+        """Adds a sink for the events of all workspaces from now on. The sink must not raise."""
         if self._cursor is None:
             self._cursor = await self._latest_cursor()
         self._sinks.append(sink)
@@ -126,7 +126,7 @@ class EventHub:
         await run_periodically(self._poll_logged, lambda: POLL_S, stop, clock, self.poll_now)
 
     async def _poll_logged(self) -> None:
-        """Reads new events and progress; logs errors instead of raising them."""
+        """Reads new events and progress if there are readers; logs errors, raises none."""
         if self._cursor is None:
             return
         try:
@@ -138,7 +138,7 @@ class EventHub:
             log.exception("internal error while reading events for streams; the next cycle retries")
 
     async def _latest_cursor(self) -> tuple[int, int]:
-        """Returns the (transaction id, position) of the newest event."""
+        """Returns the (transaction id, position) of the newest event; (0, 0) if there is none."""
         rows = await self._store.fetch(Statement("events_end"))
         return (rows[0]["xid"], rows[0]["position"]) if rows else (0, 0)
 
@@ -157,9 +157,9 @@ class EventHub:
                 return
 
     async def _distribute(self, rows: Rows) -> None:
-        """Passes events to their streams; waits for streams whose buffer is full.
+        """Passes events to their streams; waits up to `POLL_S` in total for full buffers.
 
-        Waits at most `POLL_S` in total, so that slow readers do not delay the others.
+        A stream that is still full is ended, so that slow readers do not delay the others.
         """
         deadline = self._store.clock.elapsed() + POLL_S
         for row in rows:
@@ -174,7 +174,7 @@ class EventHub:
                 reader.push(row)
 
     async def _poll_progress(self) -> None:
-        """Wakes the streams of tasks whose progress, step, attempt or transcript changed."""
+        """Once a second, wakes streams of tasks with new progress, step, attempt or transcript."""
         now = self._store.clock.elapsed()
         if not self._task_readers or now - self._progress_polled_at < PROGRESS_POLL_S:
             return

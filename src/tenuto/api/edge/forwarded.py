@@ -22,7 +22,10 @@ def is_in_networks(networks: Networks, address: str) -> bool:
 
 
 def address_key(address: str) -> str:
-    """Returns the key for limits per address: for IPv6 its /64 network (one subscriber)."""
+    """Returns the key for limits per address: the /64 network of an IPv6 address, else the text.
+
+    One subscriber has a whole /64 network. An IPv4 address mapped to IPv6 counts as IPv4.
+    """
     try:
         ip = ip_address(address)
     except ValueError:
@@ -35,10 +38,10 @@ def address_key(address: str) -> str:
 def client_address(
     peer: Peer | None, headers: Iterable[tuple[bytes, bytes]], proxies: Networks
 ) -> Peer | None:
-    """Returns the client of a request whose peer is a proxy: the rightmost other address.
+    """Returns the client behind a proxy: the rightmost forwarded address that is no known proxy.
 
-    Addresses left of it may have been written by the client itself. A text that is not an address
-    ends the search: the proxy that sent it is returned.
+    Without the header it is the peer. Addresses left of it may have been written by the client
+    itself. A text that is not an address ends the search: the proxy that sent it is returned.
     """
     values = [value for name, value in headers if name == b"x-forwarded-for"]
     client = peer

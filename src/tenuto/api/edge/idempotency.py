@@ -54,10 +54,10 @@ class IdempotencyStore:
         self._workspace = workspace
 
     async def begin(self, key: str, route: str, path: str, body: bytes) -> None:
-        """Records the request as in progress; raises `RepeatedRequest` if it was answered before.
+        """Records the request as in progress; raises `RepeatedRequest` (answered) or `Conflict`.
 
-        Raises `Conflict` if the key is in use, was used for another request, or if the outcome of
-        the first request is unknown or not stored.
+        `Conflict`: the key is in use or was used for another request, or the outcome of the first
+        request is unknown or not stored.
         """
         bounds.check_text("Idempotency-Key", key, bounds.MAX_NAME, empty=False)
         text = path.encode() + b"\n" + body

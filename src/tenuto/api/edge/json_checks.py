@@ -57,7 +57,7 @@ def check_small(body: bytes) -> None:
 
 
 def check_large(body: bytes) -> None:
-    """Raises `Invalid` as `check_small` does, but no step holds the lock for long: for threads."""
+    """Raises `Invalid` as `check_small`, and for too many values; for threads: no lock for long."""
     try:
         _VALID.decode(body)
         body.decode()  # the decoder does not check UTF-8 in strings

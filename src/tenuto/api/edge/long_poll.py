@@ -33,10 +33,10 @@ class LongPoll:
         self.disconnected = asyncio.Event()
 
     async def claim_within(self, wait_s: float, claim_once: ClaimOnce) -> list[ClaimedTask]:
-        """Calls `claim_once` after each hint and poll interval; returns the first tasks claimed.
+        """Claims now and after hints and poll intervals; returns the first tasks, [] at the end.
 
-        Returns no tasks when the time is up, the client disconnected or the server stops. Raises
-        if the caller or the agent loses the right to claim while it waits.
+        The end is when the time is up, the client disconnected or the server stops. Raises if the
+        caller or the agent loses the right to claim while it waits.
         """
         deadline = self._ctx.service.clock.elapsed() + wait_s
         with ExitStack() as waiting:
@@ -45,7 +45,7 @@ class LongPoll:
     async def _claim_until(
         self, deadline: float, claim_once: ClaimOnce, waiting: ExitStack
     ) -> list[ClaimedTask]:
-        """Claims after each hint or poll interval, until there are tasks or time is up."""
+        """Claims until there are tasks or `deadline`; `waiting` gets what releases the count."""
         service = self._ctx.service
         checked_at = service.clock.elapsed()
         is_counted = False
@@ -69,10 +69,7 @@ class LongPoll:
         return []
 
     def _count_waiting_claim(self) -> Callable[[], None]:
-        """Counts a waiting claim of the token; returns a function that releases it.
-
-        Raises `TooMany` at the limit of waiting claims.
-        """
+        """Counts a waiting claim of the token or raises `TooMany`; returns what releases it."""
         service = self._ctx.service
         return service.waiting_claims.acquire(
             {self._ctx.caller.key: service.settings.polls_per_token}

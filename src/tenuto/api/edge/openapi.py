@@ -29,7 +29,7 @@ _PROBLEM = {
 
 @lru_cache(maxsize=4)
 def openapi_document(app: Litestar) -> dict[str, Any]:
-    """Returns the OpenAPI document: every route with its parameters, body and responses."""
+    """Returns the (cached) document of the routes, with parameters, body and responses of each."""
     schema: dict[str, Any] = app.openapi_schema.to_schema()
     components = schema.setdefault("components", {})
     components.setdefault("schemas", {})["Problem"] = _PROBLEM
@@ -46,7 +46,7 @@ def openapi_document(app: Litestar) -> dict[str, Any]:
 
 
 def _add_common_responses(operation: dict[str, Any], is_public: bool) -> None:
-    """Adds error responses and the security requirement to one operation, in place."""
+    """Adds error responses, in place of 400, and the security requirement to one operation."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     responses = operation["responses"]
     responses.pop("400", None)
@@ -56,7 +56,7 @@ def _add_common_responses(operation: dict[str, Any], is_public: bool) -> None:
 
 
 def docs_page(document: dict[str, Any]) -> str:
-    """Returns a plain HTML page of all routes; it loads nothing from other servers."""
+    """Returns an HTML page of the document's routes; it loads nothing from other servers."""
     rows = []
     for path, methods in sorted(document["paths"].items()):
         for method, operation in methods.items():

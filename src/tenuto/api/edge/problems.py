@@ -102,7 +102,7 @@ def _validation_message(
 
 
 def problem_response(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
-    """Returns the error response for an exception."""
+    """Returns the error response for an exception; logs it if it is an internal error."""
     del request
     problem, headers = problem_of(error)
     return Response(problem, status_code=problem.status, headers=headers, media_type=MEDIA_TYPE)

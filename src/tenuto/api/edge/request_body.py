@@ -55,7 +55,7 @@ class BodyLimit:
     async def _handle_with_body(
         self, scope: Scope, receive: Receive, send: Send, limit: int, reserve: Callable[[int], None]
     ) -> None:
-        """Reads and checks the body, then runs the handler.
+        """Reads and checks the body, then runs the handler; not if the client disconnects before.
 
         `reserve` is called with the size of the body so far after each part.
         """
@@ -82,10 +82,10 @@ def _mark_admitted(scope: Scope) -> None:
 
 
 def on_request_end(scope: Scope, release: Callable[[], None]) -> None:
-    """Registers a function to call at the end of a GET request, to release resources of a stream.
+    """Registers the function that runs at the end of a GET request; replaces an earlier one.
 
-    The stream's generator cannot do it: the `finally` of a generator that was never started does
-    not run.
+    It releases resources of a stream. The stream's generator cannot do it: the `finally` of a
+    generator that was never started does not run.
     """
     scope["state"][_ON_REQUEST_END] = release
 
@@ -93,7 +93,7 @@ def on_request_end(scope: Scope, release: Callable[[], None]) -> None:
 async def _read_body(
     scope: Scope, receive: Receive, limit: int, reserve: Callable[[int], None]
 ) -> bytes | None:
-    """Returns the body; `None` if the client disconnected. Raises `Invalid` above the limit."""
+    """Returns the body; `None` if the client disconnected. Raises `Invalid`, or as `reserve`."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise _too_large_error(limit)

@@ -33,7 +33,7 @@ class FairQueue:
 
     @asynccontextmanager
     async def acquire(self, holder: Hashable, *, preferred: bool = False) -> AsyncIterator[None]:
-        """Runs the block when it is the holder's turn; preferred holders go first."""
+        """Waits for the holder's turn, then runs the block; preferred holders go first."""
         if self._free and holder not in self._active:
             self._occupy(holder)
         else:
@@ -79,7 +79,7 @@ class FairQueue:
                 self._admit_next(candidate)
 
     def _admit_next(self, holder: Hashable) -> None:
-        """Admits the holder's first waiter; the others wait for the holder's next turn."""
+        """Admits the holder's first waiter, skipping cancelled ones, unless it is active."""
         while holder in self._waiting and holder not in self._active:
             first = self._waiting[holder].popleft()
             self._drop_if_empty(holder)
@@ -88,7 +88,7 @@ class FairQueue:
                 first.set_result(None)
 
     def _drop_if_empty(self, holder: Hashable) -> None:
-        """Removes the holder's queue if no caller waits in it."""
+        """Removes the holder's queue and preference if no caller waits in it."""
         if not self._waiting[holder]:
             del self._waiting[holder]
             self._preferred.discard(holder)

@@ -62,6 +62,7 @@ async def login(request: Request[Any, Any, Any], data: JSONBody[LoginBody]) -> L
 
 
 def _client_host(request: Request[Any, Any, Any]) -> str:
+    """Returns the client's address; `-` if it is unknown."""
     return request.client.host if request.client is not None else "-"
 
 

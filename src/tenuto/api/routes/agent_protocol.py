@@ -255,7 +255,7 @@ async def check_attempt_current(ctx: InjectedContext) -> None:
 
 
 async def apply_report(ctx: InjectedContext, fence: Fence, report: Callable[[], Awaitable[T]]) -> T:
-    """Returns the result of `report`; starts the attempt first if no start was reported."""
+    """Runs `report`; if the session's start is unreported, reports it and runs `report` again."""
     try:
         return await report()
     except Conflict as error:

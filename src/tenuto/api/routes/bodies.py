@@ -134,6 +134,7 @@ class CompleteBody(AttemptBody):
     usage: Usage | None = None
 
     def result(self) -> Any:
+        """Returns the output under either name, or `None`; raises `Invalid` if they differ."""
         return single_value("outputResult", outputResult=self.output_result, output=self.output)
 
 

@@ -34,7 +34,7 @@ class ApplyBody(StrictBody):
     dry_run: bool = False
 
     def texts(self) -> dict[str, str]:
-        """Returns the texts by file name."""
+        """Returns the texts by file name; `Invalid` unless one of `manifest`, `files` is set."""
         if (self.manifest is None) == (self.files is None):
             raise Invalid("exactly one of manifest and files is required", field="manifest")
         return {UNNAMED: self.manifest} if self.manifest is not None else self.files or {}
@@ -110,4 +110,5 @@ def _key_from_path(path: str) -> str:
 
 
 def _definition_response(view: DefinitionView, status: int = 200) -> Response[DefinitionView]:
+    """Returns the response, with the definition's version as `ETag`."""
     return Response(view, status_code=status, headers={"ETag": f'"{view.version}"'})

@@ -120,7 +120,7 @@ class GroupBody(StrictBody):
     """The input of its flow; only with `start`."""
 
     def spec(self) -> GroupSpec:
-        """Returns the definition of the group."""
+        """Returns the group's definition; `Invalid` without a key or for contradicting fields."""
         key = single_value("key", key=self.key, id=self.id)
         if key is None:
             raise Invalid("key is required", field="key")
@@ -185,7 +185,7 @@ def key_of(reference: str | ChildRef) -> str:
 
 
 def single_value(field: str, **values_by_name: Any) -> Any:
-    """Returns the value set under one of several names, if any; raises `Invalid` if two differ."""
+    """Returns the value set under one of several names, or `None`; `Invalid` if two differ."""
     present = {name: value for name, value in values_by_name.items() if value is not None}
     values = list(present.values())
     if any(value != values[0] for value in values[1:]):
@@ -214,7 +214,7 @@ def control_of(
     flat: dict[str, Any],
     kind: Kind | None,
 ) -> Control | None:
-    """Returns the control of a task from nested or flat fields, if any.
+    """Returns the control from nested or flat fields; `None` for a task that is no control task.
 
     Raises `Invalid` if there are several, or if `kind` does not match.
     """

@@ -85,7 +85,7 @@ async def get_flow_graph(
 
 
 def graph_response(view: GraphView, graph_format: str) -> Response[Any]:
-    """Returns a graph in the requested format."""
+    """Returns a graph as Mermaid text for the format `mermaid`, otherwise as JSON."""
     if graph_format == "mermaid":
         return Response(mermaid(view), media_type=MERMAID)
     return Response(view)

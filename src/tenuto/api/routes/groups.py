@@ -149,7 +149,7 @@ async def _find_run(ctx: InjectedContext, name: str) -> UUID:
 
 
 async def _definition_key(ctx: InjectedContext, name: str) -> str:
-    """Returns the key of the group run with this id; a text that is no id is the key itself."""
+    """Returns the key of the group run with this id (else `NotFound`); other text is the key."""
     try:
         return (await ctx.engine.flow_views.group(UUID(name))).key
     except ValueError:

@@ -80,7 +80,7 @@ async def _resolve_item(
     approve: bool,
     budget: Budget | None = None,
 ) -> InboxItem:
-    """Approves or rejects an item, and returns it."""
+    """Approves or rejects an item and returns it; raises `Forbidden` for an agent's token."""
     _check_person(ctx)
     comment = None if data is None else data.comment
     await ctx.engine.inbox.answer(item, approve=approve, comment=comment, budget=budget)

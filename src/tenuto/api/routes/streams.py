@@ -113,7 +113,7 @@ def _count_stream(
 
 
 def _parse_cursor(text: str | None) -> tuple[int, int, int]:
-    """Returns the (version, attempt, line) to continue after; for `None` the very start."""
+    """Returns (version, attempt, line) to continue after; `None`: the start. Raises `Invalid`."""
     if text is None:
         return (0, 0, -1)
     parts = text.split(".")
@@ -161,6 +161,7 @@ class _TaskStream:
         return await self._ctx.engine.query.transcript(self._task, self._ctx.workspace, after)
 
     def _format(self, name: str, data: Any) -> bytes:
+        """Returns a message whose id is the stream's position: version, attempt and next line."""
         return _format_sse(name, data, f"{self._version}.{self._attempt}.{self._line + 1}")
 
 
@@ -209,10 +210,10 @@ ReadNew = Callable[[], Awaitable[tuple[list[bytes], bool]]]
 async def _stream_bytes(
     ctx: InjectedContext, reader: StreamSubscriber, read_new: ReadNew
 ) -> AsyncIterator[bytes]:
-    """Yields the bytes of the stream, with keep-alive comments.
+    """Subscribes, then yields the stream's bytes with keep-alive comments until it must end.
 
-    Ends with the stream, when the client is too slow or may not read any more, or when the server
-    stops.
+    It ends with the task's last message, when the client is too slow or may not read any more, or
+    when the server stops.
     """
     service = ctx.service
     sent_at = service.clock.elapsed()
@@ -232,10 +233,7 @@ async def _stream_bytes(
 async def _new_messages(
     ctx: InjectedContext, reader: StreamSubscriber, read_new: ReadNew
 ) -> AsyncIterator[list[bytes]]:
-    """Yields new messages, or an empty list when idle; ends once the stream must end.
-
-    Ends under the same conditions as the stream.
-    """
+    """Yields new messages, or an empty list when idle; ends as `_stream_bytes` says."""
     service = ctx.service
     checked_at = service.clock.elapsed()
     reader.ready.set()
@@ -274,6 +272,7 @@ def _status_data(event: LogLine) -> dict[str, Any]:
 
 
 def _format_sse(name: str, data: Any, event_id: str) -> bytes:
+    """Returns one message of an event stream (SSE) as bytes."""
     return b"id: %s\nevent: %s\ndata: %s\n\n" % (
         event_id.encode(),
         name.encode(),

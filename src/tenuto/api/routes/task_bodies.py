@@ -69,7 +69,7 @@ def _task_fields() -> Iterator[tuple[str, Any, Any]]:
 
 
 def _read_single(names: tuple[str, ...], body: Any) -> Any:
-    """Returns the value set under one of several names, if any; raises `Invalid` if two differ."""
+    """Returns the value set under one of several names, or `None`; `Invalid` if two differ."""
     present = {name: value for name in names if (value := getattr(body, name)) is not None}
     if len(present) > 1:
         camel = {to_camel(name): value for name, value in present.items()}
@@ -78,6 +78,7 @@ def _read_single(names: tuple[str, ...], body: Any) -> Any:
 
 
 def _read_target_agent(body: Any) -> UUID | None:
+    """Returns the agent that the task is for, or `None`; raises `Invalid` if two differ."""
     agent: UUID | None = single_value(
         "agentId", agentId=body.agent_id, targetAgentId=body.target_agent_id
     )
@@ -101,7 +102,7 @@ def _read_capabilities(body: Any) -> list[str]:
 
 
 def _read_max_attempts(body: Any) -> int:
-    """Returns the maximum attempts, one more than `maxRetries`; 3 if nothing is set."""
+    """Returns the maximum attempts: as given, or `maxRetries` plus one; 3 if nothing is set."""
     retries = None if body.max_retries is None else body.max_retries + 1
     max_attempts = single_value(
         "maxAttempts",
@@ -124,12 +125,14 @@ def _read_retry(body: Any) -> RetryPolicy | None:
 
 
 def _read_next(body: Any) -> str | None:
+    """Returns the key in `next` or `nextTask`, or `None`; raises `Invalid` if the two differ."""
     keys = [None if item is None else key_of(item) for item in (body.next, body.next_task)]
     key: str | None = single_value("next", next=keys[0], nextTask=keys[1])
     return key
 
 
 def _read_control(body: Any) -> Control | None:
+    """Returns the task's control, or `None`; raises `Invalid` if there are several."""
     flat = {name: getattr(body, name) for names in FLAT_FIELDS.values() for name in names}
     return control_of(body.control, body.approval, flat, body.kind)
 
@@ -167,7 +170,7 @@ class TaskBody(_TaskFields):
     """A task to submit. Only `title` is required."""
 
     def new_task(self, key: str | None = None) -> NewTask:
-        """Returns the task to submit; `key` is the header `Idempotency-Key`."""
+        """Returns the task to submit, or `Invalid`; `key` is the header `Idempotency-Key`."""
         values = dict(zip(_COPIED_FIELDS, _copied_values(self), strict=True))
         for name, read in _READERS.items():
             values[name] = read(self)

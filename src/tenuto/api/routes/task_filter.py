@@ -69,4 +69,5 @@ def _query_parameter(name: str) -> inspect.Parameter:
 
 
 def _split_list(text: str | None) -> tuple[str, ...]:
+    """Splits a text at commas, without empty parts; `None` becomes an empty tuple."""
     return tuple(item for item in (text or "").split(",") if item)

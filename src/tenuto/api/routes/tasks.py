@@ -159,6 +159,7 @@ async def get_task(ctx: InjectedContext, task_id: FromPath[UUID]) -> Response[Ta
 
 
 def _task_response(view: TaskView) -> Response[TaskView]:
+    """Returns the response, with the task's version as `ETag`."""
     return Response(view, headers={"ETag": f'"{view.version}"'})
 
 
@@ -186,7 +187,7 @@ async def update_task(
 
 
 def version_of(if_match: str | None) -> int | None:
-    """Returns the version in an `If-Match` header; `None` if any version is accepted."""
+    """Returns the version in an `If-Match` header; `None` if any is accepted. Raises `Invalid`."""
     if if_match is None or if_match.strip() == "*":
         return None
     text = if_match.strip().removeprefix("W/").strip('"')

@@ -162,11 +162,11 @@ def create(options: GlobalOptions, /, name: str, **fields: Any) -> None:
 def update(options: GlobalOptions, /, name: str, **fields: Any) -> None:
     """Change an agent; options you leave out keep their value."""
 
-    async def change(client: "AsyncClient") -> "AgentView":
+    async def put_agent(client: "AsyncClient") -> "AgentView":
         existing = await client.agents.get(name)
         return await client.agents.put(existing.name, **_parse_profile(fields))
 
-    print_result(options, change, _FIELDS)
+    print_result(options, put_agent, _FIELDS)
 
 
 @command("list", "orchestrate agent list", "orchestrate agent list --status WORKING --json")
@@ -183,12 +183,12 @@ def list_(options: GlobalOptions, status: str | None) -> None:
             f"unknown status {status_filter[:40]!r}; use one of {statuses}", "invalid_filter"
         )
 
-    async def read(client: "AsyncClient") -> "list[AgentView]":
+    async def read_agents(client: "AsyncClient") -> "list[AgentView]":
         return [
             agent async for agent in client.agents.list() if status_filter in (None, agent.status)
         ]
 
-    print_list(options, "agents", call_client(options, read), _LIST_COLUMNS, wide="TAGS")
+    print_list(options, "agents", call_client(options, read_agents), _LIST_COLUMNS, wide="TAGS")
 
 
 @command("health", "orchestrate agent health dev-1", "orchestrate agent health dev-1 --limit 6")
@@ -285,10 +285,12 @@ def message(
 def messages(options: GlobalOptions, name: str, all_: bool, limit: int) -> None:
     """List the waiting messages in an agent's mailbox, oldest first."""
 
-    async def read(client: "AsyncClient") -> "list[Message]":
+    async def read_messages(client: "AsyncClient") -> "list[Message]":
         return (await client.agents.messages(name, limit, waiting=not all_)).messages
 
-    print_list(options, "messages", call_client(options, read), _MESSAGE_COLUMNS, wide="BODY")
+    print_list(
+        options, "messages", call_client(options, read_messages), _MESSAGE_COLUMNS, wide="BODY"
+    )
 
 
 @command("tasks", "orchestrate agent tasks dev-1 --status RUNNING")
@@ -301,11 +303,11 @@ def tasks(options: GlobalOptions, name: str, status: tuple[str, ...], limit: int
     from tenuto.cli.render import print_json
     from tenuto.cli.tasks.read import print_tasks
 
-    async def read(client: "AsyncClient") -> "tuple[Sequence[TaskSummary], datetime]":
+    async def read_tasks(client: "AsyncClient") -> "tuple[Sequence[TaskSummary], datetime]":
         summaries = await client.agents.tasks(name, split_commas(status), limit)
         return summaries, client.engine.clock.now()
 
-    summaries, now = call_client(options, read)
+    summaries, now = call_client(options, read_tasks)
     if options.json:
         print_json({"tasks": summaries})
     else:

@@ -58,7 +58,10 @@ def worker_drain(options: GlobalOptions, worker: str | None, host: str | None, w
 def _select_alive(
     workers: "Sequence[WorkerView]", worker: str | None, host: str | None
 ) -> set[str]:
-    """Returns the ids of running workers by host, or by an id or unique first characters of it."""
+    """Returns the ids of live workers on `host`, or of the one whose id begins with `worker`.
+
+    Raises `NotFound` if there is none, `Invalid` if several ids begin so.
+    """
     from tenuto.model.errors import Invalid, NotFound
 
     alive = [view for view in workers if view.status in _ALIVE]

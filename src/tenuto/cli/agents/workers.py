@@ -23,10 +23,10 @@ def worker_list(options: GlobalOptions) -> None:
     """List the workers that sent a heartbeat recently."""
     from tenuto.cli.render import format_duration, print_json, print_table
 
-    async def read(engine: "AnyEngine") -> "tuple[Sequence[WorkerView], datetime]":
+    async def read_workers(engine: "AnyEngine") -> "tuple[Sequence[WorkerView], datetime]":
         return await engine.workers(), engine.clock.now()
 
-    workers, now = call_engine(options, read)
+    workers, now = call_engine(options, read_workers)
     if options.json:
         print_json({"workers": workers})
         return
@@ -49,10 +49,10 @@ def coordinator_status(options: GlobalOptions) -> None:
     """Show the leading coordinator and the number of tasks in each status."""
     from tenuto.cli.render import format_time, print_fields, print_json
 
-    async def read(client: "AsyncClient") -> "tuple[CoordinatorStatus, dict[str, int]]":
+    async def read_status(client: "AsyncClient") -> "tuple[CoordinatorStatus, dict[str, int]]":
         return await client.coordinator.status(), await client.engine.counts()
 
-    status, counts = call_client(options, read)
+    status, counts = call_client(options, read_status)
     if options.json:
         print_json(
             {
@@ -87,6 +87,7 @@ def coordinator_status(options: GlobalOptions) -> None:
 
 
 def _format_counts(counts: dict[str, int]) -> str:
+    """Formats the counts above zero; `nothing` if there are none."""
     return ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "nothing"
 
 

@@ -94,7 +94,7 @@ class _TreeLines:
         self._max_children = max_children
 
     def lines_in(self, parent: str | None, branch: str) -> list[Line]:
-        """Returns the lines of a group's nodes, with nested groups."""
+        """Returns the lines of a group's nodes, with nested groups; summarises too many."""
         shown, rest = _select_nodes(self._children.get(parent, []), self._max_children)
         result: list[Line] = []
         for index, node in enumerate(shown):
@@ -166,6 +166,7 @@ def print_tree(view: "FlowView | GroupView", graph: "GraphView") -> None:
 
 
 def _console() -> "Console":
+    """Returns a new console for trees, without colours if NO_COLOR is set."""
     import os
 
     from rich.console import Console
@@ -195,7 +196,7 @@ async def follow_to_end(
     read_graph: "Callable[[], Awaitable[GraphView]]",
     note: str,
 ) -> int:
-    """Shows a flow or group until it finishes; returns the exit code.
+    """Shows a flow or group until it finishes; returns 0 if it is COMPLETED, else 1.
 
     On Ctrl-C, prints `note`.
     """
@@ -256,7 +257,10 @@ async def _show_until_finished(
 
 
 def _print_status_changes(graph: "GraphView", seen: dict[str, str]) -> None:
-    """Prints the nodes whose status has changed since the last call, and updates `seen`."""
+    """Prints to standard error the nodes with a new status, and updates `seen` (status by id).
+
+    Planned nodes are left out.
+    """
     from tenuto.cli.render import print_note
 
     for node in graph.nodes:

@@ -102,7 +102,10 @@ def start_flow(
     group: bool = False,
     **start_options: Any,
 ) -> int:
-    """Starts a definition, or a group, and prints or follows its flow; returns the exit code."""
+    """Starts a definition, or a group; prints its flow and returns 0, or follows it.
+
+    Returns 1 if the followed flow is not COMPLETED at the end.
+    """
     value = None if input_ is None else read_json("input", input_)
 
     async def start(client: "AsyncClient") -> "FlowView":
@@ -114,7 +117,7 @@ def start_flow(
 
 
 def print_or_follow(options: GlobalOptions, flow_view: "FlowView", *, follow: bool) -> int:
-    """Prints a new flow, or follows it until it finishes; returns the exit code."""
+    """Prints a new flow's id and returns 0, or follows it: then 1 if it ends as not COMPLETED."""
     from tenuto.cli.render import print_note
 
     if not follow:
@@ -160,9 +163,9 @@ def show(options: GlobalOptions, /, flow_name: str, **choices: bool) -> int:
 def show_run(
     options: GlobalOptions, kind: RunKind, name: str, *, as_graph: bool, mermaid: bool, follow: bool
 ) -> int:
-    """Prints a flow or a run of a group, or its graph, or follows it; returns the exit code."""
+    """Prints a flow, a group run or its graph and returns 0, or follows it: 1 if not COMPLETED."""
 
-    async def read(engine: "AnyEngine") -> int:
+    async def print_run(engine: "AnyEngine") -> int:
         run_id: UUID = await getattr(engine.flow_views, kind.find)(name)
         if follow:
             return await _follow_run(options, engine, kind, run_id)
@@ -173,13 +176,13 @@ def show_run(
         _print_view_or_graph(options, view, graph, mermaid, kind.fields)
         return 0
 
-    return call_engine(options, read)
+    return call_engine(options, print_run)
 
 
 async def _follow_run(
     options: GlobalOptions, engine: "AnyEngine", kind: RunKind, run_id: "UUID"
 ) -> int:
-    """Shows a flow or a run of a group until it finishes; returns the exit code."""
+    """Shows a flow or group run until it finishes; returns 0 if it is COMPLETED, else 1."""
     from tenuto.cli.flows.flow_tree import follow_to_end
 
     views, noun = engine.flow_views, kind.noun
@@ -226,11 +229,11 @@ def tasks(options: GlobalOptions, flow_name: str, limit: int, cursor: "UUID | No
     """List the tasks of a flow, newest first."""
     from tenuto.cli.tasks.read import print_task_page
 
-    async def read(engine: "AnyEngine") -> Any:
+    async def read_page(engine: "AnyEngine") -> Any:
         flow_id = await engine.flow_views.find(flow_name)
         return await engine.flow_views.tasks(flow_id, limit, cursor), engine.clock.now()
 
-    print_task_page(options, *call_engine(options, read))
+    print_task_page(options, *call_engine(options, read_page))
 
 
 @command(

@@ -64,12 +64,12 @@ def list_(options: GlobalOptions, status: str, limit: int, cursor: "UUID | None"
     """List approvals and questions, newest first."""
     status_filter = None if status.lower() == "all" else status.upper()
 
-    async def read(client: "AsyncClient") -> "list[InboxItem]":
+    async def read_items(client: "AsyncClient") -> "list[InboxItem]":
         items = client.inbox.list(status_filter, limit=limit, cursor=cursor)
         return [item async for item in items]
 
     headings = columns("ID, STATUS, KIND, ASKED: created_at, ANSWER BY: expires_at, TITLE")
-    items = call_client(options, read)
+    items = call_client(options, read_items)
     print_list(options, "items", items, headings, wide="TITLE")
     if len(items) == limit and not options.json:
         click.echo(f"more: --cursor {items[-1].id}", err=True)

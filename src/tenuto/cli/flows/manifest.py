@@ -153,7 +153,7 @@ def read_files(paths: tuple[str, ...]) -> dict[str, bytes]:
 
 
 def _yaml_files(path: str) -> list[str]:
-    """Returns the path itself, or the YAML files in the folder and its subfolders."""
+    """Returns the path itself, or the YAML files below the folder; `UsageError` if it has none."""
     from pathlib import Path
 
     folder = Path(path)
@@ -169,7 +169,7 @@ def _yaml_files(path: str) -> list[str]:
 
 
 def _print_change(change: "DefinitionChange") -> None:
-    """Prints a changed definition and, below it, each changed field."""
+    """Prints a changed definition and, for an update, each changed field below it."""
     from tenuto.model.printable import printable
 
     mark, colour = _MARKS[change.action]
@@ -209,6 +209,7 @@ def _format_value(value: Any) -> str:
 
 
 def _colorize(text: str, colour: str | None) -> str:
+    """Returns the text in the colour; unchanged without a terminal or with NO_COLOR."""
     import os
 
     from tenuto.cli.render import is_terminal

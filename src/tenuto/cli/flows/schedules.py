@@ -82,7 +82,7 @@ time_options = add_options(
 
 
 def build_spec(values: dict[str, Any]) -> "ScheduleSpec":
-    """Builds the schedule from the options added by `time_options`."""
+    """Builds the schedule from the options of `time_options`; `UsageError` unless one is given."""
     from tenuto.model.schedules.schedule import ScheduleSpec
 
     chosen = [name for name in _TIME_OPTIONS if values[name]]
@@ -103,7 +103,7 @@ def build_spec(values: dict[str, Any]) -> "ScheduleSpec":
 
 
 def format_times(spec: Any) -> str:
-    """Formats the times of a schedule: its expression, or `at TIME`."""
+    """Formats the times of a schedule: its expression, `at TIME`, or its type."""
     if spec.expression is not None:
         return str(spec.expression)
     return spec.type if spec.at is None else f"at {spec.at.isoformat()}"
@@ -185,6 +185,7 @@ def next_(options: GlobalOptions, /, schedule_name: str | None, count: int, **fi
 
 
 def _compute_next_times(spec: "ScheduleSpec", count: int) -> "list[datetime]":
+    """Returns at most `count` times from now on; raises `Invalid` for an invalid schedule."""
     from tenuto.clock import Clock
     from tenuto.model.schedules.schedule import check, next_times
 

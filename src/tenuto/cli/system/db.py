@@ -26,7 +26,7 @@ def migrate(options: GlobalOptions) -> None:
 
     store = app.create_configured_store(settings(options))
 
-    async def main() -> "tuple[list[int], SchemaState]":
+    async def migrate_store() -> "tuple[list[int], SchemaState]":
         try:
             if (await store.schema()).schema >= REQUIRED_SCHEMA:
                 await store.open()  # refuses a schema of a newer version before writing
@@ -34,7 +34,7 @@ def migrate(options: GlobalOptions) -> None:
         finally:
             await store.close()
 
-    applied, state = app.run(main())
+    applied, state = app.run(migrate_store())
     if options.json:
         print_json({"applied": applied, "schema": state.schema, "compat": state.compat})
     elif applied:
@@ -57,7 +57,7 @@ def check(options: GlobalOptions) -> int:
 
     store = app.create_configured_store(settings(options))
 
-    async def main() -> "tuple[SchemaState, bool, list[str]]":
+    async def check_store() -> "tuple[SchemaState, bool, list[str]]":
         try:
             await store.open()
             upkeep = Engine(store).maintenance
@@ -65,7 +65,7 @@ def check(options: GlobalOptions) -> int:
         finally:
             await store.close()
 
-    state, restamped, mismatches = app.run(main())
+    state, restamped, mismatches = app.run(check_store())
     if options.json:
         print_json(
             {

@@ -105,7 +105,7 @@ class Demo:
         self._killed_at: float | None = None
 
     async def run(self) -> int:
-        """Runs the demo; returns exit code 0 if all checks pass."""
+        """Runs the demo; returns exit code 0 if all checks pass, else 1."""
         stop = asyncio.Event()
         coordinator = Coordinator(self._engine, self._settings, name="demo")
         coordinating = asyncio.get_running_loop().create_task(coordinator.run(stop))
@@ -169,7 +169,7 @@ class Demo:
             await self._engine.cancel(cancelled_task.id, "the demo cancels it")
 
     async def _kill_worker_of(self, task: UUID, demo_view: "DemoView") -> None:
-        """Kills the worker that runs the task and starts another one."""
+        """Kills the worker that runs the task, if any, and starts another one."""
         view = await self._engine.show(task)
         if view.worker is None:
             return

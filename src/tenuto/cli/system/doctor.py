@@ -90,7 +90,7 @@ def _check_python() -> Check:
 
 
 def _check_target(command_target: "Target") -> list[Check]:
-    """Warns if commands use a server instead of the checked database, and names the latter."""
+    """Returns a warning if commands use a server instead of the checked database, else nothing."""
     from tenuto import app
 
     if command_target.url is None:
@@ -125,7 +125,7 @@ def _check_supervision() -> Check:
 
 
 def _check_disk(chosen_settings: "Settings") -> list[Check]:
-    """Checks the free space and type of the embedded database's file system."""
+    """Checks the file system of an embedded database: space and type; no checks for others."""
     import shutil
 
     from tenuto.settings import sqlite_path
@@ -147,7 +147,7 @@ def _check_disk(chosen_settings: "Settings") -> list[Check]:
 
 
 def _check_file_modes(chosen_settings: "Settings") -> list[Check]:
-    """Warns if other users can access the data folder, the keys, the token or the database."""
+    """Returns a warning if others can access data folder, keys, token or database, else []."""
     import shlex
 
     from tenuto import app, private

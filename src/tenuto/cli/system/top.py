@@ -116,7 +116,7 @@ class SystemSnapshot:
         ]
 
     def print(self) -> None:
-        """Prints the summary and both tables once."""
+        """Prints the summary and both tables once; a table without rows is left out."""
         from tenuto.cli.render import print_table
 
         print(self.summary())

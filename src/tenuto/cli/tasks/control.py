@@ -141,7 +141,11 @@ def _act_on_matching(
     dry_run: bool,
     yes: bool,
 ) -> int:
-    """Applies the action to matching tasks; returns exit code 1 if one was refused, else 0."""
+    """Asks on a terminal, then applies the action to matching tasks; returns 1 if one was refused.
+
+    Otherwise returns 0. Without a status in `filters`, only tasks in statuses that allow the action
+    match. `dry_run` only prints the tasks.
+    """
     filters["status"] = filters["status"] or _applicable_statuses(action)
     needs_confirmation = should_confirm(yes=yes)
 
@@ -282,6 +286,7 @@ def update(
 
 
 def _parse_object(text: str) -> dict[str, Any]:
+    """Parses the JSON object of `--metadata`; raises `UsageError` for another value."""
     value = read_json("metadata", text)
     if not isinstance(value, dict):
         raise click.UsageError("--metadata must be a JSON object")

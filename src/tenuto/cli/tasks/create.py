@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 async def find_agent_id(engine: "AnyEngine", name: str | None) -> UUID | None:
-    """Returns the id of the agent with that name or id; `None` if no agent was given."""
+    """Returns the id of the agent with that name or id (else `NotFound`); `None` for `None`."""
     from tenuto.client.agents import Agents
 
     return None if name is None else (await Agents(engine).get(name)).id

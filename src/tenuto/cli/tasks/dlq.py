@@ -78,10 +78,10 @@ async def _require_dead(engine: "AnyEngine", name: str) -> "TaskView":
 def list_(options: GlobalOptions, limit: int, cursor: "UUID | None") -> None:
     """List dead tasks, newest first."""
 
-    async def read(engine: "AnyEngine") -> "tuple[Page, datetime]":
+    async def read_page(engine: "AnyEngine") -> "tuple[Page, datetime]":
         return await _list_dead(engine, limit, cursor), engine.clock.now()
 
-    print_task_page(options, *call_engine(options, read))
+    print_task_page(options, *call_engine(options, read_page))
 
 
 @command("show", "orchestrate dlq show 0198c0de-5b1c")
@@ -133,7 +133,10 @@ def purge(options: GlobalOptions, yes: bool) -> int:
 
 
 def _act_on_all_dead(options: GlobalOptions, action: "Action", verb: str, *, yes: bool) -> int:
-    """Applies an action to all dead tasks; asks for confirmation on a terminal."""
+    """Asks on a terminal, then applies an action to dead tasks; returns 1 if one is refused.
+
+    Archived tasks, and those beyond the newest `MAX_TASKS`, are left out.
+    """
     dead = call_engine(options, lambda engine: _list_dead(engine, MAX_TASKS)).tasks
     if dead and should_confirm(yes=yes):
         confirm(f"{verb} {format_task_count(len(dead))}?")

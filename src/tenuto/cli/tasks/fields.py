@@ -136,6 +136,7 @@ def _id_text(value: UUID | None) -> str | None:
 
 
 def _format_concurrency(view: "TaskView") -> str | None:
+    """Formats the key with limit and policy; `None` if the task has no concurrency key."""
     concurrency = view.concurrency
     if concurrency is None:
         return None
@@ -143,6 +144,7 @@ def _format_concurrency(view: "TaskView") -> str | None:
 
 
 def _format_budget(view: "TaskView") -> str | None:
+    """Formats the budget's tokens and dollars; `None` if the task has no budget."""
     budget = view.budget or {}
     parts = [] if budget.get("tokens") is None else [f"{budget['tokens']:,} tokens"]
     parts += [] if budget.get("costUsd") is None else [f"${budget['costUsd']:,.4f}"]
@@ -150,6 +152,7 @@ def _format_budget(view: "TaskView") -> str | None:
 
 
 def _format_usage(view: "TaskView") -> str | None:
+    """Formats the tokens and cost used so far; `None` if nothing was used."""
     if not (view.input_tokens or view.output_tokens or view.cost_usd):
         return None
     tokens = f"{view.input_tokens:,} tokens in, {view.output_tokens:,} out"

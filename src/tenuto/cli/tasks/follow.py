@@ -18,7 +18,7 @@ EXPLAIN_AFTER_POLLS = 5
 
 
 def level_filter(level: str) -> Callable[[LogLine], bool]:
-    """Returns a filter that accepts log lines of that level or a more severe one."""
+    """Returns a filter for log lines from `level` up; raises `Invalid` for an unknown level."""
     if level.upper() not in LEVELS:
         raise Invalid(f"unknown level {level!r}; use one of {', '.join(LEVELS)}", "invalid_filter")
     levels = LEVELS[LEVELS.index(level.upper()) :]
@@ -68,9 +68,11 @@ class _PlainView:
         pass
 
     def show_output(self, text: str) -> None:
+        """Prints the text to standard output."""
         print(text, flush=True)
 
     def show_note(self, text: str) -> None:
+        """Prints the text to standard error."""
         print_note(text)
 
     def show_progress(self, view: TaskView) -> None:
@@ -137,7 +139,7 @@ class _ProgressBarView:
 async def follow_task(
     engine: AnyEngine, task: UUID, display: FollowView, *, output: bool
 ) -> TaskView:
-    """Shows a task until it has finished and returns its last state.
+    """Shows a task, and why it waits, until it has finished; returns its last state.
 
     `output` includes the task's output.
     """

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 def list_(options: GlobalOptions, /, limit: int, cursor: UUID | None, **filters: Any) -> None:
     """List tasks, newest first."""
 
-    async def read(engine: "AnyEngine") -> "tuple[Page, datetime]":
+    async def read_page(engine: "AnyEngine") -> "tuple[Page, datetime]":
         now = engine.clock.now()
         return await engine.list(build_filter(now, filters), limit, cursor), now
 
-    print_task_page(options, *call_engine(options, read))
+    print_task_page(options, *call_engine(options, read_page))
 
 
 def print_task_page(options: GlobalOptions, page: "Page", now: "datetime") -> None:
@@ -197,7 +197,7 @@ def logs(
         for line in lines:
             print(format_log_line(line), flush=True)
 
-    async def read(engine: "AnyEngine") -> "list[LogLine]":
+    async def collect_lines(engine: "AnyEngine") -> "list[LogLine]":
         task_id = await engine.find(name)
         if not follow:
             lines, _, _ = await load_new_lines(engine, task_id)
@@ -211,7 +211,7 @@ def logs(
                 show_lines(new_lines)
         return collected
 
-    lines = call_engine(options, read)
+    lines = call_engine(options, collect_lines)
     if limit is not None:
         lines = lines[-limit:]
     if options.json:
@@ -233,10 +233,10 @@ def attempts(options: GlobalOptions, task: str | None, named: str | None) -> Non
 
     name = task_argument(task, named)
 
-    async def read(engine: "AnyEngine") -> "Sequence[AttemptView]":
+    async def read_attempts(engine: "AnyEngine") -> "Sequence[AttemptView]":
         return await engine.attempts(await engine.find(name))
 
-    views = call_engine(options, read)
+    views = call_engine(options, read_attempts)
     if options.json:
         print_json({"attempts": views})
         return
@@ -269,10 +269,10 @@ def explain(options: GlobalOptions, task: str | None, named: str | None) -> None
 
     name = task_argument(task, named)
 
-    async def read(engine: "AnyEngine") -> "Explanation":
+    async def explain_task(engine: "AnyEngine") -> "Explanation":
         return await engine.explain(await engine.find(name))
 
-    explanation = call_engine(options, read)
+    explanation = call_engine(options, explain_task)
     if options.json:
         print_json(explanation)
         return

@@ -28,6 +28,7 @@ class _RunCommand(Command):
     """Keeps the arguments after `--` apart: they are a command with its own options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the arguments before `--`; stores those after it in the context."""
         if "--" in args:
             separator = args.index("--")
             ctx.meta["tenuto.argv"] = args[separator + 1 :]
@@ -108,6 +109,7 @@ def run(
 def _build_new_task(
     prompts: tuple[str, ...], argv: list[str] | None, fields: dict[str, Any]
 ) -> "NewTask":
+    """Returns the task for one prompt or for a command; `UsageError` for both or neither."""
     from tenuto.cli.render import shorten_line
     from tenuto.model.tasks.submission import NewTask
 

@@ -43,10 +43,10 @@ def tree(options: GlobalOptions, task: str | None, named: str | None) -> None:
     """Show a task with its direct and nested subtasks."""
     name = task_argument(task, named)
 
-    async def read(engine: "AnyEngine") -> TaskTree:
+    async def find_tree(engine: "AnyEngine") -> TaskTree:
         return await read_tree(engine, await engine.find(name))
 
-    result = call_engine(options, read)
+    result = call_engine(options, find_tree)
     if options.json:
         from tenuto.cli.render import print_json
 
@@ -62,7 +62,7 @@ def tree(options: GlobalOptions, task: str | None, named: str | None) -> None:
 
 
 async def read_tree(engine: "AnyEngine", task: "UUID") -> TaskTree:
-    """Reads a task's tree level by level, up to `MAX_TASKS` tasks."""
+    """Reads a task's tree level by level; stops as truncated before more than `MAX_TASKS` tasks."""
     root = _to_node(await engine.show(task))
     level, shown = [root], 1
     while level:
@@ -79,7 +79,7 @@ async def read_tree(engine: "AnyEngine", task: "UUID") -> TaskTree:
 
 
 async def _read_children(engine: "AnyEngine", task: "UUID", limit: int) -> list[TaskNode]:
-    """Returns up to `limit` subtasks, oldest first."""
+    """Returns the newest `limit` subtasks, oldest first."""
     from tenuto.model.tasks.submission import Filter
 
     children: list[TaskNode] = []

@@ -58,10 +58,10 @@ async def _resolve_workspace(client: "AsyncClient", workspace_id: "UUID | None")
 def workspace_show(options: GlobalOptions, workspace_id: "UUID | None") -> None:
     """Show a workspace and its quota; default: your own."""
 
-    async def read(client: "AsyncClient") -> "WorkspaceView":
+    async def read_workspace(client: "AsyncClient") -> "WorkspaceView":
         return await client.workspaces.get(await _resolve_workspace(client, workspace_id))
 
-    print_result(options, read, _WORKSPACE)
+    print_result(options, read_workspace, _WORKSPACE)
 
 
 @command("quota", "orchestrate workspace quota --tasks-per-minute 600 --pending 10000 --running 50")
@@ -84,12 +84,12 @@ def workspace_quota(
 ) -> None:
     """Set the quota of a workspace; default: your own."""
 
-    async def change(client: "AsyncClient") -> "WorkspaceView":
+    async def set_quota(client: "AsyncClient") -> "WorkspaceView":
         return await client.workspaces.quota(
             await _resolve_workspace(client, workspace_id), **limits
         )
 
-    print_result(options, change, _WORKSPACE)
+    print_result(options, set_quota, _WORKSPACE)
 
 
 workspace.add_commands(
@@ -129,6 +129,7 @@ def user_create(options: GlobalOptions, name: str, role: str, password_file: str
 
 
 async def _find_user_id(client: "AsyncClient", name: str) -> "UUID":
+    """Returns the id of the workspace's user with that name or id; raises `NotFound`."""
     from tenuto.model.errors import NotFound
 
     for user in await client.users.list():
@@ -144,10 +145,10 @@ async def _find_user_id(client: "AsyncClient", name: str) -> "UUID":
 def user_update(options: GlobalOptions, name: str, role: str) -> None:
     """Change a member's role."""
 
-    async def change(client: "AsyncClient") -> "MemberView":
+    async def change_role(client: "AsyncClient") -> "MemberView":
         return await client.users.update(await _find_user_id(client, name), role.upper())
 
-    print_result(options, change, _USER)
+    print_result(options, change_role, _USER)
 
 
 @command("delete", "orchestrate user delete ann")

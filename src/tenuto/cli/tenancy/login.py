@@ -64,7 +64,10 @@ def login(
 
 
 def read_password(file: str | None, label: str = "password", *, twice: bool = False) -> str:
-    """Reads a password from a file, or asks for it on the terminal; `twice` asks to repeat it."""
+    """Reads a password from a file, or asks on the terminal; `UsageError` if there is none.
+
+    `twice` asks to repeat it.
+    """
     if file is None:
         if sys.stdin is None or not sys.stdin.isatty():
             raise click.UsageError(
@@ -122,6 +125,7 @@ def logout(options: GlobalOptions) -> None:
 
 
 async def _log_out(url: str, token: str) -> None:
+    """Ends the token's login at the server; the stored login stays."""
     from tenuto.client.accounts import Access
     from tenuto.client.remote.engine import connect_to_server
 

@@ -100,14 +100,14 @@ def rotate(options: GlobalOptions, keep_key: bool) -> None:
     if not chosen.keys and not keep_key:
         add_key(app.key_folder(chosen))
 
-    async def main() -> tuple[str, int]:
+    async def reencrypt_all() -> tuple[str, int]:
         async with app.connect(chosen, actor=audit_actor()) as engine:
             reencrypted = 0
             while count := await engine.key_rotator.rotate_once():
                 reencrypted += count
             return app.open_key_ring(chosen).current, reencrypted
 
-    key, sealed = app.run(main())
+    key, sealed = app.run(reencrypt_all())
     print_done(options, f"key {key}: {sealed} values encrypted again", key=key, sealed=sealed)
 
 

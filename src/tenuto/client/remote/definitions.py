@@ -19,16 +19,16 @@ class RemoteDefinitions(RemoteResource):
     """The definitions of the token's workspace."""
 
     async def put(self, spec: Spec, version: int | None = None) -> DefinitionView:
-        """Creates or replaces the definition with the spec's key.
+        """Creates or replaces the spec's definition; `Conflict` if it does not have the `version`.
 
-        `version` is the expected stored version; 0 means that the key must not exist.
+        `None` accepts any version; 0 means that the key must not exist.
         """
         body = {"kind": kind_of(spec), "spec": to_camel_names(to_plain(spec))}
         path = f"definitions/{path_segment(spec.key)}"
         return await self._call(DefinitionView, "PUT", path, body, version=version)
 
     async def get(self, key: str) -> DefinitionView:
-        """Returns one definition."""
+        """Returns one definition; raises `NotFound`."""
         return await self._call(DefinitionView, "GET", f"definitions/{path_segment(key)}")
 
     async def page(self, limit: int = 100, cursor: UUID | None = None) -> DefinitionPage:
@@ -37,7 +37,7 @@ class RemoteDefinitions(RemoteResource):
         return await self._call(DefinitionPage, "GET", "definitions", params=params)
 
     async def delete(self, key: str, version: int | None = None) -> None:
-        """Deletes a definition if it has the `version`; its flows continue with their plan."""
+        """Deletes a definition, `Conflict` if `version` is outdated; its flows keep their plans."""
         path = f"definitions/{path_segment(key)}"
         await self._call(type(None), "DELETE", path, version=version)
 

@@ -69,12 +69,12 @@ class RemoteEngine(RemoteWorkerEngine, EngineCalls):
         return (await self.submit_many([new]))[0]
 
     async def show_submitted(self, new: NewTask, submitted: Submitted) -> TaskView:
-        """Returns a task just submitted."""
+        """Returns a task just submitted, read from the server."""
         del new  # the server answered with the id only
         return await self.show(submitted.id)
 
     async def submit_many(self, new_tasks: Sequence[NewTask]) -> list[Submitted]:
-        """Submits all of the tasks or none, in one transaction."""
+        """Submits all of the tasks or none; returns one result per task, in order."""
         if not new_tasks:
             return []
         ids = self.clock.new_ids(len(new_tasks))
@@ -90,7 +90,7 @@ class RemoteEngine(RemoteWorkerEngine, EngineCalls):
         ]
 
     async def assign(self, task: UUID, agent: UUID | None, *, take: bool = False) -> None:
-        """Assigns a task to one agent; `take` takes it away from the agent that runs it."""
+        """Reserves a task for an agent (`None`: for any); `take` also takes a running task."""
         action = "reassign" if take else "assign"
         await self._call(TaskView, "POST", f"agent-tasks/{task}/{action}", {"agentId": agent})
 
@@ -99,7 +99,7 @@ class RemoteEngine(RemoteWorkerEngine, EngineCalls):
         await self.edit(task, TaskChanges(priority=priority))
 
     async def edit(self, task: UUID, changes: TaskChanges, version: int | None = None) -> None:
-        """Changes fields of a task; raises `Conflict` if it does not have the `version`."""
+        """Changes fields of a task; raises `Conflict` if `version` is given and outdated."""
         path = f"agent-tasks/{task}"
         await self._call(TaskView, "PATCH", path, change_body(changes), version=version)
 
@@ -117,7 +117,10 @@ class RemoteEngine(RemoteWorkerEngine, EngineCalls):
         limit: int = 1000,
         dry_run: bool = False,
     ) -> ActionResult:
-        """Applies an action to up to `limit` matching tasks; returns changed and refused ids."""
+        """Applies an action to the newest `limit` matching tasks; `dry_run` only lists them.
+
+        Returns the changed ids, and the refused ones with reasons.
+        """
         body = {
             "action": action,
             "filter": filter_body(where),
@@ -131,7 +134,7 @@ class RemoteEngine(RemoteWorkerEngine, EngineCalls):
         )
 
     async def find(self, text: str) -> UUID:
-        """Returns the id of the task whose id begins with `text`; a full id is not looked up."""
+        """Returns the id that begins with `text`, or `NotFound`; a full id is not looked up."""
         try:
             return UUID(text)
         except ValueError:
@@ -158,7 +161,7 @@ class RemoteEngine(RemoteWorkerEngine, EngineCalls):
         return (await self._call(_Stats, "GET", "stats")).tasks
 
     async def spending(self) -> UsageStats:
-        """Returns the token usage and cost of the workspace's attempts."""
+        """Returns the usage of the workspace's attempts, today and in total."""
         return (await self._call(_Stats, "GET", "stats")).spending
 
     async def drain_worker(self, worker: str) -> None:
@@ -245,7 +248,7 @@ class RemoteSecrets(RemoteResource):
         return await self._call(list[SecretView], "GET", "secrets")
 
     async def delete(self, name: str) -> None:
-        """Deletes a secret; tasks that refer to it can no longer start."""
+        """Deletes a secret; tasks that name it fail to start. Raises `NotFound`."""
         await self._call(type(None), "DELETE", f"secrets/{path_segment(name)}")
 
 

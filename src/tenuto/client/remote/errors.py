@@ -109,7 +109,7 @@ def _unexpected_response_error(response: httpx2.Response) -> TenutoError:
 
 
 def retry_after_s(response: httpx2.Response) -> float | None:
-    """Returns the seconds of the Retry-After header, or `None`."""
+    """Returns the seconds of the Retry-After header; `None` if it is missing or not a number."""
     text = response.headers.get("retry-after", "")
     return float(text) if text.isascii() and text.isdigit() and len(text) < 7 else None
 

@@ -31,7 +31,7 @@ class RemoteFlows(FlowsCalls, FlowViewsCalls):
         await self._call(FlowView, "POST", f"flows/{flow}/rerun", {"fromFailed": True})
 
     async def find(self, name: str) -> UUID:
-        """Returns the flow id for an id as text, or for a key the id of its newest flow."""
+        """Returns an id as it is; for a key, the id of its newest flow. Raises `NotFound`."""
         with suppress(ValueError):
             return UUID(name)
         rows = (await self.page(key=name, limit=1)).flows
@@ -40,7 +40,7 @@ class RemoteFlows(FlowsCalls, FlowViewsCalls):
         return rows[0].id
 
     async def find_group(self, name: str) -> UUID:
-        """Returns the group run id for an id as text, or for a key the id of its newest run."""
+        """Returns an id as it is; for a key, the id of its newest run. Raises `NotFound`."""
         with suppress(ValueError):
             return UUID(name)
         rows = (await self.groups(key=name, limit=1)).groups
@@ -60,7 +60,7 @@ class RemoteInbox(InboxCalls):
         comment: str | None = None,
         budget: Budget | None = None,
     ) -> None:
-        """Approves or rejects an item; the first answer counts and decides about the task."""
+        """Approves or rejects an item and so its task; `Conflict` if answered before."""
         action = "approve" if approve else "reject"
         body: dict[str, Any] = {"comment": comment}
         if budget is not None:

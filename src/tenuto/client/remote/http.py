@@ -80,9 +80,10 @@ class ServerConnection:
         await self._http.aclose()
 
     async def request(self, response_type: type[T], request: ApiRequest) -> T:
-        """Sends a request and returns the decoded response.
+        """Returns the decoded response, or raises the engine's exception or `Unavailable`.
 
-        Raises the exceptions of the engine; `Unavailable` if no response arrives in time.
+        `Unavailable` if no response arrives in time or it cannot be decoded. For the type of `None`
+        the response is not decoded.
         """
         response = await self._send_with_retries(request)
         if response_type is type(None):
@@ -126,7 +127,7 @@ class ServerConnection:
             backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
 
     async def _send(self, request: ApiRequest) -> httpx2.Response:
-        """Sends a request once."""
+        """Sends a request once and returns the response, also one that reports an error."""
         headers = dict(request.headers)
         if (traceparent := tracing.current_traceparent()) is not None:
             headers["traceparent"] = traceparent
@@ -151,7 +152,10 @@ class ServerConnection:
     async def events(
         self, path: str, last_event_id: str | None
     ) -> AsyncIterator[httpx2.EventSource]:
-        """Opens a live stream after the event with id `last_event_id`; does not retry."""
+        """Opens a live stream after the event with id `last_event_id`; does not retry.
+
+        Raises the server's refusal, or `Unavailable` if the connection breaks.
+        """
         headers = {"Accept": "text/event-stream"} | (
             {"Last-Event-ID": last_event_id} if last_event_id else {}
         )

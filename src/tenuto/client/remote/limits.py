@@ -35,12 +35,12 @@ class RemotePauses(RemoteResource):
         reason: str | None = None,
         until: datetime | None = None,
     ) -> PauseView:
-        """Pauses a kind and subject: matching tasks are not claimed; running tasks continue."""
+        """Creates or replaces a pause: matching tasks are not claimed; running ones continue."""
         body = {"kind": kind, "subject": subject, "reason": reason, "until": until}
         return await self._call(PauseView, "POST", "gates", body, repeatable=True)
 
     async def open(self, kind: PauseKind, subject: str = WORKSPACE_SUBJECT) -> None:
-        """Removes a pause; workers poll at once."""
+        """Removes a pause, so that workers poll at once; raises `NotFound` if there is none."""
         await self._call(type(None), "DELETE", f"gates/{kind}/{path_segment(subject)}")
 
 
@@ -48,11 +48,11 @@ class RemoteRateLimits(RemoteResource):
     """Rate limits of providers, models and accounts, shared by all workers of the workspace."""
 
     async def list(self) -> Sequence[RateLimitView]:
-        """Returns the limits by name."""
+        """Returns the rate limits, ordered by name."""
         return (await self._call(_RateLimitList, "GET", "rate-limits")).rate_limits
 
     async def put(self, limit: RateLimit) -> RateLimitView:
-        """Creates or replaces the limit with its name; what was used already still counts."""
+        """Creates or replaces a limit and returns it; what was used under its name still counts."""
         limit.check()
         body = {
             "provider": limit.provider,
@@ -66,5 +66,5 @@ class RemoteRateLimits(RemoteResource):
         )
 
     async def delete(self, name: str) -> None:
-        """Deletes a limit; workers poll at once."""
+        """Deletes a limit, so that workers poll at once; raises `NotFound`."""
         await self._call(type(None), "DELETE", f"rate-limits/{path_segment(name)}")

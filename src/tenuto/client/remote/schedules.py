@@ -52,7 +52,7 @@ class RemoteSchedules(RemoteResource):
         )
 
     async def get(self, schedule: UUID | str) -> ScheduleView:
-        """Returns one schedule."""
+        """Returns one schedule; raises `NotFound`."""
         if (id_ := parse_id(schedule)) is not None:
             return await self._call(ScheduleView, "GET", f"schedules/{id_}")
         matches = (await self.page(1, name=str(schedule))).schedules
@@ -61,14 +61,14 @@ class RemoteSchedules(RemoteResource):
         return matches[0]
 
     async def next(self, schedule: UUID | str, n: int = 5) -> list[datetime]:
-        """Returns the schedule's next `n` times, in UTC and without jitter."""
+        """Returns at most `n` coming times, in UTC and without jitter; none if it has ended."""
         path = f"schedules/{await self._resolve_id(schedule)}/next"
         return (await self._call(_NextTimes, "GET", path, params={"n": n})).times
 
     async def update(
         self, schedule: UUID | str, change: ScheduleChange, version: int | None = None
     ) -> ScheduleView:
-        """Changes a schedule if it has the `version`; new times apply from now on."""
+        """Changes and returns a schedule, from now on; `Conflict` if `version` is outdated."""
         times = UNSET if change.schedule is UNSET else times_of(change.schedule)
         fields = {"target": change.target, "schedule": times, "input": change.input}
         body = {name: value for name, value in fields.items() if value is not UNSET}
@@ -76,7 +76,7 @@ class RemoteSchedules(RemoteResource):
         return await self._call(ScheduleView, "PATCH", path, body, version=version)
 
     async def pause(self, schedule: UUID | str) -> ScheduleView:
-        """Pauses a schedule: it starts nothing until it is resumed; running flows continue."""
+        """Pauses an active schedule (else `Conflict`) until resumed; running flows continue."""
         path = f"schedules/{await self._resolve_id(schedule)}/pause"
         return await self._call(ScheduleView, "POST", path)
 
@@ -90,6 +90,7 @@ class RemoteSchedules(RemoteResource):
         await self._call(type(None), "DELETE", f"schedules/{await self._resolve_id(schedule)}")
 
     async def _resolve_id(self, schedule: UUID | str) -> UUID:
+        """Returns the id of a schedule from an id, its text, or a name; raises `NotFound`."""
         return parse_id(schedule) or (await self.get(schedule)).id
 
 
@@ -116,7 +117,7 @@ class RemoteTriggers(RemoteResource):
         )
 
     async def get(self, trigger: UUID | str) -> TriggerView:
-        """Returns one trigger."""
+        """Returns one trigger; raises `NotFound`."""
         if (id_ := parse_id(trigger)) is not None:
             return await self._call(TriggerView, "GET", f"triggers/{id_}")
         matches = (await self.page(1, name=str(trigger))).triggers
@@ -127,18 +128,18 @@ class RemoteTriggers(RemoteResource):
     async def update(
         self, trigger: UUID | str, change: TriggerChange, version: int | None = None
     ) -> TriggerView:
-        """Changes a trigger if it has the `version`; the change applies to new events."""
+        """Changes and returns a trigger, for new events; `Conflict` if `version` is outdated."""
         path = f"triggers/{await self._resolve_id(trigger)}"
         return await self._call(TriggerView, "PATCH", path, change, version=version)
 
     async def pause(self, trigger: UUID | str) -> TriggerView:
-        """Pauses a trigger: events are ignored until it is resumed."""
+        """Pauses an active trigger (else `Conflict`); it ignores events until it is resumed."""
         return await self._call(
             TriggerView, "POST", f"triggers/{await self._resolve_id(trigger)}/pause"
         )
 
     async def resume(self, trigger: UUID | str) -> TriggerView:
-        """Resumes a trigger; it handles the events from now on."""
+        """Resumes a paused trigger (else `Conflict`) for events from now on."""
         return await self._call(
             TriggerView, "POST", f"triggers/{await self._resolve_id(trigger)}/resume"
         )
@@ -148,6 +149,7 @@ class RemoteTriggers(RemoteResource):
         await self._call(type(None), "DELETE", f"triggers/{await self._resolve_id(trigger)}")
 
     async def _resolve_id(self, trigger: UUID | str) -> UUID:
+        """Returns the id of a trigger from an id, its text, or a name; raises `NotFound`."""
         return parse_id(trigger) or (await self.get(trigger)).id
 
 

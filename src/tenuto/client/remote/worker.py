@@ -140,9 +140,10 @@ class RemoteWorkerEngine(RemoteResource):
         )
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Makes claims wait at the server (long poll), because HTTP delivers no hints.
+        """Makes claims wait at the server (long poll); returns the function that ends that.
 
-        The returned function ends that, and with it a waiting claim.
+        HTTP delivers no hints, so `listener` is never called. The returned function also ends a
+        waiting claim.
         """
         del listener
         unsubscribed = self._unsubscribed = asyncio.Event()
@@ -156,7 +157,11 @@ class RemoteWorkerEngine(RemoteResource):
         lease_s: int = DEFAULT_LEASE_S,
         token: str | None = None,
     ) -> list[ClaimedTask]:
-        """Claims up to n tasks; waits for the first one while a listener is subscribed."""
+        """Claims up to n tasks; while subscribed, waits up to 20 s for the first one.
+
+        Returns an empty list if there are none. With the same `token`, a repeated claim returns the
+        same tasks.
+        """
         claim_token = token or self.clock.new_token()
         can_wait = self._unsubscribed is not None and not self._unsubscribed.is_set()
         body = {
@@ -191,7 +196,7 @@ class RemoteWorkerEngine(RemoteResource):
     async def worker_heartbeat(
         self, info: WorkerInfo, fences: Sequence[Fence], lease_s: int
     ) -> HeartbeatResult:
-        """Sends a worker's heartbeat, which renews all its leases in one request."""
+        """Renews a worker's leases; returns lost leases, and cancel and pause requests."""
         leases = [
             {"taskId": fence.task, "attempt": fence.attempt, "leaseToken": fence.token}
             for fence in fences
@@ -205,10 +210,7 @@ class RemoteWorkerEngine(RemoteResource):
         return result
 
     async def record_worker(self, info: WorkerInfo) -> bool:
-        """Records a worker's status, unless its last heartbeat has reported the same.
-
-        Returns True if the worker is requested to drain.
-        """
+        """Reports a worker's status unless a heartbeat just did; True if the worker is to drain."""
         if info == self._last_reported:
             self._last_reported = None
             return self._is_drain_requested
@@ -222,10 +224,9 @@ class RemoteWorkerEngine(RemoteResource):
     async def confirm_gone_sessions(
         self, worker: str, host: str, may_run: Callable[[str, UUID], bool]
     ) -> int:
-        """Confirms ended attempts of the worker and its host whose sessions no longer run.
+        """Confirms ended attempts whose sessions no longer run on the host; returns how many.
 
-        `may_run(worker, task)` tells if a session may still run. Returns how many ends it
-        confirmed.
+        `may_run(worker, task)` tells if a session may still run.
         """
         path = f"workers/{path_segment(worker)}/sweep"
         body: dict[str, Any] = {"host": host}
@@ -247,7 +248,7 @@ class RemoteWorkerEngine(RemoteResource):
         step: str | None = None,
         finish_at: datetime | None = None,
     ) -> None:
-        """Reports the progress of the attempt."""
+        """Reports the progress of the attempt; `None` leaves a value unchanged."""
         body = fence_body(
             fence, progressPercent=percent, currentStep=step, estimatedCompletionAt=finish_at
         )
@@ -258,7 +259,7 @@ class RemoteWorkerEngine(RemoteResource):
         await self._report(fence, "progress", fence_body(fence, usage=usage), method="PATCH")
 
     async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:
-        """Stores a checkpoint for the next attempt; returns its sequence number."""
+        """Stores a checkpoint and returns its number; `Conflict` if a higher `seq` is stored."""
         body = fence_body(fence, data=data, seq=seq)
         reply: _CheckpointReply = await self._report(fence, "checkpoint", body, _CheckpointReply)
         return reply.seq
@@ -276,7 +277,7 @@ class RemoteWorkerEngine(RemoteResource):
         return {key: (step.value, step.child) for key, step in steps.items()}
 
     async def record_step(self, fence: Fence, key: str, value: Any) -> None:
-        """Records a step's value for every later attempt."""
+        """Records a step's value for every later attempt; `Conflict` if it has another value."""
         await self._report(fence, "steps", fence_body(fence, key=key, value=value))
 
     async def spawn(self, fence: Fence, key: str, new: NewTask) -> UUID:
@@ -427,7 +428,7 @@ def _worker_body(worker: WorkerInfo) -> dict[str, Any]:
 
 
 def _to_heartbeat_result(fences: Sequence[Fence], reply: _HeartbeatReply) -> HeartbeatResult:
-    """Returns the held and the lost leases.
+    """Returns the held and the lost leases; without `leaseUntil` in the reply all are lost.
 
     The server reports task ids. Of two attempts of one task, the older one is lost.
     """
