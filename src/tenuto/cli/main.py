@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    """Runs a command line and returns its exit code; raises every other error."""
+    """Runs a command line and returns its exit code; raises all errors, also of usage."""
     import click
 
     from tenuto.cli.base import GlobalOptions

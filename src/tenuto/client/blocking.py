@@ -361,7 +361,7 @@ class BlockingFlows(BlockingResource[Flows]):
         return self._wait(self._resource.wait(flow, timeout))
 
     def cancel(self, flow: ID, reason: str | None = None) -> FlowView:
-        """Cancels a flow and its open tasks, and returns it; running sessions are killed first."""
+        """Cancels a flow at once; its running tasks end later, when their sessions are killed."""
         return self._wait(self._resource.cancel(flow, reason))
 
     def pause(self, flow: ID) -> FlowView:

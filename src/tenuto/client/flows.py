@@ -100,7 +100,7 @@ class Flows:
         )
 
     async def cancel(self, flow: ID, reason: str | None = None) -> FlowView:
-        """Cancels a flow and its open tasks, and returns it; running sessions are killed first."""
+        """Cancels a flow at once; its running tasks end later, when their sessions are killed."""
         return await self._change(flow, lambda id_: self._engine.flows.cancel(id_, reason))
 
     async def pause(self, flow: ID) -> FlowView:

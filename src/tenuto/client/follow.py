@@ -80,7 +80,7 @@ async def load_new_lines(
 
 
 async def poll_task(engine: AnyEngine, task: UUID) -> AsyncGenerator[TaskSnapshot, None]:
-    """Yields a snapshot of the task now and after each possible change, until it has finished.
+    """Yields the task and its new log lines, now and after each possible change, until it ends.
 
     The task is read before its log, so the last snapshot has all log lines written before the end.
     During an outage of the database or server, reads are retried for OUTAGE_S seconds.

@@ -334,12 +334,12 @@ class RemoteWorkerEngine(RemoteResource):
         resume_at: datetime | None = None,
         usage: Usage | None = None,
     ) -> None:
-        """Fails the attempt; the error class decides if the task is retried."""
+        """Fails the attempt; its class decides on a retry. A rate limit resets at `resume_at`."""
         body = failure_body(fence, failure, resumeAt=resume_at, usage=usage)
         await self._report(fence, "fail", body)
 
     async def not_started(self, fence: Fence, failure: Failure) -> None:
-        """Reports that the session could not be started; the try is not counted."""
+        """Reports a session that could not be started; it counts no try, up to a limit in a row."""
         await self._report(fence, "not-started", failure_body(fence, failure))
 
     async def time_out(self, fence: Fence, receipt: dict[str, Any] | None = None) -> None:
@@ -381,7 +381,7 @@ class RemoteWorkerEngine(RemoteResource):
         response_type: Any = None,
         method: str = "POST",
     ) -> Any:
-        """Sends a write of an attempt and returns the decoded response."""
+        """Sends a write of an attempt, whose `body` has the fence; returns the decoded response."""
         path = f"agent-tasks/{fence.task}/{action}"
         return await self._call(response_type or type(None), method, path, body, repeatable=True)
 
