@@ -64,7 +64,7 @@ class HeartbeatLoad:
         return agents
 
     async def send_heartbeats(self, number: int, fence: Fence, stop: asyncio.Event) -> None:
-        """Sends one agent's heartbeats until `stop`, with a different offset for each agent."""
+        """Sends one agent's heartbeats until `stop`, at its own offset; adds to `durations`."""
         clock, every = self._engine.clock, self._settings.heartbeat_s
         worker = WorkerInfo(f"worker-{number}", "bench", number, [f"agent-{number}"], 1)
 
@@ -102,7 +102,7 @@ async def measure(bench: Bench) -> Figures:
 
 
 async def _measure(bench: Bench, heartbeats: HeartbeatLoad, agents: list[AgentProfile]) -> Figures:
-    """Measures claims and heartbeats; then starts workers and measures the drain."""
+    """Measures claims while `heartbeats` runs; then starts workers and measures the drain."""
     first, pending = bench.elapsed(), PENDING_PER_TASK * bench.tasks
     await bench.pause(SETTLE_S)
     claims = await _claim_durations(bench, agents)

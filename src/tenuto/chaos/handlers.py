@@ -57,7 +57,7 @@ def thread(ctx: Any) -> dict[str, int]:
 
 
 async def saving(ctx: Any) -> dict[str, int]:
-    """Saves three checkpoints, continuing from the one of an earlier attempt."""
+    """Saves checkpoints up to the third, continuing earlier ones; returns the attempt number."""
     _record_start(ctx)
     for number in range(ctx.checkpoint or 0, SAVES):
         await _wait(0.1)

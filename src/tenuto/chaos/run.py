@@ -91,7 +91,7 @@ class ChaosRun:
         return self._build_report(verdict, exit_counts, settled_s)
 
     async def _inject_faults(self) -> None:
-        """Injects faults until time or number is reached; `Unavailable` if processes only exit."""
+        """Injects faults for the planned time or tasks; `Unavailable` if processes only exit."""
         stop = asyncio.Event()
         injecting = asyncio.get_running_loop().create_task(self._faults.run(stop))
         try:

@@ -383,9 +383,9 @@ class Dispatcher:
             log.warning("gateway %s: circuit open until %s: %s", gateway.name, until, reason)
 
     async def _start_kills(self, ready: set[str], probes: set[str]) -> int:
-        """Starts kills of sessions to stop at `ready` gateways, and one at each in `probes`.
+        """Starts kills at `ready` gateways and one at each of `probes`; returns how many.
 
-        Returns how many. Removes from `probes` the gateways that it probes.
+        Removes the gateways that it probes from `probes`.
         """
         names = ready | probes
         if not names:

@@ -157,7 +157,7 @@ class Core:
         actor: str | None = None,
         first: Callable[[], Script[object]] | None = None,
     ) -> TaskChange | None:
-        """Applies a command to a task; returns the change, `None` for a repeat; raises a refusal.
+        """Applies a command; returns the change, `None` for a repeat; a refusal keeps `first`.
 
         Runs with the follow-ups in a transaction that callers share, then sends hints. `first` runs
         before the command in the same transaction, even if the command is refused.

@@ -208,7 +208,7 @@ class _DocumentReader:
         target: str,
         name: str | None = None,
     ) -> None:
-        """Adds a schedule, named like its target by default, or an immediate start, or an error."""
+        """Adds a schedule, or a start of the target if immediate without `name`, or an error."""
         if spec.type == "immediate" and name is None:
             self.draft.starts.append(target)
             return

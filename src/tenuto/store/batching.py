@@ -192,7 +192,7 @@ class Batcher:
         return batch
 
     def _can_join(self, write: _QueuedWrite, batch: list[_QueuedWrite]) -> bool:
-        """True if a write may share the transaction of this batch."""
+        """True if the kinds of a write and of a (non-empty) batch may share a transaction."""
         if self._store.mixes:
             return True
         first = batch[0].kind

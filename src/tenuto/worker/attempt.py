@@ -174,7 +174,7 @@ class AttemptRunner:
         return lambda: self._fail(attempt_failed)
 
     def _start_timer(self, seconds: float) -> None:
-        """Starts the timer that stops the session after `seconds`."""
+        """Starts the timer that stops the session after `seconds`; cancels no earlier timer."""
         loop = asyncio.get_running_loop()
         due = self._engine.clock.elapsed() + seconds
         self._timer = loop.call_later(seconds, self._on_timer, due)

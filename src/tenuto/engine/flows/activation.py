@@ -442,7 +442,7 @@ class ActivationBatch:
         )
 
     def _load_siblings(self, plan: Plan, group: Group, slots: range) -> Script[Siblings]:
-        """Returns ids for new children in these slots, and the siblings that they can depend on.
+        """Returns ids for new children in these slots, and earlier siblings, locked if needed.
 
         If children of the group depend on each other, locks the tasks of all earlier slots.
         """

@@ -261,7 +261,7 @@ class Cascade:
         queue_controls: bool = False,
         include_finished: bool = False,
     ) -> Script[list[TaskChange]]:
-        """Applies the command chosen for each task and queues follow-ups; returns the changes made.
+        """Applies each chosen command that is allowed, queues follow-ups; returns the changes.
 
         Locks the tasks. Leaves out those without a command, those whose status does not allow it,
         invalid rows, and finished tasks unless `include_finished`. `queue_controls`: queues control

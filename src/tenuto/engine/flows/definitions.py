@@ -233,7 +233,7 @@ class Definitions:
         version: int | None = None,
         dry_run: bool = False,
     ) -> Script[list[DefinitionChange]]:
-        """Writes the definitions that differ, none if `dry_run`; returns a change for each spec.
+        """Writes definitions that differ; `_DefinitionsChanged` if `versions` are outdated.
 
         Locks the stored definitions. Raises `_DefinitionsChanged` if `versions`, by key, are
         outdated, `Conflict` if `version` is.

@@ -127,7 +127,7 @@ def activation_request(row: Row, step: NextStep) -> ActivationRequest:
 
 
 def result_source(row: Row) -> UUID | None:
-    """Returns the id of the task whose result a successor gets; `None` if there is no such task.
+    """Returns the task's id, or its predecessor's if the engine ran it; `None` without one.
 
     A control task that the engine ran has no result of its own; it passes on its predecessor's.
     """

@@ -148,7 +148,7 @@ class PermitChanges:
         newcomers: list[tuple[UUID, Concurrency]],
         last_number: int,
     ) -> Script[None]:
-        """Enqueues a key's new tasks, starts granted tasks, cancels refused `cancel_new` tasks."""
+        """Enqueues tasks (numbers end at `last_number`), starts granted, cancels by policy."""
         first = last_number - len(newcomers) + 1
         numbers = {task: first + index for index, (task, _) in enumerate(newcomers)}
         if newcomers:

@@ -91,7 +91,7 @@ class TaskController:
         *,
         take: bool = False,
     ) -> None:
-        """Restricts the task to `agent` (`None`: any); `Conflict` if it runs, unless `take`.
+        """Restricts the task to `agent` (`None`: any); `take` ends its lease, else `Conflict`.
 
         With `take`, a running attempt loses its lease at once, so its later reports are refused.
         Raises `Conflict` for a finished task, too.

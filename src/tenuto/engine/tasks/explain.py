@@ -190,7 +190,7 @@ def _agent_gates(agent: str, now: datetime, active: ActiveGates) -> list[Gate]:
 
 
 def _summary(task: Task, gates: list[Gate]) -> str:
-    """Returns the task's state in one line; for an open task, the details of all gates."""
+    """Returns one line: the end, the attempt that has the task, or the details of all gates."""
     if task.status in TERMINAL:
         outcome = f"ended {task.status}"
         return f"{outcome}: {task.last_error}" if task.last_error else outcome

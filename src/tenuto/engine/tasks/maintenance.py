@@ -106,7 +106,7 @@ class TaskMaintenance:
         return await self._expire(Statement("leases_expired_by_workspace", params), actor)
 
     def _expiry_cutoff(self, exempt: LeaseExemption | None) -> datetime:
-        """Returns the time before which a lease must have expired to count as lost."""
+        """Returns now, or `exempt.since` if earlier: leases expired before it count as lost."""
         now = self._core.now()
         return now if exempt is None else min(now, exempt.since)
 
@@ -165,7 +165,7 @@ class TaskMaintenance:
         actor: str,
         choose: Callable[[Task, DecisionContext], Command | None],
     ) -> int:
-        """Applies the command of `choose` to each task of a query; returns how many changed.
+        """Applies chosen commands to a query's locked rows, sets later timers of the others.
 
         Runs in one transaction. Tasks without a command get a later timer; invalid rows are
         quarantined.
@@ -435,7 +435,7 @@ class TaskMaintenance:
         await self._core.store.transact_one(script)
 
     async def renumber_events(self) -> bool:
-        """Makes events readable that were restored from another server; True if there were any.
+        """Makes restored events readable while nothing else runs; True if there were any.
 
         No other process may use the database meanwhile. Subscribers may get events again.
         """

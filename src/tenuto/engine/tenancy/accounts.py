@@ -333,11 +333,11 @@ class Identity:
         return NewToken(self.clock.new_id(), token, expires_at)
 
     async def tokens(self, workspace: UUID) -> Rows:
-        """Returns the rows of the workspace's tokens that are not revoked, without their texts."""
+        """Returns the newest 1,000 tokens of the workspace, not revoked, without their texts."""
         return await self._store.fetch(Statement("tokens", {"workspace": workspace}))
 
     async def revoke_token(self, caller: Caller, token: UUID) -> None:
-        """Revokes a token and all created with it. Raises `NotFound`; `Conflict`: last owner."""
+        """Revokes a token and all below it; `NotFound`, `Forbidden`, `Conflict` (last owner)."""
         workspace = {"workspace": caller.workspace}
         now = self.clock.now()
 

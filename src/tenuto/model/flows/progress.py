@@ -66,7 +66,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def flow_end_status(flow: Flow) -> FlowStatus | None:
-    """Returns the flow's final status, or `None` while a slot of it is open."""
+    """Returns FAILED or COMPLETED by the flow's slots; `None` while one of them is open."""
     if flow.open > 0:
         return None
     return FlowStatus.FAILED if flow.failed else FlowStatus.COMPLETED

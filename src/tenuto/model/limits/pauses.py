@@ -79,7 +79,7 @@ def check(kind: str, subject: str, reason: str | None) -> None:
 def latest_pause_end(
     pauses: Iterable[ClaimPause], agent: str, lane: int, requirements: Requirements
 ) -> datetime | None:
-    """Returns the latest end, maybe past, of pauses of the agent or the lane; `None` without."""
+    """Returns the latest end of the pauses that apply, `FOREVER` if open; `None` without pauses."""
     ends = [
         pause.until or FOREVER
         for pause in pauses

@@ -144,7 +144,7 @@ def _is_same_resume_time(task: Task, command: AttemptCommand) -> bool:
 
 
 def _check_fence(task: Task, command: AttemptCommand) -> None:
-    """Raises `Conflict` unless the attempt owns the task and must not stop instead."""
+    """Raises `Conflict` unless the attempt owns the task and may send this command now."""
     if task.status not in LEASED or not is_current_fence(task, command):
         raise Conflict(f"attempt {command.fence.attempt} no longer owns the task", "lease_lost")
     if isinstance(command, c.ConfirmCancel):

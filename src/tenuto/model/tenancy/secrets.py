@@ -118,7 +118,7 @@ def has_secrets(value: Any) -> bool:
 
 
 def extract_secrets(value: Any) -> tuple[Any, dict[str, str]]:
-    """Returns the input with masked secrets, and the values by name; `Invalid` for bad values."""
+    """Returns the input, the values of its field `secrets` masked, and these values by name."""
     if not has_secrets(value):
         return value, {}
     bounds.to_json_text("input", value)

@@ -109,7 +109,7 @@ class Connector:
         return [host for addresses in resolved for host in addresses]
 
     async def _resolve_host(self, host: Host) -> list[Host]:
-        """Returns the addresses of a host, perhaps cached; the host itself if it has only one."""
+        """Returns the addresses of a host, perhaps cached; else or if only one, the host itself."""
         if host.is_socket:
             return [host]
         if host not in self._lookups:

@@ -48,7 +48,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def role_error(identity: Identity, role: str, workspace: str = "") -> str | None:
-    """Returns why a connection lacks the role or, if a tenant's, the right workspace; or `None`."""
+    """Returns why a connection's role, workspace or row-level security is wrong; or `None`."""
     if identity.role != role:
         return (
             f"login {identity.login} acts as {identity.role} instead of {role}: a pooler dropped"

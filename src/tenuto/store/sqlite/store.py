@@ -488,7 +488,7 @@ def _run_script(script: Script[T], connection: Connection) -> T:
 
 
 def _extend_file(path: Path, size: int) -> None:
-    """Appends zeros to a file up to a size; undoes that if the disk is full."""
+    """Appends zeros to a file up to a size; if the disk is full, undoes that and raises."""
     with path.open("r+b", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         try:

@@ -336,7 +336,7 @@ async def _apply_report_line(line: bytes, context: Context, report: _CommandRepo
 
 
 async def _try_report_key(key: str, value: Any, context: Context) -> None:
-    """Applies one key of a report; logs an error, so that the other keys are still applied."""
+    """Applies one key of a report; logs every error, so that the other keys are still applied."""
     try:
         await _apply_report_key(key, value, context)
     except (msgspec.MsgspecError, RecursionError, TypeError) as error:
