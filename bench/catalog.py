@@ -1,19 +1,19 @@
-"""Who takes part in the comparison."""
+"""The catalog of peers that are compared."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the table: an adapter's module, and the store it needs."""
+    """A peer on a store: one row of the tables, measured by the adapter in `module`."""
 
     name: str
     module: str
     store: str  # postgresql, sqlite, redis
-    packages: tuple[str, ...]  # whose versions the report names
+    packages: tuple[str, ...]  # the report lists their versions
 
 
-# Rivals on one store stand side by side, so that they are measured seconds apart.
+# Peers on the same store are neighbours, so that they are measured seconds apart.
 CATALOG = {
     entry.name: entry
     for entry in (

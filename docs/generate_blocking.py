@@ -1,7 +1,7 @@
 """Writes `client/blocking.py`: the blocking form of each resource of `AsyncClient`.
 
-It reads the source of the async resources and imports none of it, so that it also works while
-`client/blocking.py` does not fit to them. `docs/generate.py` runs it; so does
+It reads the source of the async resources without importing it, so that it also works if
+`client/blocking.py` does not match them. `docs/generate.py` runs it; so does
 `python docs/generate_blocking.py`.
 """  # noqa: INP001  a program beside the pages, not a package
 
@@ -64,7 +64,7 @@ class Imports:
         self._origin: dict[str, str] = {}
 
     def add(self, module: str, node: ast.AST) -> None:
-        """Adds the names of an expression, as its module knows them."""
+        """Adds the names of an expression of the module."""
         for child in ast.walk(node):
             if isinstance(child, ast.Name) and not hasattr(builtins, child.id):
                 origin, name = origin_of(module, child.id)
@@ -193,7 +193,7 @@ def resource_class(resource: Resource, imports: Imports) -> str:
 
 
 def ruff(*arguments: str, text: str) -> str:
-    """Returns the text as ruff, with the settings of this project, changes it."""
+    """Returns the text after ruff changed it by the settings of this project."""
     command = [sys.executable, "-m", "ruff", *arguments, "--stdin-filename", TARGET, "-"]
     run = subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=ROOT)
     return run.stdout
@@ -201,9 +201,9 @@ def ruff(*arguments: str, text: str) -> str:
 
 def blocking_module() -> str:
     """Returns the text of `client/blocking.py`."""
-    imports, found = Imports(), list(resources())
-    classes = "".join(resource_class(resource, imports) for resource in found)
-    properties = "".join(PROPERTY.format(name=each.name, twin=each.twin) for each in found)
+    imports, client_resources = Imports(), list(resources())
+    classes = "".join(resource_class(resource, imports) for resource in client_resources)
+    properties = "".join(PROPERTY.format(name=r.name, twin=r.twin) for r in client_resources)
     text = HEADER + "\nfrom collections.abc import Generator\nfrom typing import TYPE_CHECKING\n"
     text += "".join(imports.lines())
     text += "from tenuto.client.background_loop import BackgroundLoop, BlockingResource\n"

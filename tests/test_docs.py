@@ -86,7 +86,9 @@ def test_outdated_page_is_detected(tmp_path: Path) -> None:
         copy = tmp_path / page.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(page.read_text(encoding="utf-8").replace("TENUTO_SLOTS", "TENUTO_SLOT"))
-    assert [page for page, _ in generate.stale(tmp_path)] == [tmp_path / "docs" / "settings.md"]
+    assert [page for page, _ in generate.find_stale(tmp_path)] == [
+        tmp_path / "docs" / "settings.md"
+    ]
 
 
 def test_every_generated_part_is_on_a_page() -> None:

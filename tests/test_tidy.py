@@ -13,6 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "tenuto"
 TESTS = ROOT / "tests"
+PLAIN_WORDS = (SOURCE, TESTS, ROOT / "bench", ROOT / "docs", ROOT / "examples")
+"""Folders whose names and docstrings are checked for replaced words."""
 
 # Time, chance and ids enter through the clock; the supervisor runs alone, without our package.
 CHEATS = re.compile(
@@ -321,12 +323,12 @@ def test_docstring_with_replaced_opening_is_found(opening: str) -> None:
 
 
 def test_names_use_no_replaced_word() -> None:
-    trees = [*modules(SOURCE), *modules(TESTS)]
+    trees = [module for folder in PLAIN_WORDS for module in modules(folder)]
     assert [name for path, tree in trees for name in replaced_names(path, tree)] == []
 
 
 def test_docstrings_of_functions_begin_with_a_verb_or_a_noun() -> None:
-    trees = [*modules(SOURCE), *modules(TESTS)]
+    trees = [module for folder in PLAIN_WORDS for module in modules(folder)]
     assert [
         unclear_docstring
         for path, tree in trees

@@ -1,4 +1,4 @@
-"""The bare stores: what no queue on them can beat, with the same payload and durability."""
+"""Plain inserts into the stores: an upper limit for queues with the same durability."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _INSERT_ONLY = frozenset({"submit_one", "submit_bulk"})
 
 
 class BareSqlite(Peer):
-    """One insert per commit in WAL mode with synchronous=FULL; in bulk, one commit per set."""
+    """One insert per commit in WAL mode with synchronous=FULL; in bulk, one commit per 1,000."""
 
     measures = _INSERT_ONLY
     bulk_size = 1000
@@ -40,10 +40,10 @@ class BareSqlite(Peer):
     async def clear(self) -> None:
         self._connection.execute("delete from task")
 
-    async def completed(self) -> int:
+    async def count_completed(self) -> int:
         raise NotImplementedError
 
-    def work(self, mode: Mode, journal: Journal) -> None:
+    def run_worker(self, mode: Mode, journal: Journal) -> None:
         raise NotImplementedError
 
 
@@ -67,7 +67,7 @@ class BarePostgres(PostgresPeer):
         rows = [(payload,) for payload in payloads]
         await self.control.copy_records_to_table("task", records=rows, columns=["payload"])
 
-    def work(self, mode: Mode, journal: Journal) -> None:
+    def run_worker(self, mode: Mode, journal: Journal) -> None:
         raise NotImplementedError
 
 

@@ -13,7 +13,7 @@ BROKER_DB, BACKEND_DB = 0, 1
 
 
 class CeleryPeer(Peer):
-    """Late acknowledgement (but in default mode), results kept, chatter between workers off."""
+    """Late acknowledgement, results stored, no messages between workers; not in default mode."""
 
     share = 0.25
     help_command = ("celery", "--help")
@@ -24,7 +24,7 @@ class CeleryPeer(Peer):
     defaults: ClassVar = {"pool": "prefork", "concurrency": 2, "prefetch": 500}
 
     async def connect(self) -> None:
-        self._app, self._noop = self._make(None, Mode.DRAIN)
+        self._app, self._noop = self._create_app(None, Mode.DRAIN)
         self._broker = redis.Redis(unix_socket_path=self.target, db=BROKER_DB)
         self._backend = redis.Redis(unix_socket_path=self.target, db=BACKEND_DB)
 
@@ -38,12 +38,12 @@ class CeleryPeer(Peer):
         self._broker.flushdb()
         self._backend.flushdb()
 
-    async def completed(self) -> int:
-        # The backend's database holds one key a finished task and nothing else.
+    async def count_completed(self) -> int:
+        # The backend's database has one key per finished task and no other keys.
         return int(self._backend.dbsize())
 
-    def work(self, mode: Mode, journal: Journal) -> None:
-        app, _ = self._make(journal, mode)
+    def run_worker(self, mode: Mode, journal: Journal) -> None:
+        app, _ = self._create_app(journal, mode)
         command = ["worker", "--loglevel", "CRITICAL"]
         if mode is Mode.DEFAULT:
             command += ["--concurrency", "20"]
@@ -53,10 +53,10 @@ class CeleryPeer(Peer):
             command += ["--concurrency", str(self.options["concurrency"])]
         app.worker_main(command)
 
-    def _make(self, journal: Journal | None, mode: Mode) -> tuple[Any, Any]:
+    def _create_app(self, journal: Journal | None, mode: Mode) -> tuple[Any, Any]:
         def noop(payload: str) -> bool:
             assert journal is not None
-            if delay := journal.started(payload):
+            if delay := journal.record_start(payload):
                 time.sleep(delay)
             return True
 

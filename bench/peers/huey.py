@@ -11,19 +11,19 @@ from huey import SqliteHuey
 
 
 class HueyPeer(Peer):
-    """SqliteHuey with fsync on; the task returns a value, so that its completion is recorded.
+    """SqliteHuey with fsync; the task returns a value, so that its completion is recorded.
 
-    The busy timeout is long: with its default of 5 s, two processes on a slow disk lose results.
+    The busy timeout is 60 s: with the default of 5 s, two processes on a slow disk lose results.
     """
 
     share = 0.5
-    polls = True
+    is_polling = True
     help_command = ("huey_consumer", "--help")
     notes = "WAL, fsync=True; results stored; a task is deleted before it runs (at most once)"
     defaults: ClassVar = {"workers": 1, "worker_type": "thread", "latency_delay": 0.001}
 
     async def connect(self) -> None:
-        self._huey, self._noop = self._make(None)
+        self._huey, self._noop = self._create_huey(None)
 
     async def close(self) -> None:
         self._huey.storage.close()
@@ -34,12 +34,12 @@ class HueyPeer(Peer):
     async def clear(self) -> None:
         self._huey.storage.flush_all()
 
-    async def completed(self) -> int:
+    async def count_completed(self) -> int:
         return int(self._huey.result_count())
 
-    def work(self, mode: Mode, journal: Journal) -> None:
+    def run_worker(self, mode: Mode, journal: Journal) -> None:
         logging.disable(logging.WARNING)
-        huey, _ = self._make(journal)
+        huey, _ = self._create_huey(journal)
         delay = self.options["latency_delay"]
         settings: dict[Mode, dict[str, Any]] = {
             Mode.DRAIN: {
@@ -51,10 +51,10 @@ class HueyPeer(Peer):
         }
         huey.create_consumer(**settings[mode]).run()
 
-    def _make(self, journal: Journal | None) -> tuple[Any, Any]:
+    def _create_huey(self, journal: Journal | None) -> tuple[Any, Any]:
         def noop(payload: str) -> bool:
             assert journal is not None
-            if delay := journal.started(payload):
+            if delay := journal.record_start(payload):
                 time.sleep(delay)
             return True
 

@@ -15,7 +15,7 @@ from pgqueuer.queries import Queries
 
 
 class PgQueuerPeer(PostgresPeer):
-    """As its performance guide asks: asyncpg, one connection a manager, autovacuum tuned."""
+    """Follows its performance guide: asyncpg, one connection per manager, autovacuum tuned."""
 
     bulk_size = 1000
     help_command = ("pgq", "--help")
@@ -43,20 +43,22 @@ class PgQueuerPeer(PostgresPeer):
         encoded: list[bytes | None] = [payload.encode() for payload in payloads]
         await self._queries.enqueue(["noop"] * size, encoded, [0] * size)
 
-    def work(self, mode: Mode, journal: Journal) -> None:
+    def run_worker(self, mode: Mode, journal: Journal) -> None:
         if mode is Mode.DRAIN:
             settings = {"batch_size": self.options["batch_size"]}
-            run_async(self._work(self.options["managers"], settings, journal))
+            run_async(self._run_managers(self.options["managers"], settings, journal))
         else:
-            run_async(self._work(1, {}, journal))
+            run_async(self._run_managers(1, {}, journal))
 
-    async def _work(self, managers: int, settings: dict[str, Any], journal: Journal) -> None:
-        await asyncio.gather(*(self._manage(settings, journal) for _ in range(managers)))
+    async def _run_managers(
+        self, managers: int, settings: dict[str, Any], journal: Journal
+    ) -> None:
+        await asyncio.gather(*(self._run_manager(settings, journal) for _ in range(managers)))
 
-    async def _manage(self, settings: dict[str, Any], journal: Journal) -> None:
+    async def _run_manager(self, settings: dict[str, Any], journal: Journal) -> None:
         async def noop(job: Job) -> None:
             assert job.payload is not None
-            if delay := journal.started(job.payload.decode()):
+            if delay := journal.record_start(job.payload.decode()):
                 await asyncio.sleep(delay)
 
         queue = PgQueuer(AsyncpgDriver(await asyncpg.connect(self.target)))

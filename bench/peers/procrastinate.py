@@ -12,7 +12,7 @@ from procrastinate import App, PsycopgConnector
 
 
 class ProcrastinatePeer(PostgresPeer):
-    """One worker with many coroutines, LISTEN/NOTIFY on, finished jobs kept (its default)."""
+    """One worker with concurrent coroutines, LISTEN/NOTIFY on, finished jobs kept (its default)."""
 
     share = 0.2
     bulk_size = 1000
@@ -24,7 +24,7 @@ class ProcrastinatePeer(PostgresPeer):
 
     async def connect(self) -> None:
         await super().connect()
-        self._app, self._noop = self._make_app(None)
+        self._app, self._noop = self._create_app(None)
         await self._app.open_async()
         await self._app.schema_manager.apply_schema_async()
 
@@ -38,19 +38,19 @@ class ProcrastinatePeer(PostgresPeer):
     async def submit_many(self, payloads: Sequence[str]) -> None:
         await self._noop.batch_defer_async(*({"payload": payload} for payload in payloads))
 
-    def work(self, mode: Mode, journal: Journal) -> None:
+    def run_worker(self, mode: Mode, journal: Journal) -> None:
         concurrency = 20 if mode is Mode.DEFAULT else self.options["concurrency"]
-        run_async(self._work(concurrency, journal))
+        run_async(self._run_worker(concurrency, journal))
 
-    async def _work(self, concurrency: int, journal: Journal) -> None:
-        app, _ = self._make_app(journal)
+    async def _run_worker(self, concurrency: int, journal: Journal) -> None:
+        app, _ = self._create_app(journal)
         async with app.open_async():
             await app.run_worker_async(concurrency=concurrency)
 
-    def _make_app(self, journal: Journal | None) -> tuple[Any, Any]:
+    def _create_app(self, journal: Journal | None) -> tuple[Any, Any]:
         async def noop(payload: str) -> None:
             assert journal is not None
-            if delay := journal.started(payload):
+            if delay := journal.record_start(payload):
                 await asyncio.sleep(delay)
 
         logging.disable(logging.WARNING)  # it warns of an app in the main module

@@ -1,4 +1,4 @@
-"""Tenuto itself, on both of its stores: audit trail, fences and lanes on."""
+"""Tenuto on both of its stores, with audit trail, fences and lanes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ TABLES = ("task", "task_body", "task_output", "attempt", "event", "cursor")
 
 
 class _Tenuto(Peer):
-    """What both stores share."""
+    """Base of the peers on both stores."""
 
     bulk_size = 1000
     help_command = ("orchestrate", "--help")
@@ -54,16 +54,16 @@ class _Tenuto(Peer):
             [NewTask(title="noop", task_type="noop", input=payload) for payload in payloads]
         )
 
-    async def completed(self) -> int:
+    async def count_completed(self) -> int:
         return (await self._engine.query.counts(self._engine.workspace))["COMPLETED"]
 
-    def work(self, mode: Mode, journal: Journal) -> None:
+    def run_worker(self, mode: Mode, journal: Journal) -> None:
         slots = self.options["slots"] if mode is Mode.DRAIN else 20
-        app.run(self._work(Settings(database=self.url(), slots=slots), journal))
+        app.run(self._run_worker(Settings(database=self.url(), slots=slots), journal))
 
-    async def _work(self, settings: Settings, journal: Journal) -> None:
+    async def _run_worker(self, settings: Settings, journal: Journal) -> None:
         async def noop(ctx: Any) -> None:
-            if delay := journal.started(ctx.input):
+            if delay := journal.record_start(ctx.input):
                 await asyncio.sleep(delay)
 
         forever = asyncio.Event()
@@ -77,7 +77,7 @@ class _Tenuto(Peer):
 class TenutoPostgres(_Tenuto):
     """PostgreSQL, with its default durable settings."""
 
-    async def _run(self, sql: str) -> None:
+    async def _execute(self, sql: str) -> None:
         import asyncpg
 
         connection = await asyncpg.connect(self.target)
@@ -87,10 +87,10 @@ class TenutoPostgres(_Tenuto):
             await connection.close()
 
     async def clear(self) -> None:
-        await self._run(f"truncate {', '.join(TABLES)}")
+        await self._execute(f"truncate {', '.join(TABLES)}")
 
-    async def settle(self) -> None:
-        await self._run("vacuum analyze")
+    async def maintain_store(self) -> None:
+        await self._execute("vacuum analyze")
 
 
 class TenutoSqlite(_Tenuto):

@@ -1,7 +1,7 @@
-"""A session to try push dispatch with: counts to `steps` of its input, and reports as it goes.
+"""An example session for push dispatch: counts to `steps` of its input and reports progress.
 
-It goes on from its checkpoint, says that it lives while it works, and ends when it is told to, or
-when its attempt is no longer the task's.
+It continues from its checkpoint and sends heartbeats while it works. It stops if the task is
+cancelled or paused, or if its attempt lost the task's lease.
 """
 
 import json
@@ -15,16 +15,19 @@ from typing import Any
 BASE = os.environ["TENUTO_CALLBACK_URL"]
 TASK = os.environ["TENUTO_TASK_ID"]
 AGENT = os.environ["TENUTO_AGENT_ID"]
-LOST = 75
-"""Exit status of a session whose task is somebody else's, or is to stop."""
+EXIT_LOST = 75
+"""Exit status of a session that lost its lease or was asked to stop."""
 
 
 class Stopped(Exception):
-    """Nobody wants this session's work any more."""
+    """The API refused a report because the attempt no longer holds the task's lease."""
 
 
 def call(method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """One request on behalf of the attempt."""
+    """Sends a request for the attempt and returns the response.
+
+    Raises `Stopped` if the response is 409.
+    """
     request = urllib.request.Request(
         BASE + path,
         json.dumps(body).encode(),
@@ -35,37 +38,39 @@ def call(method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         method=method,
     )
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            found: dict[str, Any] = json.loads(answer.read() or b"{}")
-            return found
+        with urllib.request.urlopen(request, timeout=30) as response:
+            result: dict[str, Any] = json.loads(response.read() or b"{}")
+            return result
     except urllib.error.HTTPError as error:
         if error.code == 409:
             raise Stopped(error.read().decode()) from error
         raise
 
 
-def live(every_s: float, done: threading.Event) -> None:
-    """Say that the session lives, until it is done or told to stop."""
+def send_heartbeats(every_s: float, done: threading.Event) -> None:
+    """Sends heartbeats until the session is done; exits if a response asks it to stop."""
     while not done.wait(every_s):
         try:
-            told = call("POST", f"/agents/{AGENT}/heartbeat", {})
+            response = call("POST", f"/agents/{AGENT}/heartbeat", {})
         except Stopped:
-            told = {"cancel": True}
+            response = {"cancel": True}
         except OSError:
-            continue  # the lease has time for a few more
-        if told.get("cancel") or told.get("pause"):
-            os._exit(LOST)
+            continue  # the lease outlasts a few lost heartbeats
+        if response.get("cancel") or response.get("pause"):
+            os._exit(EXIT_LOST)
 
 
 def main() -> int:
     context = json.load(sys.stdin)
-    wish = context.get("inputContext") or {}
-    steps, step_s = int(wish.get("steps", 3)), float(wish.get("stepSeconds", 1))
+    options = context.get("inputContext") or {}
+    steps, step_s = int(options.get("steps", 3)), float(options.get("stepSeconds", 1))
     first = (context.get("checkpointData") or {}).get("step", 0)
     done = threading.Event()
-    beat = threading.Thread(target=live, args=(float(wish.get("beatSeconds", 10)), done))
-    beat.daemon = True
-    beat.start()
+    heartbeat = threading.Thread(
+        target=send_heartbeats, args=(float(options.get("beatSeconds", 10)), done)
+    )
+    heartbeat.daemon = True
+    heartbeat.start()
     try:
         for step in range(first, steps):
             done.wait(step_s)
@@ -82,7 +87,7 @@ def main() -> int:
         call("POST", f"/agent-tasks/{TASK}/complete", {"outputResult": result})
     except Stopped as stopped:
         print(f"stopped: {stopped}", file=sys.stderr)
-        return LOST
+        return EXIT_LOST
     return 0
 
 

@@ -1,11 +1,11 @@
-"""A gateway to try push dispatch with: spawns a process per session. Standard library only.
+"""An example gateway for push dispatch: starts a process per session. Standard library only.
 
     python examples/gateway/gateway.py --port 9000
     python examples/gateway/gateway.py --port 9000 -- my-agent --flag
 
-Sessions get the task as JSON on standard input and the way back in their environment. They end with
-the gateway, however it ends: each runs under a small keeper that kills its process group when the
-pipe from the gateway closes.
+Sessions get the task as JSON on standard input, and the address and token for their reports in the
+environment. They stop when the gateway exits or crashes: each runs under a keeper process that
+kills its process group when the pipe from the gateway closes.
 """
 
 import argparse
@@ -26,45 +26,48 @@ from typing import Any
 
 GRACE_S = 3.0
 MAX_BODY = 16 * 1024 * 1024
-REMEMBERED = 10_000
+MAX_SESSIONS = 10_000
 KILL = re.compile(r"/api/agents/sessions/([^/]+)/kill")
 AGENT = Path(__file__).with_name("agent.py")
 
 
-def keep(pipe: int, command: list[str]) -> int:
-    """Run a command in a process group of its own until it ends, or the pipe's other end does."""
+def supervise(pipe: int, command: list[str]) -> int:
+    """Runs a command in its own process group; returns its exit status.
+
+    Kills the group when the command exits or the other end of the pipe closes.
+    """
     child = subprocess.Popen(command, start_new_session=True)
 
-    def watch() -> None:
+    def kill_when_closed() -> None:
         os.read(pipe, 1)
-        end_group(child.pid, signal.SIGKILL)
+        signal_group(child.pid, signal.SIGKILL)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=kill_when_closed, daemon=True).start()
     code = child.wait()
-    end_group(child.pid, signal.SIGKILL)
+    signal_group(child.pid, signal.SIGKILL)
     return code
 
 
-def end_group(group: int, number: int) -> None:
+def signal_group(group: int, signal_number: int) -> None:
     try:
-        os.killpg(group, number)
+        os.killpg(group, signal_number)
     except (ProcessLookupError, PermissionError):
         return
 
 
-def checked(body: Any) -> dict[str, Any]:
-    """The body of a spawn, or `ValueError` saying what is wrong with it."""
+def validate_spawn(body: Any) -> dict[str, Any]:
+    """Returns the body of a spawn request; raises `ValueError` if it is invalid."""
     if not isinstance(body, dict) or not isinstance(body.get("callback"), dict):
-        raise ValueError("the body is not a spawn with a callback")  # noqa: TRY004  an answer
-    said = {**body, **{f"callback.{name}": value for name, value in body["callback"].items()}}
+        raise ValueError("the body must be an object with an object `callback`")  # noqa: TRY004  400
+    fields = {**body, **{f"callback.{name}": value for name, value in body["callback"].items()}}
     for name in ("agentId", "taskId", "callback.url", "callback.token"):
-        if not isinstance(said.get(name), str) or "\0" in said[name]:
-            raise ValueError(f"{name} is missing, or no text")
+        if not isinstance(fields.get(name), str) or "\0" in fields[name]:
+            raise ValueError(f"{name} must be a text without null characters")
     return body
 
 
 class Session:
-    """One running command and the keeper above it."""
+    """A running command and its keeper process."""
 
     def __init__(self, body: dict[str, Any], command: list[str]) -> None:
         self.key = uuid.uuid4().hex
@@ -75,14 +78,14 @@ class Session:
             self._keeper = subprocess.Popen(
                 [sys.executable, __file__, "--keep", str(read), "--", *command],
                 stdin=context,
-                env=os.environ | self._environment(body),
+                env=os.environ | self._build_environment(body),
                 pass_fds=(read,),
                 start_new_session=True,
             )
         os.close(read)
         self._lock = threading.Lock()
 
-    def _environment(self, body: dict[str, Any]) -> dict[str, str]:
+    def _build_environment(self, body: dict[str, Any]) -> dict[str, str]:
         return {
             "TENUTO_CALLBACK_URL": body["callback"]["url"],
             "TENUTO_CALLBACK_TOKEN": body["callback"]["token"],
@@ -92,76 +95,80 @@ class Session:
         }
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self._keeper.poll() is None
 
     def kill(self) -> bool:
-        """End everything of it; whether it still ran."""
+        """Kills the process group; returns true if the session was running."""
         with self._lock:
-            ran = self.runs
+            was_running = self.is_running
             if self._pipe >= 0:
                 os.close(self._pipe)
                 self._pipe = -1
         self._keeper.wait(GRACE_S)
-        return ran
+        return was_running
 
 
 class Sessions:
-    """All sessions by their keys; asked twice with one idempotency key, the same one."""
+    """All sessions by key; requests with the same idempotency key get the same session."""
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
         self._lock = threading.Lock()
         self._by_key: OrderedDict[str, Session] = OrderedDict()
-        self._by_wish: dict[str, str] = {}
+        self._key_by_request: dict[str, str] = {}
 
     def spawn(self, body: dict[str, Any]) -> str:
-        wish = str(body.get("idempotencyKey") or uuid.uuid4())
+        request = str(body.get("idempotencyKey") or uuid.uuid4())
         with self._lock:
-            if wish not in self._by_wish:
+            if request not in self._key_by_request:
                 session = Session(body, self._command)
-                self._by_wish[wish] = session.key
+                self._key_by_request[request] = session.key
                 self._by_key[session.key] = session
-                self._forget()
-            return self._by_wish[wish]
+                self._evict_ended()
+            return self._key_by_request[request]
 
     def kill(self, key: str) -> bool | None:
-        """Whether it still ran; nothing for a session that never was."""
+        """Kills a session; returns true if it was running, `None` if it does not exist."""
         with self._lock:
             session = self._by_key.get(key)
         return None if session is None else session.kill()
 
-    def _forget(self) -> None:
-        """Let the oldest go that have ended, so that memory has a bound."""
-        for key, session in list(self._by_key.items())[: max(0, len(self._by_key) - REMEMBERED)]:
-            if not session.runs:
+    def _evict_ended(self) -> None:
+        """Removes the oldest ended sessions above the limit, so that memory is bounded."""
+        for key, session in list(self._by_key.items())[: max(0, len(self._by_key) - MAX_SESSIONS)]:
+            if not session.is_running:
                 session.kill()
                 del self._by_key[key]
-                self._by_wish = {w: k for w, k in self._by_wish.items() if k != key}
+                self._key_by_request = {
+                    request: session_key
+                    for request, session_key in self._key_by_request.items()
+                    if session_key != key
+                }
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The two calls of the protocol."""
+    """Serves the two requests of the protocol."""
 
     sessions: Sessions
     token: str
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        body = self._body()
-        said = self.headers.get("authorization", "")
-        if self.token and not hmac.compare_digest(said.encode(), f"Bearer {self.token}".encode()):
-            self._answer(401, {"error": "the token is wrong"})
+        body = self._read_body()
+        token = self.headers.get("authorization", "").encode()
+        if self.token and not hmac.compare_digest(token, f"Bearer {self.token}".encode()):
+            self._respond(401, {"error": "the token is wrong"})
         elif self.path == "/api/agents/spawn":
             self._spawn(body)
         elif match := KILL.fullmatch(self.path):
-            ran = self.sessions.kill(match[1])
-            status = 404 if ran is None else 200
-            self._answer(status, {"killed": bool(ran)})
+            was_running = self.sessions.kill(match[1])
+            status = 404 if was_running is None else 200
+            self._respond(status, {"killed": bool(was_running)})
         else:
-            self._answer(404, {"error": "no such path"})
+            self._respond(404, {"error": "no such path"})
 
-    def _body(self) -> Any:
+    def _read_body(self) -> Any:
         try:
             size = int(self.headers.get("content-length", ""))
             return json.loads(self.rfile.read(size)) if 0 < size <= MAX_BODY else None
@@ -170,15 +177,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def _spawn(self, body: Any) -> None:
         try:
-            key = self.sessions.spawn(checked(body))
+            key = self.sessions.spawn(validate_spawn(body))
         except ValueError as error:
-            self._answer(400, {"error": str(error)})
+            self._respond(400, {"error": str(error)})
         except OSError as error:
-            self._answer(503, {"error": f"cannot start a process: {error}"})
+            self._respond(503, {"error": f"cannot start a process: {error}"})
         else:
-            self._answer(200, {"session": {"sessionKey": key}})
+            self._respond(200, {"session": {"sessionKey": key}})
 
-    def _answer(self, status: int, body: dict[str, Any]) -> None:
+    def _respond(self, status: int, body: dict[str, Any]) -> None:
         content = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
@@ -193,18 +200,20 @@ class Server(ThreadingHTTPServer):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="A gateway that spawns a process per session.")
+    parser = argparse.ArgumentParser(description="A gateway that starts a process per session.")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=9000, help="0: any free one, which is printed")
+    parser.add_argument("--port", type=int, default=9000, help="0: a free port, which is printed")
     parser.add_argument("--keep", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("command", nargs="*", help="what to run; else the agent beside this file")
-    given = parser.parse_args()
-    if given.keep is not None:
-        return keep(given.keep, given.command)
-    Handler.sessions = Sessions(given.command or [sys.executable, str(AGENT)])
+    parser.add_argument(
+        "command", nargs="*", help="the session's command; default: agent.py beside this file"
+    )
+    options = parser.parse_args()
+    if options.keep is not None:
+        return supervise(options.keep, options.command)
+    Handler.sessions = Sessions(options.command or [sys.executable, str(AGENT)])
     Handler.token = os.environ.get("GATEWAY_TOKEN", "")
-    server = Server((given.host, given.port), Handler)
-    print(f"gateway on http://{given.host}:{server.server_address[1]}", flush=True)
+    server = Server((options.host, options.port), Handler)
+    print(f"gateway on http://{options.host}:{server.server_address[1]}", flush=True)
     try:
         server.serve_forever()
     except KeyboardInterrupt:

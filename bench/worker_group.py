@@ -1,4 +1,4 @@
-"""Worker processes of a peer: started, held at a gate, released together, killed as a group."""
+"""Worker processes of a peer: prepared, started together, killed as a group."""
 
 import contextlib
 import os
@@ -13,14 +13,14 @@ from typing import Self
 from bench.peer import Mode
 
 READY = "ready"
-GO = "go"
+START = "start"
 
 
-class Crew:
-    """`size` workers in sessions of their own, imported and waiting until `go` releases them.
+class WorkerGroup:
+    """`size` worker processes, each in its own session, which wait for `start` after their imports.
 
-    The gate keeps the interpreter's start-up out of every figure, and lets two workers begin at
-    the same moment.
+    The wait keeps the start-up of the interpreter out of every figure and lets all workers start
+    at the same moment.
     """
 
     def __init__(self, command: list[str], mode: Mode, journal: Path, size: int = 1) -> None:
@@ -49,15 +49,15 @@ class Crew:
     ) -> None:
         self.kill()
 
-    def go(self) -> None:
-        """Releases all workers."""
+    def start(self) -> None:
+        """Lets all workers start."""
         for process in self._processes:
             assert process.stdin is not None
-            process.stdin.write(f"{GO}\n")
+            process.stdin.write(f"{START}\n")
             process.stdin.flush()
 
     def kill(self) -> None:
-        """SIGKILL to each worker and everything it started; returns when they are gone."""
+        """Kills the workers and their child processes; returns when the workers have exited."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -69,18 +69,20 @@ class Crew:
                         pipe.close()
         self._processes.clear()
 
-    def check(self) -> None:
-        """Raises when a worker has ended by itself."""
+    def check_running(self) -> None:
+        """Raises `RuntimeError` if a worker has exited by itself."""
         for process in self._processes:
             if process.poll() is not None:
-                raise RuntimeError(f"a worker ended ({process.returncode}): {self._log_tail()}")
+                raise RuntimeError(
+                    f"a worker exited with status {process.returncode}: {self._read_log_tail()}"
+                )
 
-    def resident_mb(self) -> float:
-        """Memory of the first worker: its resident set and what is its children's alone."""
+    def read_memory_mb(self) -> float:
+        """Returns the first worker's resident set plus the private memory of its children."""
         leader = self._processes[0].pid
-        total = _status_kb(leader, "VmRSS:")
-        for pid in _session_members(leader):
-            total += _private_kb(pid)
+        total = _read_status_kb(leader, "VmRSS:")
+        for pid in _list_session_members(leader):
+            total += _read_private_kb(pid)
         return total / 1024
 
     def _spawn(self, log: int) -> subprocess.Popen[str]:
@@ -96,33 +98,33 @@ class Crew:
     def _wait_until_ready(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         if process.stdout.readline().strip() != READY:
-            raise RuntimeError(f"a worker did not start: {self._log_tail()}")
+            raise RuntimeError(f"a worker did not start: {self._read_log_tail()}")
 
-    def _log_tail(self) -> str:
+    def _read_log_tail(self) -> str:
         return self._log.read_text(errors="replace")[-500:]
 
 
-def wait_at_the_gate() -> None:
-    """Called in a worker: tells the crew it is ready, and returns when it is released.
+def wait_for_start() -> None:
+    """Reports that this worker is ready; returns when the group starts it.
 
-    From then on its standard output goes to the log, where no library can fill a pipe.
+    Afterwards its standard output goes to the log, so that no library can fill the pipe.
     """
     print(READY, flush=True)
-    if sys.stdin.readline().strip() != GO:
+    if sys.stdin.readline().strip() != START:
         raise SystemExit(1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    threading.Thread(target=_die_with_the_crew, args=(os.dup(0),), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(os.dup(0),), daemon=True).start()
 
 
-def _die_with_the_crew(stdin: int) -> None:
-    """Kills this worker's process group when the process that started it is gone."""
+def _exit_with_parent(stdin: int) -> None:
+    """Kills this worker's process group when the process that started it exits."""
     while os.read(stdin, 1):
         pass
     os.killpg(0, signal.SIGKILL)
 
 
-def _session_members(leader: int) -> list[int]:
-    """Other processes in the leader's session."""
+def _list_session_members(leader: int) -> list[int]:
+    """Returns the other processes in the leader's session."""
     members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -133,13 +135,13 @@ def _session_members(leader: int) -> list[int]:
     return members
 
 
-def _status_kb(pid: int, field: str) -> int:
+def _read_status_kb(pid: int, field: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1])
     raise LookupError(field)
 
 
-def _private_kb(pid: int) -> int:
+def _read_private_kb(pid: int) -> int:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
