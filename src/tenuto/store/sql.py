@@ -6,7 +6,7 @@ A query is a list of steps that share a transaction. Its header declares its inp
     -- One sentence of contract.
     -- params: now timestamptz
     -- rows: done(id uuid, attempt bigint)
-    -- rows: told(id uuid = done.id, text text)    (a column with the same values, row by row, as a
+    -- rows: note(id uuid = done.id, text text)    (a column with the same values, row by row, as a
                              column of another set: PostgreSQL receives it once)
     -- as: moved            (label of the step that follows; a select step names its columns too,
                              as in `picked(id)`)
